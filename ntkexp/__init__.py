@@ -1,0 +1,33 @@
+"""Is a network trained by gradient descent a kernel machine, and which one?
+
+The command `ntkexp` runs experiments; these functions are its library:
+
+    tangent_kernel(module, x1, x2)                    K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ
+    secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
+    load_run(folder)                                  a finished run, as data frames and a data set
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ntkexp.library import secant_kernel, tangent_kernel
+    from ntkexp.report.run import load_run
+
+__all__ = ["load_run", "secant_kernel", "tangent_kernel"]
+
+HOMES = {
+    "load_run": "ntkexp.report.run",
+    "secant_kernel": "ntkexp.library",
+    "tangent_kernel": "ntkexp.library",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a function when it is first asked for: `import ntkexp` loads neither torch nor pandas."""
+    from importlib import import_module  # noqa: PLC0415  nothing is loaded before it is asked for
+
+    if name not in HOMES:
+        raise AttributeError(f"module 'ntkexp' has no attribute '{name}'")
+    return getattr(import_module(HOMES[name]), name)

@@ -1,0 +1,98 @@
+"""`ntkexp train` and `ntkexp resume`: an experiment is carried out, and its ladder shown."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from ntkexp.cli.progress import listener
+from ntkexp.mistake import Mistake
+
+
+def train(
+    overrides: Sequence[str],
+    out: Path,
+    *,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+    trust: Sequence[str],
+    config_dir: Path | None,
+) -> None:
+    """One run, new or unfinished."""
+    limit_threads(overrides)
+    from ntkexp.config.compose import compose
+
+    experiment = compose(overrides, config_dir, trust)
+    place = writable(out.expanduser())
+    from ntkexp.carry_out import carry_out
+    from ntkexp.identity import folder_name
+
+    folder = place / "runs" / folder_name(experiment)
+    with interruptible(f"the same command, or `ntkexp resume {folder}`, goes on from the last checkpoint"):
+        folder = carry_out(experiment, overrides, place, force, listener(quiet))
+    show(folder, quiet=quiet, as_json=as_json)
+
+
+def resume(run: Path, *, quiet: bool, as_json: bool, trust: Sequence[str]) -> None:
+    """The rest of a run."""
+    from ntkexp.config.target import admit
+
+    admitted = admit(trust)
+    from ntkexp import carry_out
+
+    with interruptible(f"`ntkexp resume {run}` goes on from the last checkpoint"):
+        folder = carry_out.resume(run.expanduser(), listener(quiet), admitted)
+    show(folder, quiet=quiet, as_json=as_json)
+
+
+def limit_threads(overrides: Sequence[str]) -> None:
+    """Libraries of linear algebra read their number of threads when torch is imported, which is before validation."""
+    given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
+    if given and given[-1].isdecimal() and int(given[-1]):
+        os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
+
+
+def writable(folder: Path) -> Path:
+    """A folder in which runs can be written, created if need be; better known before an hour of training."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Mistake(f"--out={folder} cannot be written to; choose another folder")
+    return folder
+
+
+@contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {advice}") from None
+
+
+def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
+    """What came out: the ladder, what it means, and where everything lies."""
+    from ntkexp.records.folder import DONE
+    from ntkexp.records.json_file import read_object, to_text
+    from ntkexp.report.run import load_run
+    from ntkexp.report.sentence import sentence
+    from ntkexp.report.table import ladder_table
+
+    if quiet and not as_json:
+        return
+    run = load_run(folder)
+    if as_json:
+        outcome = read_object(folder / DONE).get("outcome")
+        rows = [asdict(row) for row in run.ladder]
+        sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
+    else:
+        sys.stdout.write(f"\n{ladder_table(run.ladder).rstrip()}\n\n{sentence(run.ladder)}\n{folder}\n")

@@ -1,0 +1,120 @@
+"""What a field takes, in words, and which components it is made of: read off its type.
+
+>>> from pydantic import PositiveInt
+>>> allowed(PositiveInt | None)
+'a whole number > 0, or null'
+>>> allowed(Literal["mean", "sum"])
+"'mean' or 'sum'"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
+
+from ntkexp.component import Component
+
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+    None: "null",
+}
+
+
+def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
+    """A phrase for a type, with its range."""
+    parts = get_args(kind)
+    match get_origin(kind):
+        case origin if origin is Annotated:
+            return allowed(parts[0], (*parts[1:], *limits))
+        case origin if origin in {Union, UnionType}:
+            return ", or ".join(allowed(part, limits if part is not NoneType else ()) for part in parts)
+        case origin if origin is Literal:
+            return " or ".join(f"'{part}'" for part in parts)
+        case origin if origin in {tuple, list}:
+            least = [limit.min_length for limit in flat(limits) if isinstance(limit, MinLen)]
+            return f"a list{f' of at least {least[0]}' if least else ''}, each {allowed(parts[0])}"
+    return f"{word(kind)} {' and '.join(bounds(limits))}".rstrip()
+
+
+def word(kind: Any) -> str:
+    """A phrase for a plain type."""
+    if isinstance(kind, type) and issubclass(kind, Component):
+        return f"a component of kind {kind.__name__}"
+    return WORDS.get(kind, str(kind))
+
+
+def bounds(limits: Iterable[object]) -> Iterator[str]:
+    """The range that a field's constraints leave."""
+    for limit in flat(limits):
+        match limit:
+            case Gt():
+                yield f"> {limit.gt}"
+            case Ge():
+                yield f"≥ {limit.ge}"
+            case Lt():
+                yield f"< {limit.lt}"
+            case Le():
+                yield f"≤ {limit.le}"
+
+
+def flat(limits: Iterable[object]) -> Iterator[object]:
+    """Constraints, also those that are wrapped in pydantic's `Field`."""
+    for limit in limits:
+        if isinstance(limit, FieldInfo):
+            yield from flat(limit.metadata)
+        else:
+            yield limit
+
+
+def takes(field: FieldInfo) -> str:
+    """What a field takes."""
+    return allowed(field.annotation, field.metadata)
+
+
+def kinds(kind: Any) -> tuple[Any, ...]:
+    """The plain types that a type is made of.
+
+    >>> kinds(tuple[int, ...] | Literal["log"] | None)
+    (<class 'int'>, 'log', <class 'NoneType'>)
+    """
+    match get_origin(kind):
+        case None:
+            return (kind,) if kind is not ... else ()
+        case origin if origin is Annotated:
+            return kinds(get_args(kind)[0])
+        case origin if origin is Literal:
+            return get_args(kind)
+    return tuple(plain for part in get_args(kind) for plain in kinds(part))
+
+
+def bases(kind: Any) -> tuple[type[Component], ...]:
+    """The components that a type is made of."""
+    return tuple(plain for plain in kinds(kind) if isinstance(plain, type) and issubclass(plain, Component))
+
+
+def is_text(kind: Any) -> bool:
+    """Whether only text can be meant, so that a value needs no quotes."""
+    return set(kinds(kind)) <= {str, Path, NoneType}
+
+
+def may_be_text(kind: Any) -> bool:
+    """Whether text is among what can be meant."""
+    return bool({str, Path} & {plain for plain in kinds(kind) if isinstance(plain, type)})
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a list is among what can be meant."""
+    origin = get_origin(kind)
+    if origin in {tuple, list}:
+        return True
+    return origin in {Union, UnionType, Annotated} and any(is_list(part) for part in get_args(kind))

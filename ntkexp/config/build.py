@@ -1,0 +1,100 @@
+"""Plain data → components, from the leaves up: pydantic validates, and each refusal becomes one line.
+
+>>> from ntkexp.loss.base import AbstractLoss
+>>> Builder().component({"_target_": "ntkexp.loss.squared.Squared", "reduction": "sum"}, (AbstractLoss,), "loss")
+Squared(reduction='sum')
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from ntkexp.component import Component
+from ntkexp.config import target
+from ntkexp.config.allowed import bases, is_list, kinds, takes
+from ntkexp.config.choices import Choices, read
+from ntkexp.config.folders import folders
+from ntkexp.config.refusal import refusal
+from ntkexp.config.spelling import spelled
+from ntkexp.experiment import Experiment
+from ntkexp.mistake import Mistake
+
+
+def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experiment:
+    """The experiment that `Experiment.fields` describes."""
+    return Builder(trusted).experiment(fields)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds with the components of this package and of the trusted ones; names of options stand for their files."""
+
+    trusted: tuple[str, ...] = ()
+    choices: Choices = field(default_factory=lambda: Choices(folders(None)))
+
+    def experiment(self, tree: Mapping[str, Any]) -> Experiment:
+        """The root."""
+        made = self.component(tree, (Experiment,), "")
+        assert isinstance(made, Experiment)
+        return made
+
+    def kind(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> type[Component]:
+        """The class of a node; it goes without saying where only one is possible."""
+        base = wanted[0]
+        if "_target_" in node:
+            return target.component(node["_target_"], base, key, self.trusted)
+        if inspect.isabstract(base):
+            raise Mistake(
+                f"{key} has no _target_, so it is no {base.__name__}; name one, such as {target.example(base)}"
+            )
+        return base
+
+    def component(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> Component:
+        """A node, its children first."""
+        kind = self.kind(node, wanted, key)
+        given = {str(name): value for name, value in node.items() if name != "_target_"}
+        children = {
+            name: self.child(value, kind.model_fields.get(name), f"{key}.{name}".removeprefix("."))
+            for name, value in given.items()
+        }
+        try:
+            return kind.model_validate(children)
+        except ValidationError as error:
+            raise refusal(error, kind, key, given) from None
+
+    def child(self, value: Any, place: FieldInfo | None, key: str) -> Any:
+        """What goes into a field; pydantic refuses whatever has no field."""
+        if place is None:
+            return value
+        plain, wanted = set(kinds(place.annotation)), bases(place.annotation)
+        if isinstance(value, bool) and plain & {int, float} and bool not in plain:  # to Python, true is a number
+            raise Mistake(f"{key}={spelled(value)}: it takes {takes(place)}")
+        if not wanted:
+            return value
+        if isinstance(value, str | Mapping) and is_list(place.annotation):
+            value = [value]
+        return self.made(value, wanted, key)
+
+    def made(self, value: Any, wanted: tuple[type[Component], ...], key: str) -> Any:
+        """Components in place of their descriptions or names."""
+        group = key.rsplit(".", maxsplit=1)[-1]
+        if isinstance(value, Mapping):
+            return self.component(value, wanted, key)
+        if isinstance(value, list | tuple):
+            return tuple(self.made(item, wanted, key) for item in value)
+        if isinstance(value, str) and group in self.choices.groups():
+            return self.component(self.option(group, value, key), wanted, key)
+        return value
+
+    def option(self, group: str, name: str, key: str) -> dict[str, Any]:
+        """What an option's file holds."""
+        try:
+            return read(self.choices.file(group, name))
+        except Mistake as mistake:
+            raise Mistake(f"{key}: {mistake}") from None

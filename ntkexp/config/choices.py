@@ -1,0 +1,95 @@
+"""What can be chosen: groups (folders), their options (files) and the keys of each, read from YAML alone.
+
+Completion and advice ask here, without Hydra and without importing a component.
+
+>>> from ntkexp.config.folders import folders
+>>> choices = Choices(folders(None))
+>>> choices.options("optimizer")[:2], choices.keys("optimizer", "sgd")["optimizer.batch"]
+(['gd', 'sgd'], 32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ntkexp.mistake import Mistake, nearest
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The options in some folders; a file in an earlier folder hides its namesakes in later ones."""
+
+    folders: tuple[Path, ...]
+
+    def groups(self) -> list[str]:
+        """Folders with an option in them."""
+        return sorted({file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")})
+
+    def options(self, group: str) -> list[str]:
+        """The options of a group."""
+        return sorted({file.stem for folder in self.folders for file in (folder / group).glob("*.yaml")})
+
+    def file(self, group: str, option: str) -> Path:
+        """The file of an option."""
+        if option not in self.options(group):
+            known = ", ".join(self.options(group))
+            hint = nearest(option, self.options(group))
+            raise Mistake(f"'{option}' is no option of {group}; choose from {known}{hint}")
+        return next(file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file())
+
+    def root(self) -> Path:
+        """The file in which everything is put together."""
+        return next(file for folder in self.folders if (file := folder / "config.yaml").is_file())
+
+    def keys(self, group: str, option: str) -> dict[str, Any]:
+        """The dotted keys of an option, with their values."""
+        return dict(dotted(read(self.file(group, option)), f"{group}."))
+
+    def common(self) -> dict[str, Any]:
+        """The dotted keys that belong to no group, with their values."""
+        values = {key: value for key, value in read(self.root()).items() if key != "defaults"}
+        return dict(dotted(values, ""))
+
+    def defaults(self) -> dict[str, str]:
+        """The option of each group where nothing else is asked for."""
+        entries = read(self.root()).get("defaults", [])
+        pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
+        return {str(group).split()[-1].lstrip("/"): option for group, option in pairs if isinstance(option, str)}
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A YAML file, which must be a mapping."""
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise unparsed(error, file) from None
+    if not isinstance(found, dict | None):
+        raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
+    return found or {}
+
+
+def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
+    """What is wrong with a YAML file, and where."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return Mistake(f"{file} cannot be read as YAML: it is not UTF-8 text")
+    mark = error.problem_mark or error.context_mark
+    where = f", line {mark.line + 1}" if mark else ""
+    return Mistake(f"{file}{where} cannot be read as YAML: {error.problem or error.context}")
+
+
+def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree.
+
+    >>> dict(dotted({"a": {"b": 1, "c": [2]}}, ""))
+    {'a.b': 1, 'a.c': [2]}
+    """
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from dotted(value, f"{prefix}{key}.")
+        elif key != "_target_":
+            yield f"{prefix}{key}", value

@@ -1,0 +1,116 @@
+"""KEY=VALUE … → an experiment.
+
+1. Hydra puts the chosen options together (`model=mlp`).
+2. Every other override is held against the keys of the chosen components and read with its field in mind.
+3. `_target_`s become classes, from the leaves up, and pydantic validates them.
+
+>>> compose(["model.width=64", "path.rule=[secant]"]).model.width
+64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from ntkexp.config.allowed import takes
+from ntkexp.config.assemble import assemble
+from ntkexp.config.build import Builder
+from ntkexp.config.choices import Choices
+from ntkexp.config.folders import folders
+from ntkexp.config.keys import keys, unknown
+from ntkexp.config.override import Override, split, value
+from ntkexp.config.target import admit
+from ntkexp.experiment import Experiment
+from ntkexp.mistake import Mistake, nearest
+
+
+def compose(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Experiment:
+    """The experiment that these overrides describe."""
+    return resolve(overrides, config_dir, trust).experiment()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Plain data with every reference followed, and the option of each group."""
+
+    tree: dict[str, Any]
+    chosen: dict[str, str]
+    builder: Builder
+
+    def experiment(self) -> Experiment:
+        """The same, validated."""
+        return self.builder.experiment(self.tree)
+
+
+def resolve(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Resolved:
+    """Everything but the validation."""
+    given = {override.key: override for override in map(split, overrides)}  # the last word counts
+    choices = Choices(folders(config_dir))
+    builder = Builder(admit(trust), choices)
+    groups = [group for group in choices.groups() if group in Experiment.model_fields]
+    picked = {key: option(override, choices) for key, override in given.items() if key in groups}
+    config, chosen = assemble(picked, choices)
+    for override in sorted(given.values(), key=lambda override: not override.key.endswith("._target_")):
+        if override.key not in picked:
+            assign(config, override, chosen, builder)
+    return Resolved(followed(config, chosen, builder), chosen, builder)
+
+
+def option(override: Override, choices: Choices) -> str:
+    """The option that an override chooses."""
+    group, known = override.key, choices.options(override.key)
+    name = override.value.strip("'\"")
+    if not name:
+        raise Mistake(f"{group} is given no value; write {group}=NAME with one of {', '.join(known)}")
+    if "," in name and all(part.strip() in known for part in name.split(",")):
+        raise Mistake(f"{override}: a run has one {group}; write {group}={name.split(',')[0].strip()}")
+    if name not in known:
+        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(known)}{nearest(name, known)}")
+    return name
+
+
+def assign(config: DictConfig, override: Override, chosen: Mapping[str, str], builder: Builder) -> None:
+    """Put one value into the tree."""
+    tree = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(tree, dict)
+    known = dict(keys({str(key): item for key, item in tree.items()}, Experiment, builder))
+    if override.key not in known:
+        raise unknown(override.key, known, chosen, builder.choices)
+    found = value(override, known[override.key])
+    try:
+        OmegaConf.update(config, override.key, found, force_add=True)
+    except OmegaConfBaseException as error:
+        raise Mistake(f"{override}: {first_line(error)}") from None
+
+
+def followed(config: DictConfig, chosen: Mapping[str, str], builder: Builder) -> dict[str, Any]:
+    """Plain data, with every `${…}` replaced by what it refers to."""
+    try:
+        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise missing(config, str(error.full_key), builder) from None
+    except OmegaConfBaseException as error:
+        raise Mistake(f"{error.full_key}: {first_line(error)}; ${{KEY}} takes a key that has a value") from None
+    except RecursionError:
+        raise Mistake("the configuration refers to itself in a circle; look for ${…} in it") from None
+    assert isinstance(tree, dict)
+    return {str(key): item for key, item in tree.items()}
+
+
+def missing(config: DictConfig, key: str, builder: Builder) -> Mistake:
+    """What to give for a `???`."""
+    tree = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(tree, dict)
+    field = dict(keys({str(name): item for name, item in tree.items()}, Experiment, builder)).get(key)
+    return Mistake(f"{key} has no default; write {key}=VALUE" + (f": it takes {takes(field)}" if field else ""))
+
+
+def first_line(error: Exception) -> str:
+    """What Hydra's library says before it goes into details."""
+    return str(error).strip().splitlines()[0]

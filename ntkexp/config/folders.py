@@ -1,0 +1,34 @@
+"""Where the YAML files lie: those that come with the package, and before them those of the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ntkexp.mistake import Mistake, nearest
+
+LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/model/NAME.yaml"
+
+
+def folders(config_dir: Path | None) -> tuple[Path, ...]:
+    """The folders to look in; the first that has a file wins."""
+    return (shipped(),) if config_dir is None else (checked(config_dir.expanduser()), shipped())
+
+
+def shipped() -> Path:
+    """The package's own: inside it once installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside, beside = package / "configs", package.parent / "configs"
+    return inside if inside.is_dir() else beside
+
+
+def checked(folder: Path) -> Path:
+    """The user's folder, as an absolute path."""
+    given = f"--config-dir={folder}"
+    if not folder.exists():
+        beside = [str(other) for other in folder.parent.glob("*/")] if folder.parent.is_dir() else []
+        raise Mistake(f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), beside)}")
+    if not folder.is_dir():
+        raise Mistake(f"{given} is a file; {LAYOUT}")
+    if not any(folder.glob("*.yaml")) and not any(folder.glob("*/*.yaml")):
+        raise Mistake(f"{given} holds no YAML file; {LAYOUT}")
+    return folder.resolve()

@@ -1,0 +1,126 @@
+"""`_target_: package.module.Class` → the class, provided that it is a component of the right kind and may be imported.
+
+Importing runs code, so only this package is imported unasked; `--trust PACKAGE` and `--trust my_net.py` admit others.
+
+>>> from ntkexp.loss.base import AbstractLoss
+>>> component("ntkexp.loss.squared.Squared", AbstractLoss, "loss")
+<class 'ntkexp.loss.squared.Squared'>
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from ntkexp.component import Component
+from ntkexp.mistake import Mistake, nearest
+
+HOME = "ntkexp"
+
+
+def component(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
+    """The class that a `_target_` names."""
+    given = f"{key}._target_={target}".removeprefix(".")
+    module_name, _, name = str(target).rpartition(".")
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module_name:
+        raise Mistake(f"{given} names no class; write package.module.Class")
+    if not any(f"{module_name}.".startswith(f"{package}.") for package in (HOME, *trusted)):
+        package = module_name.split(".")[0]
+        raise Mistake(
+            f"{given} lies outside {HOME}; `--trust {package}` (or `--trust {package}.py`) lets it be imported"
+        )
+    module = imported(module_name, given)
+    known = components(module, base)
+    found = getattr(module, name, None)
+    if found is None:
+        raise Mistake(f"{given}: {module_name} has no {name}; it has {', '.join(known)}{nearest(name, known)}")
+    if not any(found is kind for kind in known.values()):
+        raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example(base)}")
+    return known[found.__name__]
+
+
+def components(module: ModuleType, base: type[Component]) -> dict[str, type[Component]]:
+    """The components of a kind that a module has."""
+    found = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base)]
+    return {value.__name__: value for value in found if not inspect.isabstract(value)}
+
+
+def example(base: type[Component]) -> str:
+    """A component of a kind."""
+    concrete = [kind for kind in base.__subclasses__() if not inspect.isabstract(kind)] or [base]
+    return f"{concrete[0].__module__}.{concrete[0].__qualname__}"
+
+
+def imported(name: str, given: str) -> ModuleType:
+    """A module of this package or of a trusted one."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise Mistake(f"{given}: there is no module {error.name}{nearest(name, beside(name))}") from None
+    except Exception as error:
+        if name.split(".", maxsplit=1)[0] == HOME:
+            raise
+        raise Mistake(f"{given}: {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def beside(name: str) -> list[str]:
+    """The modules of this package in the folder where this one would lie."""
+    folder = Path(__file__).parents[2].joinpath(*name.split(".")[:-1])
+    parent = name.rpartition(".")[0]
+    return [f"{parent}.{file.stem}" for file in folder.glob("*.py")]
+
+
+def admit(entries: Sequence[str]) -> tuple[str, ...]:
+    """The packages and files that the user trusts, imported, by the name under which a `_target_` finds them."""
+    if entries and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # last, so that nothing here hides a module of Python's
+    return tuple(admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry) for entry in entries)
+
+
+def admit_package(name: str) -> str:
+    """A package that Python finds, or that lies in the working folder."""
+    try:
+        found = find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        found = None
+    if found is None:
+        raise Mistake(f"--trust={name}: there is no such package; it takes the name of a package, or a file my_net.py")
+    return name
+
+
+def admit_file(file: Path) -> str:
+    """A file, imported under its name without the ending."""
+    file = file.expanduser().resolve()
+    if not file.is_file():
+        raise Mistake(f"--trust={file}: there is no such file; it takes the name of a package, or a file my_net.py")
+    name = file.stem
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return name
+    if known is not None or not name.isidentifier() or name == HOME:
+        raise Mistake(f"--trust={file}: '{name}' cannot be the name of a new module; call the file otherwise")
+    run(file, name)
+    return name
+
+
+def run(file: Path, name: str) -> None:
+    """Import a file of the user's; what goes wrong in it is said with its line."""
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+        lines = [frame.lineno for frame in trace if frame.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else (lines or [0])[-1]
+        raise Mistake(f"--trust={file}, line {line}: {type(error).__name__}: {error}") from None

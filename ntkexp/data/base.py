@@ -1,0 +1,138 @@
+"""Data: what is learned, and where the network is read.
+
+A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The order
+of the examples and their noise come from the source's own seed; inputs, and real targets, are standardised with the
+statistics of the training split alone:
+
+    x ← (x − mean) / deviation
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor
+
+from ntkexp.component import Component
+from ntkexp.data.gaps import filled, means
+from ntkexp.data.noise import noisy
+from ntkexp.data.scale import MEASURES, Standardise, each, unchanged
+from ntkexp.mistake import Mistake
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs as a person would look at them, with what is to be learned: class labels, or real values.
+
+    Pixels may stay bytes, of which `white` make a one: a whole image set as float64 would fill a laptop.
+    """
+
+    inputs: Float[Tensor, "example *shape"] | UInt8[Tensor, "example *shape"]
+    target: Int[Tensor, " example"] | Float[Tensor, "example value"]
+    classes: tuple[str, ...] = ()  # names of the classes; none for regression
+    white: float = 1.0
+    gaps: bool = False  # NaN marks a missing input, for which the mean of the training split is put
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of the data. `index` says which examples of the source these are."""
+
+    shown: Float[Tensor, "example *shape"]
+    inputs: Float[Tensor, "example *shape"]
+    target: Int[Tensor, " example"] | Float[Tensor, "example value"]
+    index: Int[Tensor, " example"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Three splits without a common example."""
+
+    train: Split
+    probe: Split
+    test: Split
+    classes: tuple[str, ...]
+
+
+class AbstractSource(Component):
+    """Examples, and how many of them each split gets; where `test` is None it gets the rest."""
+
+    train: PositiveInt = 128
+    probe: NonNegativeInt = 128
+    test: NonNegativeInt | None = None
+    seed: int = Field(0, ge=0, lt=2**63)
+    label_noise: float = Field(0.0, ge=0, lt=1)
+    standardise: Standardise = "each"
+
+    @abstractmethod
+    def examples(self, generator: torch.Generator) -> Examples:
+        """All examples, in any order; whatever is random comes from the generator."""
+
+    @final
+    def split(self) -> Data:
+        """The examples in random order, cut, with noise on the training targets, standardised."""
+        generator = torch.Generator().manual_seed(self.seed)
+        examples = self.examples(generator)
+        refuse_infinite(examples)
+        order = torch.randperm(len(examples.inputs), generator=generator)
+        train, *others = (part(examples, index) for index in self.cut(order))
+        refuse_constant(train.target)  # before the noise, which would hide it, and after, lest it is the noise's doing
+        train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, generator))
+        refuse_constant(train.target)
+        return self.standardised((train, *others), examples)
+
+    @final
+    def cut(self, order: Int[Tensor, " example"]) -> tuple[Tensor, ...]:
+        """The positions of the three splits in this order."""
+        asked = self.train + self.probe + (self.test or 0)
+        if asked > len(order):
+            test = "" if self.test is None else f", data.test={self.test}"
+            raise Mistake(
+                f"data.train={self.train}, data.probe={self.probe}{test} ask for {asked} examples, and there are "
+                f"{len(order)}; lower one of them"
+            )
+        second, third = self.train, self.train + self.probe
+        return order[:second], order[second:third], order[third : None if self.test is None else asked]
+
+    @final
+    def standardised(self, splits: tuple[Split, ...], examples: Examples) -> Data:
+        """The splits as the network gets them; every statistic is one of the first."""
+        if examples.gaps:
+            fill = means(splits[0].shown)
+            splits = tuple(replace(split, shown=filled(split.shown, fill)) for split in splits)
+        scale = MEASURES[self.standardise](splits[0].shown)
+        rescale = unchanged(splits[0].target) if examples.classes else each(splits[0].target)
+        train, probe, test = (replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits)
+        return Data(train, probe, test, examples.classes)
+
+
+def part(examples: Examples, index: Int[Tensor, " example"]) -> Split:
+    """These examples, in double precision, still as a person would look at them."""
+    shown = examples.inputs[index].double() / examples.white
+    target = examples.target[index]
+    return Split(shown, shown, target.long() if examples.classes else target.double(), index)
+
+
+def refuse_infinite(examples: Examples) -> None:
+    """Numbers that are no numbers would spoil every kernel, silently."""
+    fine = examples.inputs.isfinite()
+    if examples.gaps:
+        fine |= examples.inputs.isnan()
+    for name, bad in (("input", ~fine), ("target", ~examples.target.isfinite())):
+        if bad.any():
+            first = int(bad.nonzero()[0, 0])
+            raise Mistake(f"the {name} of example {first} (counting from 0) is not finite; remove or repair it")
+
+
+def refuse_constant(target: Int[Tensor, " example"] | Float[Tensor, "example value"]) -> None:
+    """One class, or one value, leaves nothing to learn and no scale."""
+    if (target == target[:1]).all(0).any():
+        raise Mistake(
+            f"data.train={len(target)}: every training example has the same target, so there is nothing to learn; "
+            "raise data.train, or try another data.seed, data.classes or data.target"
+        )

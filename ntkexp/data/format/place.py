@@ -1,0 +1,67 @@
+"""Where a file of the user's lies, and its bytes; whatever is wrong with it is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from ntkexp.mistake import Mistake, nearest
+
+
+def expanded(path: Path) -> Path:
+    """`~` as the shell means it."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise Mistake(f"{given(path)}: there is no such home folder") from error
+
+
+UserPath = Annotated[Path, AfterValidator(expanded)]
+"""A path on the command line or in YAML."""
+
+
+def given(path: Path) -> str:
+    """The key and its value; quoted, because a file name may hold blanks and line breaks."""
+    return f"data.path={str(path)!r}"
+
+
+def present(path: Path) -> bool:
+    """Whether there is such a file."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def existing(path: Path) -> Path:
+    """The path, if a file is there."""
+    try:
+        folder, found = path.is_dir(), path.exists()
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() and not found else []
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if folder:
+        raise Mistake(f"{given(path)} is a folder; name the file")
+    if not found:
+        raise Mistake(f"{given(path)}: there is no such file{one_line(nearest(path.name, siblings))}")
+    return path
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a file."""
+    try:
+        return existing(path).read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> Mistake:
+    """What the operating system says."""
+    return Mistake(f"{given(path)} cannot be read: {error.strerror}")
+
+
+def one_line(text: str) -> str:
+    """Line breaks as they are written in Python."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")

@@ -1,0 +1,42 @@
+"""One experiment, as a value: what is trained on what, how, and what is measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from ntkexp.component import Component
+from ntkexp.data.base import AbstractSource
+from ntkexp.init.base import AbstractInit
+from ntkexp.loss.base import AbstractLoss
+from ntkexp.machine.ladder import Ladder
+from ntkexp.model.base import AbstractArchitecture
+from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.path.settings import Path
+from ntkexp.schedule.base import AbstractSchedule
+
+
+class Experiment(Component):
+    """Everything that decides what a run computes, and the circumstances in which it does."""
+
+    data: AbstractSource
+    model: AbstractArchitecture
+    init: AbstractInit
+    loss: AbstractLoss
+    optimizer: AbstractOptimizer
+    schedule: AbstractSchedule
+    path: Path
+    ladder: Ladder
+    steps: PositiveInt = 300
+    stop_at_loss: PositiveFloat | None = None
+    seed: int = Field(0, ge=0, lt=2**40)
+    dtype: Literal["float64", "float32"] = "float64"
+    device: str = "cpu"
+    threads: PositiveInt | None = None
+    memory_gb: float = Field(4.0, gt=0)
+    checkpoint_seconds: float = Field(30.0, ge=0)
+
+
+CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
+"""Fields that do not decide what is computed: runs that differ in them alone are the same run."""

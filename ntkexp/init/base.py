@@ -1,0 +1,35 @@
+"""How weights are scaled at the start, and how the network's output is read.
+
+With h the network that the layers make, W_std and b_std their scales (see `layer.affine`):
+
+    plain           f = α h
+    antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start, so that f_0 = 0 and K_0 is that of h
+    centred         f = α (h(θ) − h(θ_0)), with the loss divided by α² (Chizat, Oyallon & Bach 2019): α → ∞ is lazy
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from pydantic import Field
+
+from ntkexp.component import Component
+from ntkexp.layer.affine import Dense
+
+
+class AbstractInit(Component):
+    """A parametrisation with its scales; each subclass says what a dense layer looks like under it."""
+
+    W_std: float = Field(gt=0)
+    b_std: float = Field(ge=0)
+    alpha: float = Field(1.0, gt=0)
+    antisymmetric: bool = False
+    centred: bool = False
+
+    @abstractmethod
+    def dense(self, features: int) -> Dense:
+        """A hidden dense layer."""
+
+    def readout(self, features: int) -> Dense:
+        """The last dense layer."""
+        return self.dense(features)

@@ -1,0 +1,19 @@
+"""Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout is an average over neurons."""
+
+from __future__ import annotations
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.layer.affine import Dense
+
+
+class MeanField(AbstractInit):
+    """Hidden layers as under NTK parametrisation, the readout scaled by 1/width instead of 1/√width.
+
+    Features then move at any width, once the step size is measured against the largest stable one.
+    """
+
+    def dense(self, features: int) -> Dense:
+        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param="ntk")
+
+    def readout(self, features: int) -> Dense:
+        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param="mean_field")

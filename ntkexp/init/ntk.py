@@ -1,0 +1,13 @@
+"""NTK parametrisation (Jacot, Gabriel & Hongler 2018)."""
+
+from __future__ import annotations
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.layer.affine import Dense
+
+
+class NTK(AbstractInit):
+    """Unit weights, scaled by 1/√fan_in in the forward pass: the kernel has a limit as the width grows."""
+
+    def dense(self, features: int) -> Dense:
+        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param="ntk")

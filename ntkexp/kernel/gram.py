@@ -1,0 +1,79 @@
+"""The kernel of two Jacobians, K = J_left J_rightᵀ, from their features.
+
+For factored features ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩, which costs a product over inputs
+and one over features where the multiplied-out gradients would cost their product. With many uses it is the other way
+round; operations are counted, layer by layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features import Factored, Features, Rows
+
+
+def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
+    """The kernel between two places, summed over the parameters."""
+    shape = (left.examples, left.outputs, right.examples, right.outputs)
+    total: Tensor | None = None
+    for key, block in left.blocks.items():
+        total = add(total, block, right.blocks[key])
+    if total is None:
+        raise ValueError("there are no trained weights, so there is no tangent kernel")
+    return total.view(shape)
+
+
+def contributions(
+    left: Features, right: Features, output_gradient: Float[Tensor, "train out_"]
+) -> Float[Tensor, "probe out train"]:
+    """The kernel applied to ℓ′ on its right side, for which each training example needs one vector instead of C."""
+    return gram(left, right.weighted(output_gradient)).squeeze(3)
+
+
+def add(total: Tensor | None, left: Factored | Rows, right: Factored | Rows) -> Tensor:
+    """One block's share of the kernel, added to what there is."""
+    if isinstance(left, Rows) and isinstance(right, Rows):
+        share = inner(left.rows, right.rows)
+    elif isinstance(left, Factored) and isinstance(right, Factored):
+        if left.inputs.shape[1] == right.inputs.shape[1] == 1:
+            return add_single_use(total, left, right)
+        if double_sum_is_cheaper(left, right):
+            share = double_sum(left, right)
+        else:
+            share = inner(left.dense().flatten(2), right.dense().flatten(2))
+    else:
+        raise TypeError("features of different functions have no common kernel")
+    return share if total is None else total.add_(share)
+
+
+def add_single_use(total: Tensor | None, left: Factored, right: Factored) -> Tensor:
+    """⟨a, a′⟩⟨β, β′⟩, added in one pass over the kernel."""
+    inputs = (left.inputs[:, 0] @ right.inputs[:, 0].t())[:, None, :, None]
+    features = inner(left.outputs[:, :, 0], right.outputs[:, :, 0])
+    return features.mul_(inputs) if total is None else total.addcmul_(features, inputs)
+
+
+def inner(
+    left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
+) -> Float[Tensor, "probe out train out_"]:
+    """All inner products, as one product of matrices."""
+    product = left.flatten(0, 1) @ right.flatten(0, 1).t()
+    return product.view(*left.shape[:2], *right.shape[:2])
+
+
+def double_sum_is_cheaper(left: Factored, right: Factored) -> bool:
+    """Multiplications of the sum over pairs of uses, against those of multiplying out and one inner product."""
+    (q, u, i), (n, v, _) = left.inputs.shape, right.inputs.shape
+    c, d, o = left.outputs.shape[1], right.outputs.shape[1], left.outputs.shape[3]
+    pairs = q * u * n * v * (i + c * d * (o + 1))
+    multiplied_out = (q * c * u + n * d * v) * i * o + q * c * n * d * i * o
+    return pairs <= multiplied_out
+
+
+def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out train out_"]:
+    """Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩."""
+    inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs)
+    features = torch.einsum("qcuo,ndvo->qcundv", left.outputs, right.outputs)
+    return torch.einsum("qunv,qcundv->qcnd", inputs, features)

@@ -1,0 +1,57 @@
+"""Ownership: which example an element at a use belongs to.
+
+An output of example n may depend only on elements that belong to n. Pull back the cotangents u and n·u, for random
+u: at an element of example n the second result is n times the first. A ratio that is no whole number means that the
+module couples the examples of a batch. All coefficients of the surrogate are random while this is asked, so that what
+a dead unit or a zero weight hides today is found as well; the answer holds for every tape of the same structure.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.replay import Replay
+from ntkexp.kernel.rules.base import NoRule
+from ntkexp.kernel.tape import Tape
+from ntkexp.kernel.uses import Product
+
+WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
+
+
+def owners(tape: Tape, trained: frozenset[str]) -> list[Int[Tensor, "..."]]:
+    """For every use, the example that owns each element of the tap; one number a row for products."""
+    replay = Replay(tape, tape, trained, scramble=torch.Generator().manual_seed(0))
+    taps = [use.tap for use in replay.uses]
+    if not taps:
+        return []
+    examples = replay.delta.shape[0]
+    once = replay.random_like(replay.delta)
+    count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
+    weighted = once * count.view(-1, *[1] * (once.dim() - 1))
+    below = torch.autograd.grad(replay.delta, taps, once, retain_graph=True, materialize_grads=True)
+    above = torch.autograd.grad(replay.delta, taps, weighted, materialize_grads=True)
+    found = [owner(a, b) for a, b in zip(above, below, strict=True)]
+    return [rows(o) if isinstance(use, Product) else o for use, o in zip(replay.uses, found, strict=True)]
+
+
+def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """The whole numbers above/below − 1; −1 for an element that reaches no output."""
+    reached = below != 0
+    ratio = torch.where(reached, above / torch.where(reached, below, 1.0), 0.0)
+    whole = ratio.round()
+    if ((ratio - whole).abs() > WHOLE * whole.clamp(min=1)).any():
+        raise NoRule(
+            "the module couples the examples of a batch (look for batch statistics, or for operations along the first "
+            "axis), or it shares a weight between examples in a way that has no factors"
+        )
+    return whole.long() - 1
+
+
+def rows(owner: Int[Tensor, "row out"]) -> Int[Tensor, " row"]:
+    """The owner of each row of a product."""
+    of_row = owner.amax(1)
+    if ((owner != of_row[:, None]) & (owner >= 0)).any():
+        raise NoRule("a row of a matrix product belongs to several examples")
+    return of_row

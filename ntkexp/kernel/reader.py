@@ -1,0 +1,90 @@
+"""Reading: from what a function did at the ends of a segment to the features of that segment.
+
+There are two readings. On a segment of length zero, a network whose weights are only ever multiplied with inputs is
+differentiated by autograd as it ran. Everything else is replayed by the difference rules; at length zero these give
+the tangent again, and the tests hold one reading against the other. A tangent through operations without a rule is
+read example by example from plain Jacobians.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.arrange import arrange
+from ntkexp.kernel.features import Features
+from ntkexp.kernel.jacobian import jacobian
+from ntkexp.kernel.ownership import owners
+from ntkexp.kernel.replay import Replay
+from ntkexp.kernel.rules.base import NoRule
+from ntkexp.kernel.tape import Tape, record
+from ntkexp.kernel.uses import Product, Use, plain_products
+from ntkexp.shapes import Function, Weights
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Features of a segment at some inputs, with J̄Δθ as the replay pushed it (zero on a point)."""
+
+    features: Features
+    push: Float[Tensor, "example out"]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads a function of weights; `trained` names those whose gradients make the kernel."""
+
+    function: Function
+    trained: frozenset[str]
+    ownership: dict[Any, list[Int[Tensor, "..."]]] = field(default_factory=dict, repr=False)
+
+    def record(self, weights: Weights, inputs: Float[Tensor, "example *shape"]) -> Tape:
+        """Run the function once; the tape can be read at length zero any number of times."""
+        return record(self.function, weights, inputs, differentiable=True)
+
+    def tangent(self, tape: Tape) -> Features:
+        """The features J(θ; x) of a point."""
+        try:
+            owned = self.owned(tape)
+        except NoRule:
+            return jacobian(self.function, tape, self.trained)
+        uses = plain_products(tape, self.trained)
+        if uses is not None:
+            weights = {name: tape[slot] for slot, name in tape.weights.items()}
+            return features(tape[tape.output], uses, owned, weights)
+        replay = Replay(tape, tape, self.trained)
+        return features(replay.delta, replay.uses, owned, replay.leaves)
+
+    def secant(self, start: Tape, end: Tape) -> Reading:
+        """The features J̄(x) of a segment."""
+        replay = Replay(start, end, self.trained)
+        push = replay.delta.detach().flatten(1)
+        return Reading(features(replay.delta, replay.uses, self.owned(start), replay.leaves), push)
+
+    def owned(self, tape: Tape) -> list[Int[Tensor, "..."]]:
+        """Which example owns what, asked once for every structure."""
+        if tape.structure not in self.ownership:
+            self.ownership[tape.structure] = owners(tape, self.trained)
+        return self.ownership[tape.structure]
+
+
+def features(
+    output: Float[Tensor, "example *out"],
+    uses: list[Product] | list[Use],
+    owned: list[Int[Tensor, "..."]],
+    leaves: Weights,
+) -> Features:
+    """Differentiate the outputs at every use, and arrange the pieces by example."""
+    columns = output.flatten(1)
+    examples, outputs = columns.shape
+    taps = [use.tap for use in uses]
+    pulled = []
+    for c in range(outputs if taps else 0):
+        column = columns[:, c].sum()
+        pulled.append(torch.autograd.grad(column, taps, retain_graph=True, materialize_grads=True))
+    cotangents = [torch.stack(parts) for parts in zip(*pulled, strict=True)]
+    return arrange(uses, cotangents, owned, examples, outputs, leaves)

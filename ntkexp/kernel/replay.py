@@ -1,0 +1,182 @@
+"""The replay: how a difference of weights passes through a network, as one linear map.
+
+Two tapes of the same program, recorded at the ends of a segment, are walked together. Every value v carries its exact
+difference Δv = v₁ − v₀, built by the rules as an ordinary autograd tensor that is linear in Δθ. At the output it is
+J̄Δθ, which must equal f(θ₁) − f(θ₀): the closure check. Differentiated at the uses of the weights it gives β̄. The
+network that this walk describes has the chord's mean weights and activations, and secant slopes: the surrogate.
+
+Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996, McLachlan, Quispel & Robidoux
+1999) chained along a program, as the multipliers of DeepLIFT are (Shrikumar, Greenside & Kundaje 2017); integrated
+gradients (Sundararajan, Taly & Yan 2017) are the integral that they replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ntkexp.kernel.rules import RULES
+from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule
+from ntkexp.kernel.tape import Entry, Slot, Tape
+from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use
+
+ADVICE = "read the path with path.rule=[gauss,left], which needs no difference rules"
+
+
+class Replay:
+    """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`; `leaves` are the trained Δθ."""
+
+    def __init__(
+        self, start: Tape, end: Tape, trained: frozenset[str], scramble: torch.Generator | None = None
+    ) -> None:
+        compare(start, end)
+        self.start, self.end, self.scramble = start, end, scramble
+        self.trained = Trained(start, trained)
+        self.deltas: dict[Slot, Tensor] = {}
+        self.leaves: dict[str, Tensor] = {}
+        self.uses: list[Use] = []
+        self.seed_deltas()
+        with torch.enable_grad():
+            for entry in start.entries:
+                if any(slot in self.deltas for slot in entry.slots):
+                    self.pass_through(entry)
+        nothing = torch.zeros_like(start[start.output], requires_grad=True)
+        self.delta = self.deltas.get(start.output, nothing)
+
+    def seed_deltas(self) -> None:
+        """Differences of the weights; everything else from outside must be the same at both ends."""
+        for slot in self.start.outside:
+            v0, v1 = self.start[slot].detach(), self.end[slot].detach()
+            if name := self.start.weights.get(slot):
+                delta = (v1 - v0).requires_grad_(name in self.trained.names)
+                self.deltas[slot] = delta
+                if name in self.trained.names:
+                    self.leaves[name] = delta
+            elif v0 is not v1 and not torch.equal(v0, v1):
+                raise NoRule(f"a buffer or constant of the module differs between the ends of a step; {ADVICE}")
+
+    def pass_through(self, entry: Entry) -> None:
+        """Give the operation's result its difference."""
+        results = [(self.start[slot], self.end[slot]) for slot in entry.results]
+        if all(not v0.is_floating_point() and torch.equal(v0, v1) for v0, v1 in results):
+            return  # equal integers and masks cannot carry a difference
+        rule = RULES.get(entry.name)
+        if rule is None or len(results) != 1:
+            raise NoRule(f"no difference rule for the operation {entry.op}; {ADVICE}")
+        if not results[0][0].is_floating_point():
+            raise NoRule(f"a choice made by {entry.op} differs between the ends of a step; {ADVICE}")
+        self.deltas[entry.results[0]] = rule(Call(self, entry))
+
+    def ends(self, slot: Any) -> Any:
+        """The value of a slot at both ends; what is no slot is left as it is."""
+        if not isinstance(slot, Slot):
+            return slot
+        v0, v1 = self.start[slot].detach(), self.end[slot].detach()
+        return Ends(v0, v1, self.deltas.get(slot), from_weights=slot in self.trained.slots)
+
+    def random_like(self, value: Tensor) -> Tensor:
+        """A coefficient in [1, 2], when the replay only asks what reaches what."""
+        noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
+        return 1 + noise.to(value.device, value.dtype)
+
+
+class Call(AbstractCall):
+    """One operation of a replay."""
+
+    def __init__(self, replay: Replay, entry: Entry) -> None:
+        self.replay, self.entry = replay, entry
+        self.args, self.kwargs = tree_map(replay.ends, (entry.args, entry.kwargs))
+        result = entry.results[0]
+        self.start = replay.start[result].detach()
+        self.meets_inputs = result in replay.start.from_inputs
+
+    def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
+        assert value.delta is not None, "a rule asked for the difference of a value that cannot change"
+        wide = value.delta if shape is None else value.delta.expand(shape)
+        if not self.is_cut(value):
+            return wide
+        tap = wide.detach().clone().requires_grad_()
+        size = value.start.numel()
+        positions = torch.arange(size).view(value.start.shape).expand(wide.shape)
+        self.replay.uses.append(Element(tap, self.source(value), positions))
+        return tap
+
+    def mean(self, value: Ends) -> Tensor:
+        if value.delta is None or value.start is value.end:
+            return value.start
+        return self.slope(value, lambda v0, v1: (v0 + v1) / 2)
+
+    def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        if self.replay.scramble is not None:
+            return self.replay.random_like(value.start)
+        return slope(value.start, value.end)
+
+    def product(
+        self, left: Ends, right: Ends, gain: float = 1.0, bias: Ends | None = None, shift: float = 1.0
+    ) -> Tensor:
+        if self.is_cut(left):
+            return self.swapped_product(left, right, gain, bias, shift)
+        factor = self.mean(left) if gain == 1 else gain * self.mean(left)
+        terms = []
+        if left.delta is not None:
+            terms.append(torch.mm(left.delta if gain == 1 else gain * left.delta, self.mean(right)))
+        if self.is_cut(right):
+            joined = bias if bias is not None and self.is_cut(bias) and bias.start.dim() == 1 else None
+            terms.append(self.product_use(factor, right, joined, shift))
+            bias = None if joined is not None else bias
+        elif right.delta is not None:
+            terms.append(torch.mm(factor, right.delta))
+        if bias is not None and bias.delta is not None:
+            terms.append(shift * self.delta(bias, self.start.shape))
+        return sum(terms[1:], start=terms[0])
+
+    def swapped_product(self, left: Ends, right: Ends, gain: float, bias: Ends | None, shift: float) -> Tensor:
+        """W a = (aᵀ Wᵀ)ᵀ: a use has its weight on the right."""
+        if self.is_cut(right):
+            raise NoRule(f"{self.entry.op} adds a product of weights to something else; {ADVICE}")
+        result = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
+        if bias is None or bias.delta is None:
+            return result
+        return result + shift * self.delta(bias, self.start.shape)
+
+    def is_cut(self, value: Ends) -> bool:
+        """Whether the network is cut between this value and the operation: one is made of weights, one of inputs."""
+        return value.from_weights and self.meets_inputs
+
+    def product_use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float) -> Tensor:
+        """ā ΔW + shift · Δb, cut off from the weights and kept as a use."""
+        assert weight.delta is not None
+        tap = torch.mm(factor, weight.delta.detach())
+        if bias is not None and bias.delta is not None:
+            tap.add_(bias.delta.detach(), alpha=shift)
+        tap.requires_grad_()
+        added = None if bias is None else self.source(bias)
+        self.replay.uses.append(Product(tap, factor, self.source(weight), added, shift))
+        return tap
+
+    def source(self, value: Ends) -> Source:
+        """The parameter that a value made of weights is a view of, or the graph that leads to its parameters."""
+        view = self.replay.trained.view(value.start)
+        if view is not None:
+            return view
+        assert value.delta is not None
+        leaves = self.replay.leaves
+        found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
+        used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
+        return Derived(value.delta, used)
+
+
+def compare(start: Tape, end: Tape) -> None:
+    """Both tapes must tell of the same program."""
+    if start is end or start.structure == end.structure:
+        return
+    if len(start.entries) != len(end.entries):
+        raise NoRule(f"the module runs different operations at the two ends of a step; {ADVICE}")
+    for entry, later in zip(start.entries, end.entries, strict=True):
+        if (entry.op, entry.args, entry.kwargs, entry.scalars) != (later.op, later.args, later.kwargs, later.scalars):
+            raise NoRule(f"at {entry.op} the module takes different ways at the two ends of a step; {ADVICE}")
+    raise NoRule(f"the module makes tensors of different shapes at the two ends of a step; {ADVICE}")

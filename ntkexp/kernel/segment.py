@@ -1,0 +1,42 @@
+"""A segment of weight space, from θ₀ to θ₁; a point is a segment of length zero.
+
+A network is read along a segment by its secant Jacobian J̄, for which J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀) exactly. On a segment
+of length zero J̄ is the tangent J(θ₀).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ntkexp.shapes import Weights
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Two ends; kernels sum over the weights named in `trained`."""
+
+    start: Weights
+    end: Weights
+    trained: frozenset[str]
+
+    @property
+    def is_point(self) -> bool:
+        return self.start is self.end
+
+    def at(self, position: float) -> Weights:
+        """θ₀ + u(θ₁ − θ₀).
+
+        >>> step = Segment({"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}, frozenset({"w"}))
+        >>> step.at(0.5)
+        {'w': tensor(2.)}
+        """
+        if position in (0.0, 1.0):
+            return self.end if position else self.start
+        return {name: torch.lerp(weight, self.end[name], position) for name, weight in self.start.items()}
+
+
+def point(weights: Weights, trained: frozenset[str] | None = None) -> Segment:
+    """The segment of length zero at these weights."""
+    return Segment(weights, weights, frozenset(weights) if trained is None else trained)

@@ -1,0 +1,131 @@
+"""Uses: which operation used which weight.
+
+A use is an operation between something made of weights alone and something that depends on the inputs. There the
+network is cut: the `tap` is a tensor in which the (surrogate) network can be differentiated, β = ∂f/∂tap. The gradient
+with respect to the weight then needs no further propagation:
+
+    product     z = a W        one row of z per use           Σ_r a_r ⊗ β_r
+    element     anything else  the weight, expanded           Σ over the elements that each weight was copied to
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.tape import Entry, Slot, Tape, storage
+
+
+class View(NamedTuple):
+    """Elements of one (contiguous) parameter: those of `weight.as_strided(shape, stride, offset)`."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The elements that this view shows of a tensor laid out like the parameter."""
+        return parameter.as_strided(self.shape, self.stride, self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """Something computed from weights alone, with the graph that leads back to their differences."""
+
+    delta: Tensor
+    names: frozenset[str]  # the parameters it leads to
+
+
+Source: TypeAlias = View | Derived
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """z = gain · a W + shift · b: `factor` holds gain · a, to which a column of `shift` belongs if there is a bias."""
+
+    tap: Float[Tensor, "row out"]
+    factor: Float[Tensor, "row in"]
+    weight: Source | None
+    bias: Source | None
+    shift: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """A weight expanded to the shape at which an elementwise operation uses it."""
+
+    tap: Float[Tensor, "..."]
+    source: Source
+    positions: Int[Tensor, "..."]  # of each element of the tap in the source
+
+
+Use: TypeAlias = Product | Element
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trained parameters of a tape, and what is made of them."""
+
+    tape: Tape
+    names: frozenset[str]
+
+    @cached_property
+    def homes(self) -> dict[int, Slot]:
+        """The parameter that lives in each storage, where a single contiguous one does."""
+        slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
+        crowd = Counter(storage(self.tape[slot]) for slot in slots)
+        alone = [slot for slot in slots if crowd[storage(self.tape[slot])] == 1 and self.tape[slot].is_contiguous()]
+        return {storage(self.tape[slot]): slot for slot in alone}
+
+    @cached_property
+    def slots(self) -> frozenset[Slot]:
+        """Slots whose value depends on a trained parameter and not on the inputs."""
+        start = {slot for slot, name in self.tape.weights.items() if name in self.names}
+        return self.tape.reached(start) - self.tape.from_inputs
+
+    def view(self, value: Tensor) -> View | None:
+        """The view of a trained parameter that this tensor is, if it is one."""
+        slot = self.homes.get(storage(value))
+        if slot is None:
+            return None
+        offset = int(value.storage_offset() - self.tape[slot].storage_offset())
+        return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
+
+
+def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
+    """The uses of trained weights, if autograd can differentiate at the operations' own results: where each is a
+    matrix product with a parameter on its right, or as its bias. Otherwise None.
+    """
+    trained = Trained(tape, names)
+    uses = []
+    for entry in tape.entries:
+        if trained.slots.isdisjoint(entry.slots) or tape.from_inputs.isdisjoint(entry.slots):
+            continue
+        use = plain_product(tape, trained, entry)
+        if use is None:
+            return None
+        uses.append(use)
+    return uses
+
+
+def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
+    """A matrix product as a use, if it is one of inputs with parameters as they are."""
+    if entry.name not in ("mm", "addmm"):
+        return None
+    *bias, left, right = entry.args
+    made = [slot for slot in entry.slots if slot in trained.slots]
+    sources = {slot: trained.view(tape[slot]) for slot in made}
+    if right not in sources or left in sources or None in sources.values():
+        return None
+    gain, shift = entry.kwargs.get("alpha", 1.0), entry.kwargs.get("beta", 1.0)
+    factor = tape[left].detach() if gain == 1 else gain * tape[left].detach()
+    added = sources.get(bias[0]) if bias else None
+    if added is not None and len(added.shape) != 1:
+        return None
+    return Product(tape[entry.results[0]], factor, sources[right], added, shift)

@@ -1,0 +1,103 @@
+"""A kernel machine: a prediction of the trained network from matrices alone.
+
+The evidence is what a run leaves behind, over all points; the first `train` of them are the training examples. A
+machine never sees a network, so it can be tried on matrices made by hand.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.component import Component
+
+
+@dataclass(frozen=True)
+class PathKernel:
+    """𝒦 and 𝒮 by one rule."""
+
+    kernel: Float[Tensor, "probe out train out_"]
+    contributions: Float[Tensor, "probe out train"]
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How training went, as far as outputs are concerned."""
+
+    step_sizes: tuple[float, ...]
+    output_gradient: Callable[[int, Float[Tensor, "train out"]], Float[Tensor, "train out"]]  # of step s at outputs f
+    summed_gradient: Float[Tensor, "train out"]  # Σ_s η_s ℓ′(s)
+    weight: float  # wᵢ of full-batch training
+    is_squared: bool
+
+    @property
+    def time(self) -> float:
+        """Σ_s η_s."""
+        return sum(self.step_sizes)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What machines are made of."""
+
+    inputs: Float[Tensor, "probe feature"]
+    train: int
+    start: Float[Tensor, "probe out"]
+    end: Float[Tensor, "probe out"]
+    targets: Float[Tensor, "train out"]
+    paths: Mapping[str, PathKernel]
+    kernel_start: Float[Tensor, "probe out train out_"]
+    kernel_end: Float[Tensor, "probe out train out_"]
+    course: Course
+
+    @property
+    def path(self) -> PathKernel:
+        """By the first rule of the run."""
+        return next(iter(self.paths.values()))
+
+    @property
+    def learned(self) -> Float[Tensor, "train out"]:
+        """f_T − f_0 on the training examples."""
+        return (self.end - self.start)[: self.train]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """f̂ at every point, and the numbers that the machine chose."""
+
+    outputs: Float[Tensor, "probe out"]
+    detail: str = ""
+
+
+class DoesNotApply(Exception):
+    """Why a machine has nothing to say about a run."""
+
+
+class AbstractMachine(Component):
+    """One rung of the ladder."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the machine is called in tables."""
+
+    @abstractmethod
+    def predict(self, evidence: Evidence) -> Prediction:
+        """f̂, or `DoesNotApply`."""
+
+
+def applied(
+    kernel: Float[Tensor, "probe out train out_"], coefficients: Float[Tensor, "train out_"]
+) -> Float[Tensor, "probe out"]:
+    """Σᵢ K(x, xᵢ) aᵢ."""
+    return (kernel.flatten(2).flatten(0, 1) @ coefficients.flatten()).view(kernel.shape[:2])
+
+
+def square(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
+    """The kernel among training examples, as a matrix."""
+    return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)

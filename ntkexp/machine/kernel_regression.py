@@ -1,0 +1,17 @@
+"""Kernel regression with the path kernel 𝒦 on what the network learned at the training examples."""
+
+from __future__ import annotations
+
+from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
+from ntkexp.machine.regression import regression
+
+
+class KernelRegression(AbstractMachine):
+    """𝒦 as the kernel."""
+
+    @property
+    def name(self) -> str:
+        return "kernel_regression"
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        return regression(evidence.path.kernel, evidence)

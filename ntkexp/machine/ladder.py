@@ -1,0 +1,96 @@
+"""The ladder: every machine beside the trained network, on every split.
+
+relative error   ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
+floor            100 eps · size / ‖f_T − f_0‖, what rounding alone explains: `size` is ‖f_0‖ + ‖f_T‖, or the norms
+                 of the terms of which f is a difference
+agreement        share of points with the same label: the largest output, or the sign of a single one
+r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, and not listed
+
+from ntkexp.component import Component
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.records.results import Result
+
+
+class Ladder(Component):
+    """Which machines are tried."""
+
+    machine: tuple[AbstractMachine, ...]
+
+    def climb(self, evidence: Evidence) -> list[Rung]:
+        """Every machine's prediction, or why it has none."""
+        return [climbed(machine, evidence) for machine in self.machine]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What came of one machine, and how long it took."""
+
+    name: str
+    outcome: Prediction | DoesNotApply
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """A split: where its points are, and the size of what rounds there."""
+
+    points: slice
+    size: float
+
+
+def climbed(machine: AbstractMachine, evidence: Evidence) -> Rung:
+    """Try one machine."""
+    start = time.perf_counter()
+    outcome: Prediction | DoesNotApply
+    try:
+        outcome = machine.predict(evidence)
+    except DoesNotApply as reason:
+        outcome = reason
+    except LinAlgError as error:
+        outcome = DoesNotApply(f"its linear algebra failed ({str(error).splitlines()[0]})")
+    return Rung(machine.name, outcome, time.perf_counter() - start)
+
+
+def results(rungs: list[Rung], places: Mapping[str, Place], evidence: Evidence, classifies: bool) -> list[Result]:
+    """The table, machine by machine."""
+    return [row(split, rung, place, evidence, classifies) for rung in rungs for split, place in places.items()]
+
+
+def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bool) -> Result:
+    """One machine on one split."""
+    if isinstance(rung.outcome, DoesNotApply):
+        return Result(split, rung.name, note=str(rung.outcome))
+    start, end = evidence.start[place.points], evidence.end[place.points]
+    error = rung.outcome.outputs[place.points] - end
+    moved = float((end - start).norm())
+    spread = float((end - end.mean(0)).square().sum())
+    missed = float(error.norm())
+    eps = torch.finfo(end.dtype).eps
+    return Result(
+        split,
+        rung.name,
+        rung.outcome.detail,
+        relative_error=missed / moved if moved else None,
+        floor=100 * eps * place.size / moved if moved else None,
+        max_error=float(error.abs().max()),
+        agreement=float((label(end + error) == label(end)).double().mean()) if classifies else None,
+        r2=1 - missed**2 / spread if spread else None,
+        note="" if moved else "the network did not move here",
+    )
+
+
+def label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
+    """The class that outputs speak for."""
+    return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

@@ -1,0 +1,20 @@
+"""The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps (Lee et al. 2019).
+
+In function space these are steps of gradient descent with the kernel K_0.
+"""
+
+from __future__ import annotations
+
+from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
+from ntkexp.machine.processes import descent
+
+
+class Linearised(AbstractMachine):
+    """The same optimizer on the linear model."""
+
+    @property
+    def name(self) -> str:
+        return "linearised"
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        return Prediction(descent(evidence.kernel_start, evidence), "same steps")

@@ -1,0 +1,55 @@
+"""Controls: a Gaussian kernel that has nothing to do with the network, k(x, x′) = exp(−‖x − x′‖²/2h²), with h the
+median distance between training examples.
+
+As an identity it replaces 𝒦 in "divide by the kernel and multiply with it again",
+
+    f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
+
+which is exact by construction: that is the point of the criticism. As a regression it has to predict.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.machine.regression import regression
+
+
+class RBFIdentity(AbstractMachine):
+    """Any kernel would do, as long as the coefficients may depend on the query."""
+
+    @property
+    def name(self) -> str:
+        return "rbf_identity"
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        kernel, width = gaussian(evidence)
+        if (kernel == 0).any():
+            raise DoesNotApply("the Gaussian kernel vanishes between distant points, so nothing can be divided by it")
+        coefficients = evidence.path.contributions / kernel[:, None]
+        return Prediction(evidence.start + (coefficients * kernel[:, None]).sum(2), f"h={width:.3g}")
+
+
+class RBFRegression(AbstractMachine):
+    """The same kernel with coefficients that may not."""
+
+    @property
+    def name(self) -> str:
+        return "rbf_regression"
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        kernel, width = gaussian(evidence)
+        outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
+        prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)
+        return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
+
+
+def gaussian(evidence: Evidence) -> tuple[Float[Tensor, "probe train"], float]:
+    """The kernel between all points and the training examples, and its width h."""
+    distances = torch.cdist(evidence.inputs, evidence.inputs[: evidence.train])
+    among = distances[: evidence.train]
+    width = float(among[among > 0].median()) if (among > 0).any() else 1.0
+    return torch.exp(-distances.square() / (2 * width**2)), width

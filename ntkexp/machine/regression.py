@@ -1,0 +1,28 @@
+"""Regression with a kernel that need be neither symmetric nor regular, by singular values:
+
+f̂(x) = f_0(x) + K(x, X) K(X, X)⁺ (f_T(X) − f_0(X)),
+
+singular values below `cutoff` times the largest counting as zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.machine.base import DoesNotApply, Evidence, Prediction, applied, square
+
+
+def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:
+    """The machine that reproduces what was learned at the training examples."""
+    matrix = square(kernel)
+    if not matrix.isfinite().all():
+        raise DoesNotApply("the kernel among the training examples is not finite, or was not read: see path.probes")
+    U, singular, Vh = torch.linalg.svd(matrix)
+    cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
+    kept = singular > cutoff * singular.max()
+    inverse = torch.where(kept, 1 / singular, 0.0)
+    coefficients = Vh.mH @ (inverse * (U.mH @ evidence.learned.flatten()))
+    outputs = evidence.start + applied(kernel, coefficients.view(evidence.targets.shape))
+    return Prediction(outputs, f"rank {int(kept.sum())} of {len(matrix)}, cut-off {cutoff:.1e}")

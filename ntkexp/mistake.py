@@ -1,0 +1,25 @@
+"""A user's mistake, said in one line: what was given, what it means, what to try.
+
+The command line prints it after `ntkexp: ` and exits with status 2; a program gets it as a `ValueError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class Mistake(ValueError):
+    """Something the user can put right; its message is one line, with advice."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint at the spelling that was probably meant, or nothing.
+
+    >>> nearest("widht", ["width", "depth"])
+    "; did you mean 'width'?"
+    >>> nearest("zebra", ["width", "depth"])
+    ''
+    """
+    close = get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

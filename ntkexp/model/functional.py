@@ -1,0 +1,43 @@
+"""A module as a function of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Weights
+
+
+def weights_of(module: nn.Module) -> Weights:
+    """The parameters that are trained, detached from the module's graph."""
+    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+def function_of(module: nn.Module) -> Function:
+    """weights, inputs ↦ outputs. Weights that are not given, and all buffers, are the module's own.
+
+    Buffers are passed as copies: a module that writes to one does not change itself.
+    """
+    if reasons := list(training_modes(module)):
+        raise Mistake(f"{reasons[0]}; call module.eval() first, so that each output depends on its own example alone")
+
+    def function(weights: Weights, inputs: Tensor) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        outputs: Tensor = functional_call(module, (weights, buffers), (inputs,), tie_weights=True)
+        return outputs
+
+    return function
+
+
+def training_modes(module: nn.Module) -> Iterator[str]:
+    """The layers that would make outputs random, or dependent on the rest of the batch."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            yield f"layer '{name}' ({type(layer).__name__}) takes its statistics from the batch"
+        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+            yield f"layer '{name}' ({type(layer).__name__}, p={layer.p}) is random in training mode"

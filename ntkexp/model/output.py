@@ -1,0 +1,75 @@
+"""How a network's output is read: scaled by α, made antisymmetric, centred (the formulas stand in `init.base`).
+
+Each reading names the `terms` of which f is the sum.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from math import sqrt
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.shapes import Weights
+
+
+class Reading(nn.Module):
+    """f = α Σ terms, the terms being plus and minus what networks of the same shape give."""
+
+    def __init__(self, network: nn.Module, alpha: float) -> None:
+        super().__init__()
+        self.network, self.alpha = network, alpha
+
+    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x),)
+
+    def trained_terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        """The terms that change in training."""
+        return self.terms(x)
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
+        first, *rest = self.terms(x)
+        total = sum(rest, start=first)
+        return total if self.alpha == 1 else self.alpha * total
+
+    def size(self, weights: Weights, x: Float[Tensor, "example *shape"]) -> float:
+        """α Σ‖trained terms‖ at these weights: f cannot be known to better than rounding of that."""
+        twin = deepcopy(self)
+        twin.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            return self.alpha * sum(float(term.norm()) for term in twin.trained_terms(x))
+
+
+class Antisymmetric(Reading):
+    """f = α (h(θ_a) − h(θ_b))/√2, equal halves at the start."""
+
+    def __init__(self, network: nn.Module, alpha: float) -> None:
+        super().__init__(network, alpha / sqrt(2))
+        self.mirror = deepcopy(network)
+
+    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x), -self.mirror(x))
+
+
+class Centred(Reading):
+    """f = α (h(θ) − h(θ_0)), θ_0 kept as constants."""
+
+    def __init__(self, network: nn.Module, alpha: float) -> None:
+        super().__init__(network, alpha)
+        self.origin = deepcopy(network).requires_grad_(False)
+
+    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x), -self.origin(x))
+
+    def trained_terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x),)
+
+
+def read(network: nn.Module, init: AbstractInit) -> Reading:
+    """The network with its output read as `init` says."""
+    if init.antisymmetric:
+        return Antisymmetric(network, init.alpha)
+    return Centred(network, init.alpha) if init.centred else Reading(network, init.alpha)

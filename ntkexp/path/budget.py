@@ -1,0 +1,65 @@
+"""The memory of a run: what it needs whatever happens, and how many points may be read at once with the rest.
+
+program         Python, torch and what else is loaded
+weights         both ends of a step, their difference and mean, the gradient and its parts
+kernels         per rule 𝒦 and 𝒮, K_0, K_T, one at work; the ladder's square matrices
+features        of the training examples, kept through a step
+block           per point two tapes, the replay's differences and slopes, C pull-backs, rows of kernels
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ntkexp.mistake import Mistake
+
+PROGRAM = 0.6e9
+WEIGHT_COPIES = 9
+SQUARE_COPIES = 5
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Sizes of a run, in numbers and bytes."""
+
+    memory_gb: float
+    parameters: int
+    points: int
+    train: int
+    outputs: int
+    rules: int
+    tape_bytes: float  # per point
+    number_bytes: int
+
+    @property
+    def fixed(self) -> float:
+        """Bytes that are needed however small the blocks are."""
+        row = self.outputs * self.train * self.number_bytes
+        kernels = self.points * row * ((self.rules + 3) * self.outputs + self.rules)
+        squares = SQUARE_COPIES * row * self.outputs * self.train
+        features = self.train * (1 + self.outputs) * self.tape_bytes
+        return PROGRAM + WEIGHT_COPIES * self.parameters * self.number_bytes + kernels + squares + features
+
+    @property
+    def per_point(self) -> float:
+        """Bytes of one point while its block is read."""
+        kernel_row = self.outputs**2 * self.train * self.number_bytes
+        return (5 + 2 * self.outputs) * self.tape_bytes + 4 * kernel_row
+
+    @property
+    def block(self) -> int:
+        """How many points are read at once: with up to half of what is free, so that tapes can be kept as well."""
+        free = self.memory_gb * 1e9 - self.fixed
+        if free < 2 * self.per_point:
+            needed = (self.fixed + 2 * self.per_point) / 1e9
+            raise Mistake(
+                f"memory_gb={self.memory_gb:g}: this run needs at least {needed:.1f}; raise memory_gb, or lower "
+                "model.width, data.train, data.probe or data.test"
+            )
+        return min(self.points, int(free / 2 / self.per_point))
+
+    @property
+    def keep(self) -> bool:
+        """Whether the tapes of all points at both ends of a step may be kept."""
+        free = self.memory_gb * 1e9 - self.fixed - self.block * self.per_point
+        return 2 * self.points * self.tape_bytes < free

@@ -1,0 +1,81 @@
+"""The two integrals along a path, accumulated step by step without keeping the trajectory:
+
+    path kernel     𝒦(x, xᵢ) = Σ_s η_s K_s(x, xᵢ)            [probe, out, train, out_]
+    contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
+
+so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) to the accuracy with which the rule reads a step; exactly, for secants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.path.descent import Step
+from ntkexp.path.points import Block
+from ntkexp.path.rule.base import Piece
+
+
+@dataclass
+class Tally:
+    """What one step adds to the contributions of one rule, in a few numbers, summed over blocks of points."""
+
+    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
+    changed: float = 0.0  # ‖Δf‖²
+    contribution_mass: float = 0.0  # Σ|Δ𝒮|
+    contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
+    kernel_squares: float = 0.0  # ‖ηK_s‖²
+
+    @property
+    def closure(self) -> float:
+        """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
+        return sqrt(self.missed / self.changed) if self.changed else 0.0
+
+    @property
+    def kernel_mass(self) -> float:
+        """η‖K_s‖."""
+        return sqrt(self.kernel_squares)
+
+
+@dataclass(frozen=True)
+class Integrals:
+    """𝒦 and 𝒮 by one rule."""
+
+    pieces: tuple[Piece, ...]
+    kernel: Float[Tensor, "probe out train out_"]
+    contributions: Float[Tensor, "probe out train"]
+
+    def add(self, step: Step, block: Block, tally: Tally) -> None:
+        """Accumulate one step at one block of points."""
+        kernel = block.kernel(self.pieces, step.right).mul_(step.step_size)
+        parts = contracted(kernel, step.output_gradient).neg_()
+        self.kernel[block.place].add_(kernel)
+        self.contributions[block.place].add_(parts)
+        change, summed = block.change(), parts.sum(2)
+        tally.missed += float((summed - change).square().sum())
+        tally.changed += float(change.square().sum())
+        tally.contribution_mass += float(parts.abs().sum())
+        tally.contribution_sum += float(summed.abs().sum())
+        tally.kernel_squares += float(kernel.square().sum())
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The accumulators, for a checkpoint."""
+        return {"kernel": self.kernel, "contributions": self.contributions}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take the accumulators of a checkpoint."""
+        for name, value in self.state.items():
+            value.copy_(state[name])
+
+
+def contracted(
+    kernel: Float[Tensor, "probe out train out_"], output_gradient: Float[Tensor, "train out_"]
+) -> Float[Tensor, "probe out train"]:
+    """K ℓ′, a sum over the training side's outputs."""
+    return torch.einsum("qcnd,nd->qcn", kernel, output_gradient)

@@ -1,0 +1,131 @@
+"""The points at which a network is read along a path: block by block, so that memory stays bounded.
+
+The training examples come first, in blocks of their own. The tape at the end of a step is the tape at the start of the
+next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features import Features
+from ntkexp.kernel.gram import gram
+from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.segment import Segment
+from ntkexp.kernel.tape import Tape
+from ntkexp.path.rule.base import Piece
+from ntkexp.shapes import Weights
+
+
+@dataclass
+class Points:
+    """Inputs [point, …], the first `train` of them training examples, read `block` at a time.
+
+    Where memory allows, tapes are kept for the two latest sets of weights: the ends of a step.
+    """
+
+    reader: Reader
+    inputs: Float[Tensor, "point *shape"]
+    train: int
+    block: int
+    keep: bool
+    shelves: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
+
+    @property
+    def train_blocks(self) -> list[slice]:
+        """The blocks of training examples."""
+        return cut(0, self.train, self.block)
+
+    @property
+    def other_blocks(self) -> list[slice]:
+        """The blocks of all other points."""
+        return cut(self.train, len(self.inputs), self.block)
+
+    def tape(self, weights: Weights, block: slice) -> Tape:
+        """The block's tape at these weights."""
+        shelf = self.shelf(weights)
+        if block.start not in shelf:
+            shelf[block.start] = self.reader.record(weights, self.inputs[block])
+        return shelf[block.start]
+
+    def shelf(self, weights: Weights) -> dict[int, Tape]:
+        """Where tapes at these weights are kept, if they are."""
+        for known, tapes in self.shelves:
+            if known is weights:
+                return tapes
+        tapes = {}
+        if self.keep:
+            self.shelves = [*self.shelves[-1:], (weights, tapes)]
+        return tapes
+
+    def read(self, weights: Weights) -> tuple[Float[Tensor, "point out"], list[Features]]:
+        """The outputs at all points, and the tangent features of the training examples."""
+        outputs, right = [], []
+        for block in self.train_blocks:
+            tape = self.tape(weights, block)
+            outputs.append(tape.outputs)
+            right.append(self.reader.tangent(tape))
+        outputs += [self.tape(weights, block).outputs for block in self.other_blocks]
+        return torch.cat(outputs), right
+
+    def tangent_kernel(self, weights: Weights, right: list[Features]) -> Float[Tensor, "probe out train out_"]:
+        """K(θ) between all points and the training examples."""
+        own = [between(block, right) for block in right]
+        tapes = (self.tape(weights, block) for block in self.other_blocks)
+        return torch.cat(own + [between(self.reader.tangent(tape), right) for tape in tapes])
+
+
+@dataclass
+class Block:
+    """One block of points during one step: tapes at positions inside the step, each recorded once."""
+
+    points: Points
+    segment: Segment
+    place: slice
+    tapes: dict[float, Tape] = field(default_factory=dict)
+
+    def tape(self, position: float) -> Tape:
+        """The tape at θ₀ + uΔθ."""
+        if position not in self.tapes:
+            weights = self.segment.at(position)
+            if position in (0.0, 1.0):
+                self.tapes[position] = self.points.tape(weights, self.place)
+            else:
+                self.tapes[position] = self.points.reader.record(weights, self.points.inputs[self.place])
+        return self.tapes[position]
+
+    def change(self) -> Float[Tensor, "point out"]:
+        """f(θ₁) − f(θ₀)."""
+        return self.tape(1.0).outputs - self.tape(0.0).outputs
+
+    def features(self, piece: Piece) -> Features:
+        """The Jacobian of a piece of the step."""
+        if piece.start == piece.end:
+            return self.points.reader.tangent(self.tape(piece.start))
+        return self.points.reader.secant(self.tape(piece.start), self.tape(piece.end)).features
+
+    def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
+        """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""
+        first, *rest = pieces
+        total = first.weight * between(self.features(first), right)
+        for piece in rest:
+            total.add_(between(self.features(piece), right), alpha=piece.weight)
+        return total
+
+
+def between(left: Features, right: list[Features]) -> Float[Tensor, "probe out train out_"]:
+    """The kernel between a block of points and all training examples."""
+    return torch.cat([gram(left, block) for block in right], dim=2) if len(right) > 1 else gram(left, right[0])
+
+
+def cut(start: int, stop: int, size: int) -> list[slice]:
+    """Consecutive slices of at most this size.
+
+    >>> cut(0, 5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(k, min(k + size, stop)) for k in range(start, stop, size)]

@@ -1,0 +1,133 @@
+"""From an experiment to what is needed to run it: data, a network at its start, its kernel there, and a step size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.data.base import Data
+from ntkexp.experiment import Experiment
+from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.segment import point
+from ntkexp.kernel.spectrum import largest
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import function_of, weights_of
+from ntkexp.model.output import Reading
+from ntkexp.path.budget import Budget
+from ntkexp.path.descent import Descent
+from ntkexp.path.points import Points
+from ntkexp.shapes import Weights
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything at the start of training. Targets and outputs run over all points, training examples first."""
+
+    experiment: Experiment
+    data: Data
+    module: Reading
+    weights: Weights
+    places: Mapping[str, slice]  # where each split that is read lies among the points
+    targets: Float[Tensor, "point out"]
+    descent: Descent
+    outputs: Float[Tensor, "point out"]
+    kernel: Float[Tensor, "point out train out_"]
+    largest_stable_step: float
+
+    @property
+    def points(self) -> Points:
+        """Where the network is read."""
+        return self.descent.points
+
+    @property
+    def read_blocks(self) -> list[slice]:
+        """The blocks of points at which the path is integrated."""
+        return (self.points.train_blocks if "train" in self.places else []) + self.points.other_blocks
+
+    @property
+    def weight(self) -> float:
+        """wᵢ of full-batch training."""
+        return self.experiment.loss.weight(self.points.train) * self.descent.scale
+
+
+def prepare(experiment: Experiment) -> Setting:
+    """Draw the data and the network, and look at them once."""
+    data = experiment.data.split()
+    targets, places = laid_out(experiment, data)
+    module = network(experiment, data, targets.shape[1])
+    weights = weights_of(module)
+    points = placed(experiment, data, module, weights, targets.shape[1])
+    outputs, right = points.read(weights)
+    refuse_infinite(outputs)
+    kernel = points.tangent_kernel(weights, right)
+    scale = experiment.init.alpha**-2 if experiment.init.centred else 1.0
+    weight = experiment.loss.weight(points.train) * scale
+    stable = 2 / (weight * largest(kernel[: points.train]) * experiment.loss.curvature)
+    descent = Descent(
+        points,
+        targets[: points.train],
+        experiment.loss,
+        scale,
+        experiment.optimizer,
+        experiment.schedule,
+        experiment.optimizer.step_size or experiment.optimizer.stable_fraction * stable,
+        experiment.steps,
+        experiment.seed,
+    )
+    return Setting(experiment, data, module, weights, places, targets, descent, outputs, kernel, stable)
+
+
+def laid_out(experiment: Experiment, data: Data) -> tuple[Float[Tensor, "point out"], dict[str, slice]]:
+    """The targets of all points that are read, and where each split lies among them."""
+    parts: list[Tensor] = []
+    places: dict[str, slice] = {}
+    at = 0
+    for name in names(experiment):
+        target = getattr(data, name).target
+        parts.append(experiment.loss.targets(target, len(data.classes)))
+        if name in experiment.path.probes and len(target):
+            places[str(name)] = slice(at, at + len(target))
+        at += len(target)
+    return torch.cat(parts).to(experiment.device, getattr(torch, experiment.dtype)), places
+
+
+def names(experiment: Experiment) -> list[str]:
+    """The splits among the points: training examples always, as they are the right side of every kernel."""
+    return [name for name in ("train", "probe", "test") if name == "train" or name in experiment.path.probes]
+
+
+def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
+    """The module with weights drawn from the experiment's seed."""
+    generator = torch.Generator().manual_seed(experiment.seed)
+    shape = tuple(data.train.inputs.shape[1:])
+    module = experiment.model.module(experiment.init, shape, outputs, generator)
+    return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
+
+
+def placed(experiment: Experiment, data: Data, module: Reading, weights: Weights, outputs: int) -> Points:
+    """The points, in blocks that the memory allows."""
+    inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
+    inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
+    reader = Reader(function_of(module), point(weights).trained)
+    train = len(data.train.inputs)
+    budget = Budget(
+        experiment.memory_gb,
+        sum(weight.numel() for weight in weights.values()),
+        len(inputs),
+        train,
+        outputs,
+        len(experiment.path.rule),
+        reader.record(weights, inputs[:2]).bytes_per_example,
+        inputs.element_size(),
+    )
+    return Points(reader, inputs, train, budget.block, budget.keep)
+
+
+def refuse_infinite(outputs: Float[Tensor, "point out"]) -> None:
+    """A network that is not finite at its start cannot be trained."""
+    if not outputs.isfinite().all():
+        raise Mistake("the network's outputs are not finite before training; lower init.W_std or init.alpha")

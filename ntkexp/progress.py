@@ -1,0 +1,44 @@
+"""What a long computation tells whoever waits for it. How that looks is the business of who listens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+
+class AbstractProgress(ABC):
+    """One task at a time: `start`, any number of `step`s and remarks, `stop`."""
+
+    @abstractmethod
+    def start(self, name: str, steps: int, done: int) -> None:
+        """A task of so many steps begins, some of them already done."""
+
+    @abstractmethod
+    def step(self, step: int, loss: float, drift: float | None) -> None:
+        """So many steps are done; the training loss, and how far the kernel has moved where that is known."""
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """A remark of one line."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The task has ended, whether or not it came to its last step."""
+
+
+class Silent(AbstractProgress):
+    """Nobody listens.
+
+    >>> Silent().say("nothing is printed")
+    """
+
+    def start(self, name: str, steps: int, done: int) -> None:
+        pass
+
+    def step(self, step: int, loss: float, drift: float | None) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass

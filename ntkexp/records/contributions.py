@@ -1,0 +1,25 @@
+"""contributions.zarr: 𝒮(x, xᵢ), what each training example added to each output at each point.
+
+<rule>  [probe, out, train]   attributes: what is known of the parts, as `error_bar` and `cancellation`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.records.store import Facts, create_store, put_array
+
+DIMS = ("probe", "out", "train")
+
+
+def write_contributions(
+    path: Path, contributions: Mapping[str, NDArray[np.float64]], facts: Mapping[str, Facts] | None = None
+) -> None:
+    """The contributions by each rule, and what is known of them."""
+    store = create_store(path)
+    for rule, values in contributions.items():
+        put_array(store, rule, np.asarray(values, dtype=np.float64), DIMS, (facts or {}).get(rule, {}))

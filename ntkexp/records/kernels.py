@@ -1,0 +1,85 @@
+"""kernels.zarr: tangent kernels along the run and the path kernels at its end.
+
+    tangent      [snapshot, probe, out, train, out_]   one chunk per snapshot
+    step         [snapshot]                            its step, written last; −1 until then
+    path_<rule>  [probe, out, train, out_]
+
+`probe` runs over every point where the network is read: first the training examples, then probe, then test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from ntkexp.records.store import Facts, create_store, drop_partial, get_array, open_store, put_array
+
+Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
+
+KERNEL_DIMS = ("probe", "out", "train", "out_")
+NOT_YET = -1
+
+
+def create_kernels(path: Path, points: int, outputs: int, train: int, snapshots: Sequence[int]) -> None:
+    """A store with room for a kernel at each of these steps, and none written."""
+    store, room = create_store(path), len(snapshots)
+    preallocate(store, "tangent", (room, points, outputs, train, outputs), ("snapshot", *KERNEL_DIMS), float("nan"))
+    preallocate(store, "step", (room,), ("snapshot",), NOT_YET)
+
+
+def write_snapshot(path: Path, index: int, step: int, kernel: Kernel) -> None:
+    """The kernel first, its step last: a step that can be read has its whole kernel beside it."""
+    store = open_store(path, write=True)
+    get_array(store, "tangent")[index] = np.asarray(kernel, dtype=np.float64)
+    get_array(store, "step")[index] = step
+
+
+def write_array(
+    path: Path, name: str, kernel: NDArray[np.float64], dims: Sequence[str] = KERNEL_DIMS, facts: Facts | None = None
+) -> None:
+    """A kernel of the whole run, such as `path_secant`."""
+    put_array(open_store(path, write=True), name, np.asarray(kernel, dtype=np.float64), dims, facts or {})
+
+
+def finish_kernels(path: Path) -> int:
+    """Give up the room for snapshots that were not reached; how many there are."""
+    store = open_store(path, write=True)
+    written = int(np.count_nonzero(read_steps(path) != NOT_YET))
+    for name in ("tangent", "step"):
+        place = get_array(store, name)
+        place.resize((written, *place.shape[1:]))
+    drop_partial(path)
+    return written
+
+
+def read_steps(path: Path) -> NDArray[np.int64]:
+    """The step of each snapshot, −1 where there is none."""
+    return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
+
+
+def read_snapshot(path: Path, index: int) -> Kernel:
+    """The tangent kernel of one snapshot."""
+    return np.asarray(get_array(open_store(path), "tangent")[index], dtype=np.float64)
+
+
+def read_array(path: Path, name: str) -> NDArray[np.float64]:
+    """A whole array of the store."""
+    return np.asarray(get_array(open_store(path), name)[...], dtype=np.float64)
+
+
+def preallocate(store: zarr.Group, name: str, shape: tuple[int, ...], dims: tuple[str, ...], fill: float | int) -> None:
+    """Room for numbers of the fill's type, a chunk per index of the first axis; nothing is written until a chunk is."""
+    store.create_array(
+        name,
+        shape=shape,
+        chunks=(1, *(max(1, length) for length in shape[1:])),
+        dtype=np.asarray(fill).dtype,
+        compressors=None,
+        dimension_names=list(dims),
+        fill_value=fill,
+    )

@@ -1,0 +1,48 @@
+"""One process writes a run folder: it holds an exclusive flock on the folder's `.lock`, which dies with the process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from ntkexp.mistake import Mistake
+
+try:
+    import fcntl
+except ImportError as error:  # not a POSIX system
+    raise Mistake("run folders are locked with flock, which this system lacks; use Linux, macOS or WSL") from error
+
+ATTEMPTS, PAUSE = 10, 0.01  # `is_held` takes the lock for an instant, which must not make a claim fail
+
+
+def acquire(lock: Path) -> int:
+    """Hold the lock until the descriptor that is returned is closed, or raise BlockingIOError if another does."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    for attempt in range(ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == ATTEMPTS - 1:
+                os.close(descriptor)
+                raise
+            time.sleep(PAUSE)
+        else:
+            break
+    return descriptor
+
+
+def is_held(lock: Path) -> bool:
+    """Whether someone holds the lock; a file that is not there is not held."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,96 @@
+"""results.csv: the ladder of kernel machines, a row per machine and split.
+
+    relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
+    floor           what rounding alone explains of it
+    max_error       max |f̂ − f_T|
+    agreement       share of equal labels; empty for regression
+    r2              of f̂ against f_T
+    note            why a machine does not apply
+
+>>> row = Result("probe", "secant", "pieces=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
+>>> row.exact
+True
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import write_atomically
+from ntkexp.records.metrics import cell
+
+
+@dataclass(frozen=True)
+class Result:
+    """How well one machine reproduces the trained network on one split."""
+
+    split: str
+    machine: str
+    detail: str = ""
+    relative_error: float | None = None
+    floor: float | None = None
+    max_error: float | None = None
+    agreement: float | None = None
+    r2: float | None = None
+    note: str = ""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative error that still counts as exact."""
+        return max(1e-12, self.floor or 0.0)
+
+    @property
+    def exact(self) -> bool:
+        """Whether rounding explains the error."""
+        return self.relative_error is not None and self.relative_error <= self.tolerance
+
+
+COLUMNS = tuple(field.name for field in fields(Result))
+
+
+def write_results(path: Path, results: Iterable[Result]) -> None:
+    """The whole table, or nothing."""
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    rows.writerows([cell(value) for value in astuple(result)] for result in results)
+    write_atomically(path, text.getvalue())
+
+
+def read_results(path: Path) -> tuple[Result, ...]:
+    """The table as it was written."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, restval=None, strict=True)
+            if tuple(rows.fieldnames or ()) != COLUMNS:
+                raise Mistake(f"{path} is damaged: its columns are not {', '.join(COLUMNS)}")
+            return tuple(parse(row) for row in rows)
+    except OSError as error:
+        raise Mistake(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise error if isinstance(error, Mistake) else Mistake(f"{path} is damaged: {error}") from error
+
+
+def parse(row: Mapping[str, str]) -> Result:
+    """One line of the file."""
+    return Result(
+        split=row["split"],
+        machine=row["machine"],
+        detail=row["detail"],
+        relative_error=number(row["relative_error"]),
+        floor=number(row["floor"]),
+        max_error=number(row["max_error"]),
+        agreement=number(row["agreement"]),
+        r2=number(row["r2"]),
+        note=row["note"],
+    )
+
+
+def number(text: str) -> float | None:
+    """A cell's number; an empty cell has none."""
+    return float(text) if text else None

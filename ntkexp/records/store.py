@@ -1,0 +1,60 @@
+"""Arrays on disk: zarr version 3, no compression, named dimensions, nothing that depends on the clock.
+
+A file per chunk makes a store readable whatever happens to the process that writes it, and the same bytes each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from ntkexp.mistake import Mistake
+
+Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str]]
+
+
+def create_store(path: Path, facts: Facts | None = None) -> zarr.Group:
+    """An empty store in place of whatever was there."""
+    return zarr.create_group(path, zarr_format=3, overwrite=True, attributes=dict(facts or {}))
+
+
+def open_store(path: Path, *, write: bool = False) -> zarr.Group:
+    """A store that exists."""
+    try:
+        return zarr.open_group(path, mode="r+" if write else "r", zarr_format=3)
+    except (OSError, ValueError, KeyError) as error:
+        raise Mistake(f"{path} is missing or damaged: it is no store of arrays") from error
+
+
+def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of its metadata is zarr's business
+    """An array of the store by its name."""
+    found = store.get(name)
+    if not isinstance(found, zarr.Array):
+        raise Mistake(f"{store.store_path} is damaged: it holds no array '{name}'")
+    return found
+
+
+def put_array(store: zarr.Group, name: str, array: NDArray[np.generic], dims: Sequence[str], facts: Facts) -> None:
+    """One array as one chunk, in place of an older one of this name."""
+    place = store.create_array(
+        name,
+        shape=array.shape,
+        chunks=tuple(max(1, length) for length in array.shape),
+        dtype=array.dtype,
+        compressors=None,
+        dimension_names=list(dims),
+        attributes=dict(facts),
+        overwrite=True,
+    )
+    place[...] = array
+
+
+def drop_partial(path: Path) -> None:
+    """Remove what zarr had not yet moved into its place when an earlier process was killed."""
+    for leftover in path.rglob("*.partial"):
+        leftover.unlink()

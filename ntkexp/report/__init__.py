@@ -1,0 +1,1 @@
+"""Tables, sentences and pictures of finished runs, from their records alone and without torch."""

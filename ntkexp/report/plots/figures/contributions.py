@@ -1,0 +1,177 @@
+"""Which training examples made a prediction? The largest |𝒮(x, xᵢ)| for the surest, a typical and the least sure point.
+
+Images are shown as images, at whole multiples of their pixels; other examples as bars. With several outputs, the
+contributions to the one that the network gives the point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, VERMILION, WIDE, heading
+from ntkexp.report.run import Run
+from ntkexp.report.text import percent, short
+
+TOP = 8
+LONGEST = 11  # letters that fit below an image
+DPI = 200  # pixels are counted at this resolution
+CELL, ROW, HEAD = 108, 176, 112  # pixels: an image, a row with its labels, the title
+FIRST, ACROSS = 180, 147  # pixels: where the examples begin, and from one to the next
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example as a person sees it."""
+
+    shown: NDArray[Any]
+    name: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A point and the examples that contributed most."""
+
+    role: str
+    point: Example
+    top: tuple[Example, ...]
+    shares: NDArray[np.float64]  # 𝒮 of each
+
+
+def draw(run: Run) -> Figure | None:
+    rule = next((rule for rule in ("secant", "gauss", "left") if rule in run.contributions), None)
+    split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
+    if rule is None or split is None:
+        return None
+    parts = run.contributions[rule].isel(probe=run.points[split]).to_numpy()
+    outputs = run.predictions.sel(machine="f_T").isel(probe=run.points[split]).to_numpy()
+    if not np.isfinite(parts).all() or not np.isfinite(outputs).all() or not parts.size:
+        return None
+    rows = explain(run, split, parts, outputs)
+    figure = pictures(rows) if picture(rows[0].point.shown) is not None else bars(rows)
+    heading(figure, answer(parts, run.contributions[rule].attrs))
+    return figure
+
+
+def explain(run: Run, split: str, parts: NDArray[np.float64], outputs: NDArray[np.float64]) -> list[Explained]:
+    """Three points, by how far their largest output is from zero or from the next one."""
+    sure = np.abs(outputs[:, 0]) if outputs.shape[1] == 1 else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
+    order = np.argsort(sure, kind="stable")
+    roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
+    found = []
+    for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
+        here = parts[k, outputs[k].argmax()]
+        top = np.argsort(-np.abs(here), kind="stable")[:TOP]
+        examples = tuple(example(run, "train", i) for i in top.tolist())
+        found.append(Explained(role, example(run, split, k), examples, here[top]))
+    return found
+
+
+def example(run: Run, split: str, k: int) -> Example:
+    """One example with its class or its values."""
+    classes, target = run.data["classes"], run.data[f"{split}_target"][k]
+    values = " ".join(minus(float(value)) for value in np.atleast_1d(target)[:2])
+    name = str(classes[target]) if len(classes) else values
+    shortened = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    return Example(run.data[f"{split}_shown"][k], shortened, int(run.data[f"{split}_index"][k]))
+
+
+def picture(shown: NDArray[Any]) -> NDArray[Any] | None:
+    """[height, width] or [height, width, colour], if this is an image."""
+    if shown.ndim == 2:
+        return shown
+    if shown.ndim == 3 and shown.shape[0] in (1, 3):
+        return shown[0] if shown.shape[0] == 1 else np.moveaxis(shown, 0, -1)
+    return None
+
+
+def pictures(rows: list[Explained]) -> Figure:
+    """A row per point: the point, then the examples with their contributions."""
+    figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
+    tall = HEAD + ROW * len(rows)
+    remark(figure, 12, "point")
+    remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, red: lowered)")
+    for down, row in enumerate(rows):
+        bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
+        image(figure, row.point.shown, 12, bottom).set_xlabel(f"{row.point.name}\n{row.role}", fontsize=7, labelpad=2)
+        for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
+            axes = image(figure, shown.shown, FIRST + ACROSS * k, bottom)
+            axes.set_xlabel(f"{shown.name}\n{signed(value)}", fontsize=7, labelpad=2, color=ink(value))
+    return figure
+
+
+def remark(figure: Figure, x: int, text: str) -> None:
+    """What a column of images is, over it."""
+    wide, tall = figure.get_figwidth() * DPI, figure.get_figheight() * DPI
+    figure.text(x / wide, 1 - (HEAD - 14) / tall, text, fontsize=7, color=GREY)
+
+
+def image(figure: Figure, shown: NDArray[Any], x: int, y: int) -> Axes:
+    """An example on whole pixels, each of its own as a square."""
+    pixels = picture(shown)
+    assert pixels is not None
+    times = max(1, CELL // max(pixels.shape[:2]))
+    tall, wide = times * pixels.shape[0], times * pixels.shape[1]
+    canvas = np.array([figure.get_figwidth(), figure.get_figheight()] * 2) * DPI
+    axes = figure.add_axes(tuple(np.array([x, y, wide, tall]) / canvas))
+    low, high = float(pixels.min()), float(pixels.max())
+    scaled = (pixels - low) / (high - low or 1.0)
+    axes.imshow(scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_color(GREY)
+    return axes
+
+
+def bars(rows: list[Explained]) -> Figure:
+    """A panel per point, a bar per example, named by its class or target."""
+    figure = Figure(figsize=(WIDE, 1.9), layout="constrained")
+    for axes, row in zip(figure.subplots(1, len(rows)), rows, strict=True):
+        axes.barh(range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7)
+        axes.set_yticks(range(len(row.top)), [f"{shown.name}  #{shown.index}" for shown in row.top])
+        axes.invert_yaxis()
+        axes.axvline(0, color=BLACK, linewidth=0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.set_title(f"{row.role}: {row.point.name}  #{row.point.index}")
+        axes.set_xlabel("contribution")
+    figure.supylabel("training example", fontsize=8)
+    return figure
+
+
+def ink(value: float) -> str:
+    """Blue raises the output, vermilion lowers it."""
+    return BLUE if value >= 0 else VERMILION
+
+
+def signed(value: float) -> str:
+    """A contribution with its sign."""
+    return "+" + short(value) if value >= 0 else minus(value)
+
+
+def minus(value: float) -> str:
+    """A number with the sign that the axes use."""
+    return short(value).replace("-", "−")
+
+
+def answer(parts: NDArray[np.float64], facts: dict[str, Any]) -> str:
+    """The title: how concentrated the contributions are, and how well their parts are known."""
+    sizes = np.sort(np.abs(parts).reshape(-1, parts.shape[-1]), axis=1)[:, ::-1]
+    total = sizes.sum()
+    top = min(10, parts.shape[-1])
+    part = percent(sizes[:, :top].sum() / total) if total > 0 else "0 %"
+    return f"The top {top} of {parts.shape[-1]} examples make {part} of the contributions to a point{known(facts)}"
+
+
+def known(facts: dict[str, Any]) -> str:
+    """How far the parts can be trusted, where that was measured."""
+    error, cancellation = facts.get("error_bar"), facts.get("cancellation")
+    accuracy = [f"are known to {percent(error)}"] if error is not None and np.isfinite(error) else []
+    cancels = [f"cancel {short(cancellation)}-fold"] if cancellation is not None and np.isfinite(cancellation) else []
+    return f"; the parts {' and '.join([*accuracy, *cancels])}" if accuracy or cancels else ""

@@ -1,0 +1,69 @@
+"""How far is each kernel machine from the trained network? Relative errors on every split, on a log axis."""
+
+from __future__ import annotations
+
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+
+from ntkexp.records.results import Result
+from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, label
+from ntkexp.report.run import Run
+from ntkexp.report.sentence import sentence
+from ntkexp.report.table import main_split
+from ntkexp.report.text import short
+
+MARKER = {"train": "^", "probe": "o", "test": "s"}
+LEAST = 1e-17  # where an error of exactly zero is drawn
+
+
+def draw(run: Run) -> Figure | None:
+    rows = [row for row in run.ladder if row.relative_error is not None and math.isfinite(row.relative_error)]
+    if not rows:
+        return None
+    names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
+    figure = Figure(figsize=(NARROW, 1.2 + 0.19 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(LEAST / 3, max(row.tolerance for row in rows), color=PALE, linewidth=0, zorder=0)
+    for row in rows:
+        height = names.index((row.machine, row.detail))
+        axes.plot(
+            max(row.relative_error or 0.0, LEAST), height, MARKER.get(row.split, "o"),
+            color=colour(row.machine), markersize=4, alpha=0.8, markeredgewidth=0,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlim(LEAST / 3, max(2.0, 3 * max(row.relative_error or 0.0 for row in rows)))
+    axes.xaxis.set_major_locator(LogLocator(numticks=6))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(range(len(names)), [label(machine) for machine, _ in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("relative error")
+    write_numbers(axes, rows, names)
+    explain(axes, rows)
+    heading(figure, sentence(run.ladder))
+    return figure
+
+
+def write_numbers(axes: Axes, rows: list[Result], names: list[tuple[str, str]]) -> None:
+    """The errors of the split that counts, beside the axes."""
+    here = main_split(rows)
+    for row in (row for row in rows if row.split == here):
+        axes.annotate(
+            short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
+            xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
+        )  # fmt: skip
+
+
+def explain(axes: Axes, rows: list[Result]) -> None:
+    """What the band and the marks mean."""
+    axes.annotate(
+        "exact to rounding", (0, 1), xytext=(2, 2), xycoords="axes fraction", textcoords="offset points",
+        fontsize=6, color=GREY,
+    )  # fmt: skip
+    splits = [split for split in MARKER if any(row.split == split for row in rows)]
+    marks = [Line2D([], [], linestyle="", marker=MARKER[split], color=GREY, markersize=4) for split in splits]
+    axes.legend(marks, splits, loc="lower left", bbox_to_anchor=(0.42, 0.97), ncols=3, handletextpad=0.1,
+                columnspacing=0.8, borderaxespad=0)  # fmt: skip

@@ -1,0 +1,69 @@
+"""How far does the kernel move while the network learns?
+
+Loss, relative movement of the weights ‖θ_s − θ_0‖/‖θ_0‖ and of the kernel ‖K_s − K_0‖/‖K_0‖ over the steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ntkexp.report.plots.labels import End, name_ends
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, heading, step_axis
+from ntkexp.report.run import Run
+from ntkexp.report.text import percent, short
+
+FEW = 40  # points that are shown one by one
+
+
+def draw(run: Run) -> Figure | None:
+    loss = run.series("loss")
+    if len(loss) < 2:
+        return None
+    figure = Figure(figsize=(NARROW, 3.3), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    losses = lines(above, run, {"loss": ("train", BLACK), "loss_probe": ("probe", GREY)})
+    above.set(ylabel="loss", yscale="log" if (loss["loss"] > 0).all() else "linear")
+    name_ends(above, losses)
+    changes = lines(below, run, {"weights_moved": ("weights", ORANGE), "drift": ("kernel", BLUE)})
+    below.set(ylabel="relative change", ylim=(0, None))
+    name_ends(below, changes)
+    step_axis(below, int(run.metrics["step"].iloc[-1]))
+    heading(figure, answer(run))
+    return figure
+
+
+def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:
+    """Lines over the steps, with dots where there are few points; where they end."""
+    ends = []
+    for column, (name, colour) in columns.items():
+        series = run.series(column)
+        if len(series):
+            axes.plot(series["step"], series[column], ".-" if len(series) <= FEW else "-", color=colour)
+            ends.append(End(name, float(series[column].iloc[-1]), colour))
+    return ends
+
+
+def answer(run: Run) -> str:
+    """The title."""
+    broken = run.metrics.loc[~np.isfinite(run.metrics["loss"]), "step"]
+    if len(broken):
+        return f"Training diverges: from step {int(broken.iloc[0])} on the loss is no number"
+    first, last = run.metrics["loss"].iloc[[0, -1]]
+    drift = run.series("drift")["drift"]
+    moved = f"The kernel moves by {percent(drift.iloc[-1])} while the loss" if len(drift) else "The loss"
+    return f"{moved} {change(float(first), float(last))}"
+
+
+def change(first: float, last: float) -> str:
+    """How a positive number changed.
+
+    >>> change(2.0, 0.02), change(1.0, 0.9), change(1.0, 3.0)
+    ('falls 100-fold', 'falls by 10 %', 'rises 3-fold')
+    """
+    verb = "falls" if last <= first else "rises"
+    low, high = sorted((first, last))
+    if low == 0:
+        return "stays at zero" if high == 0 else f"{verb} {'to' if last == 0 else 'from'} zero"
+    return f"{verb} {short(high / low)}-fold" if high >= 2 * low else f"{verb} by {percent(abs(last - first) / first)}"

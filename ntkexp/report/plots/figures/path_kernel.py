@@ -1,0 +1,99 @@
+"""Which training examples does the path kernel tie together? 𝒦(X, X), ordered by class or by target.
+
+With several outputs, the trace over them. 𝒦 need not be symmetric: the rows are read along the step, the columns at
+its start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+from numpy.typing import NDArray
+
+from ntkexp.report.plots.style import BLACK, NARROW, heading
+from ntkexp.report.run import Run
+from ntkexp.report.text import short
+
+MOST = 256  # more examples than this are averaged in blocks: a page has no room for them
+
+
+def draw(run: Run) -> Figure | None:
+    rule = next((rule for rule in ("secant", "gauss", "left") if f"path_{rule}" in run.kernels), None)
+    if rule is None or "train" not in run.points:
+        return None
+    blocks = run.kernels[f"path_{rule}"].isel(probe=run.points["train"]).to_numpy()
+    kernel = np.einsum("qcmc->qm", blocks)
+    if not kernel.size or not np.isfinite(kernel).all():
+        return None
+    target, classes = run.data["train_target"], [str(name) for name in run.data["classes"]]
+    order = np.argsort(target if classes else target.reshape(len(target), -1)[:, 0], kind="stable")
+    figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
+    axes = figure.subplots()
+    heat(figure, axes, kernel[np.ix_(order, order)])
+    if classes:
+        mark_classes(axes, target[order], classes)
+    else:
+        axes.set(xticks=[], yticks=[], xlabel="training examples, target rising →")
+    heading(figure, answer(kernel, target if classes else None))
+    return figure
+
+
+def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
+    """Colours centred on zero if signs differ; an axis runs over examples, whatever is averaged."""
+    examples = len(kernel)
+    image, top = coarse(kernel), float(np.abs(kernel).max())
+    signed = bool((kernel < 0).any() and (kernel > 0).any())
+    drawn = axes.imshow(
+        image, cmap="RdBu_r" if signed else "viridis", vmin=-top if signed else None, vmax=top if signed else None,
+        extent=(0, examples, examples, 0), interpolation="nearest",
+    )  # fmt: skip
+    numbers = ScalarFormatter()
+    numbers.set_powerlimits((-2, 3))
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, pad=0.02, format=numbers)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2)
+
+
+def coarse(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means over blocks of equal size, so that no more than MOST remain a side; a last, smaller block is left out."""
+    block = -(-len(kernel) // MOST)
+    side = len(kernel) // block
+    return np.asarray(kernel[: side * block, : side * block].reshape(side, block, side, block).mean(axis=(1, 3)))
+
+
+def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
+    """Lines between classes, and their names in the middle of each."""
+    ends = np.searchsorted(labels, np.arange(len(classes)), side="right")
+    middles = (np.concatenate([[0], ends[:-1]]) + ends) / 2
+    for end in ends[:-1]:
+        axes.axhline(end, color=BLACK, linewidth=0.5)
+        axes.axvline(end, color=BLACK, linewidth=0.5)
+    axes.set_xticks(middles, classes)
+    axes.set_yticks(middles, classes)
+    axes.tick_params(length=0)
+    if max(map(len, classes)) > 3:
+        axes.tick_params(axis="y", labelrotation=90)
+        axes.tick_params(axis="x", labelrotation=90 if len(classes) > 3 else 0)
+    axes.set(xlabel="training example, by class", ylabel="training example, by class")
+
+
+def answer(kernel: NDArray[np.float64], labels: NDArray[Any] | None) -> str:
+    """The title: how much more two examples of a class share than two of different ones."""
+    apart = ~np.eye(len(kernel), dtype=bool)
+    if labels is None:
+        itself, other = short(mean(kernel[~apart])), short(mean(kernel[apart]))
+        return f"An example has a path kernel of {itself} with itself and of {other} with another"
+    alike = labels[:, None] == labels[None, :]
+    within, between = mean(kernel[apart & alike]), mean(kernel[~alike])
+    if within > 0 and between > 0:
+        return f"The path kernel within a class is {short(within / between)} times that between classes"
+    return f"The path kernel is {short(within)} within a class and {short(between)} between classes"
+
+
+def mean(values: NDArray[np.float64]) -> float:
+    """The mean, or NaN of nothing."""
+    return float(values.mean()) if values.size else float("nan")

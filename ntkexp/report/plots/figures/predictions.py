@@ -1,0 +1,63 @@
+"""Which kernel machines say what the network says? One panel per machine: its outputs over the network's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading, label
+from ntkexp.report.run import Run
+from ntkexp.report.sentence import sentence
+from ntkexp.report.table import main_split
+from ntkexp.report.text import short
+
+ACROSS = (4, 5)  # panels side by side: whichever leaves fewer places empty
+MANY = 400  # points in a panel beyond which they are pixels in the SVG
+
+
+def draw(run: Run) -> Figure | None:
+    values = {str(name): run.predictions.sel(machine=name).to_numpy() for name in run.predictions["machine"].values}
+    network = values["f_T"]
+    machines = {name: f for name, f in values.items() if name not in ("f_0", "f_T") and np.isfinite(f).any()}
+    if not machines or not network.size or not np.isfinite(network).all():
+        return None
+    across = min(ACROSS, key=lambda columns: -len(machines) % columns)
+    down = math.ceil(len(machines) / across)
+    figure = Figure(figsize=(WIDE, 0.6 + (WIDE / across) * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
+    errors = {row.machine: row.relative_error for row in run.ladder if row.split == main_split(run.ladder)}
+    for axes, (name, outputs) in zip(panels, machines.items(), strict=False):
+        scatter(axes, network, outputs, run.points.get("train", slice(0, 0)), colour(name))
+        axes.set_title(label(name), color=colour(name))
+        axes.text(0.04, 0.97, short(errors.get(name)), transform=axes.transAxes, va="top", fontsize=7)
+    for axes in panels[len(machines) :]:
+        axes.set_axis_off()
+    for axes in panels[len(machines) - across : len(machines)]:
+        axes.tick_params(labelbottom=True)  # nothing stands below it
+    figure.supxlabel("output of the trained network", fontsize=8)
+    figure.supylabel("output of the kernel machine", fontsize=8)
+    heading(figure, sentence(run.ladder))
+    return figure
+
+
+def scatter(axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str) -> None:
+    """New points in the machine's colour over training points in grey; what lies outside is counted."""
+    low, high = float(network.min()), float(network.max())
+    margin = 0.15 * (high - low) or 1.0
+    limits = (low - margin, high + margin)
+    axes.axline((low, low), slope=1, color=BLACK, linewidth=0.5, zorder=1)
+    new = np.ones(len(network), dtype=bool)
+    new[learned] = False
+    for chosen, shade in ((~new, GREY), (new, ink)):
+        axes.plot(
+            network[chosen].ravel(), outputs[chosen].ravel(), "o", color=shade, markersize=1.8, alpha=0.6,
+            markeredgewidth=0, rasterized=network.size > MANY,
+        )  # fmt: skip
+    axes.set(xlim=limits, ylim=limits, aspect="equal")
+    outside = int((~((outputs >= limits[0]) & (outputs <= limits[1]))).sum())
+    if outside:
+        axes.text(0.97, 0.03, f"{outside} outside", transform=axes.transAxes, ha="right", fontsize=6, color=GREY)

@@ -1,0 +1,79 @@
+"""Do the large eigenvalues of the kernel on the training set grow, and do they meet the edge of stability?
+
+The edge is where a step is as long as the curvature allows: λ = 2/(η w max ℓ″).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ntkexp.report.plots.labels import End, name_ends
+from ntkexp.report.plots.style import NARROW, VERMILION, heading, step_axis
+from ntkexp.report.run import Run
+from ntkexp.report.text import percent, short
+
+TOP = 10
+
+
+def draw(run: Run) -> Figure | None:
+    spectra = [positive(run, f"eigenvalue_{k}") for k in range(1, TOP + 1)]
+    spectra = [series for series in spectra if len(series)]
+    if not spectra:
+        return None
+    figure = Figure(figsize=(NARROW, 2.5), layout="constrained")
+    axes = figure.subplots()
+    ends = [*eigenvalues(axes, spectra), *edge(axes, run)]
+    axes.set(yscale="log", ylabel="eigenvalues of K(X, X)")
+    step_axis(axes, int(run.metrics["step"].iloc[-1]))
+    name_ends(axes, ends)
+    stability = positive(run, "stability")["stability"].to_numpy(dtype=float)
+    heading(figure, answer(spectra[0]["eigenvalue_1"].to_numpy(dtype=float), stability))
+    return figure
+
+
+def positive(run: Run, *columns: str) -> pd.DataFrame:
+    """What a log axis can hold; rounding makes some zero eigenvalues negative."""
+    series = run.series(*columns)
+    return series.loc[(series[list(columns)] > 0).all(axis=1)]
+
+
+def eigenvalues(axes: Axes, spectra: list[pd.DataFrame]) -> list[End]:
+    """One line each, from dark to light; the first and the last are named."""
+    ends = []
+    for k, series in enumerate(spectra, start=1):
+        shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
+        axes.plot(series["step"], series[f"eigenvalue_{k}"], ".-", color=shade, linewidth=1)
+        ends.append(End(f"λ$_{{{k}}}$", float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade))
+    return ends if len(ends) == 1 else [ends[0], ends[-1]]
+
+
+def edge(axes: Axes, run: Run) -> list[End]:
+    """The edge of stability, where it is known."""
+    series = positive(run, "lambda_max", "stability")
+    heights = (series["lambda_max"] / series["stability"]).to_numpy()
+    axes.plot(series["step"], heights, "--", color=VERMILION, linewidth=1)
+    return [End("edge", float(heights[-1]), VERMILION)] if len(heights) else []
+
+
+def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
+    """The title."""
+    first, last = largest[0], largest[-1]
+    verb = "grows" if last > 1.005 * first else "falls" if last < 0.995 * first else "stays"
+    moved = f"{verb} at {short(last)}" if verb == "stays" else f"{verb} from {short(first)} to {short(last)}"
+    edge = f", {part(stability[-1])} the edge of stability" if len(stability) else ""
+    return f"The largest eigenvalue of the kernel {moved}{edge}"
+
+
+def part(ratio: float) -> str:
+    """A ratio before what it is a ratio to.
+
+    >>> part(0.5), part(46.0)
+    ('50 % of', '46 times')
+    """
+    return f"{percent(ratio)} of" if ratio < 2 else f"{short(ratio)} times"

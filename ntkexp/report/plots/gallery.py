@@ -1,0 +1,47 @@
+"""All pictures of a run, as SVG for the paper and PNG for the eye, with the same bytes each time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ntkexp.records.atomic import write_atomically
+from ntkexp.report.plots import figures
+from ntkexp.report.plots.style import RC
+from ntkexp.report.run import Run
+
+Draw: TypeAlias = Callable[[Run], Figure | None]
+
+# what matplotlib would write about itself and the time
+METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+
+
+def gallery() -> Iterator[tuple[str, Draw]]:
+    """The name of each picture and the function that draws it: the files in `figures`."""
+    for file in sorted(Path(figures.__path__[0]).glob("[!_]*.py")):
+        yield file.stem, import_module(f"{figures.__name__}.{file.stem}").draw
+
+
+def save(run: Run, folder: Path) -> tuple[Path, ...]:
+    """Draw every picture that applies to the run; the files written."""
+    written: list[Path] = []
+    with rc_context(RC):
+        for name, draw in gallery():
+            figure = draw(run)
+            if figure is not None:
+                written += [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
+    return tuple(written)
+
+
+def write(figure: Figure, path: Path, kind: str) -> Path:
+    """One figure as one file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=METADATA[kind])
+    write_atomically(path, buffer.getvalue())
+    return path

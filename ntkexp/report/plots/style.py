@@ -1,0 +1,99 @@
+"""How every picture looks: sizes for print, colours that the colour-blind can tell apart, the same bytes each time."""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+from matplotlib import RcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+NARROW, WIDE = 3.3, 6.8  # inches: one column of a paper, and two
+
+RC = RcParams(
+    {
+        "font.family": "DejaVu Sans",  # comes with matplotlib, so that the same bytes come out everywhere
+        "font.size": 8,
+        "axes.titlesize": 8,
+        "axes.titlelocation": "left",
+        "axes.labelsize": 8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "xtick.labelsize": 7,
+        "ytick.labelsize": 7,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "xtick.minor.width": 0.4,
+        "ytick.minor.width": 0.4,
+        "lines.linewidth": 1.2,
+        "lines.markersize": 3,
+        "legend.frameon": False,
+        "legend.fontsize": 7,
+        "savefig.dpi": 200,
+        "figure.dpi": 200,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "ntkexp",
+    }
+)
+
+BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
+BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
+
+# Okabe & Ito's palette; machines of one family share a hue, the network itself is black
+COLOUR = {
+    "secant": BLUE,
+    "gauss": SKY,
+    "left": VERMILION,
+    "fixed_coefficients": GREEN,
+    "kernel_regression": "#66c5ab",
+    "frozen_start": ORANGE,
+    "frozen_end": "#8a5f00",
+    "frozen_limit": "#f0c566",
+    "linearised": PURPLE,
+    "nngp": "#b3a800",
+    "rbf_identity": "#999999",
+    "rbf_regression": "#666666",
+}
+
+
+def colour(machine: str) -> str:
+    """A machine keeps its colour in every picture."""
+    return COLOUR.get(machine, GREY)
+
+
+def label(machine: str) -> str:
+    """A machine's name in words."""
+    return machine.replace("_", " ").replace("rbf", "RBF").replace("nngp", "NNGP")
+
+
+def heading(figure: Figure, text: str) -> None:
+    """The picture's answer, over its whole width."""
+    lines = wrapped(text.rstrip("."), int(14 * figure.get_figwidth()))
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=8, fontweight="bold")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """As few lines as the width allows, of about equal length; numbers keep their units.
+
+    >>> wrapped("one two three four", 16)
+    ['one two', 'three four']
+    """
+    whole = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    fewest = len(textwrap.wrap(whole, width))
+    return next(lines for w in range(1, width + 1) if len(lines := textwrap.wrap(whole, w)) == fewest)
+
+
+def step_axis(axes: Axes, last: int) -> None:
+    """Steps from 0 on, log-spaced beyond 1, as kernels are kept."""
+    if last > 20:
+        axes.set_xscale("symlog", linthresh=1, linscale=0.4)
+        axes.set_xticks([0, *(10**k for k in range(int(np.log10(last)) + 1))])
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.set_xlim(0, last)
+    axes.set_xlabel("step")

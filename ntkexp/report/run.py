@@ -1,0 +1,140 @@
+"""A run as a reader sees it: what was run, what was measured, and what came out.
+
+`load_run` asks for a finished and undamaged folder; `read_run` takes the folder as it is, which is how a run draws its
+own pictures before it is declared finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.data import read_data
+from ntkexp.records.folder import CONFIG, RunFolder, looks_like_a_run
+from ntkexp.records.json_file import read_object
+from ntkexp.records.results import COLUMNS, Result, read_results
+
+SPLITS = ("train", "probe", "test")
+DIVERGED = 1e100  # numbers beyond are on their way to infinity
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. Large arrays are read when they are first asked for."""
+
+    path: Path
+    config: dict[str, Any]
+    metrics: pd.DataFrame
+    ladder: tuple[Result, ...]
+    kernels: xr.Dataset
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """The ladder as a data frame."""
+        return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(
+            dict.fromkeys(("relative_error", "floor", "max_error", "agreement", "r2"), float)
+        )
+
+    @cached_property
+    def contributions(self) -> xr.Dataset:
+        """𝒮 by rule, [probe, out, train]."""
+        return open_store(self.path / "contributions.zarr")
+
+    @cached_property
+    def predictions(self) -> xr.DataArray:
+        """Outputs of the network and of each machine, [machine, probe, out], labelled by machine."""
+        store = open_store(self.path / "predictions.zarr")
+        return store["prediction"].assign_coords(machine=store.attrs["machines"])
+
+    @cached_property
+    def data(self) -> dict[str, NDArray[Any]]:
+        """The examples, as `records.data` names them."""
+        return read_data(self.path / "data.npz")
+
+    @cached_property
+    def points(self) -> dict[str, slice]:
+        """Where each split that was read lies along the axis `probe`."""
+        ends = np.cumsum([0, *(len(self.data[f"{split}_index"]) for split in self.read)]).tolist()
+        return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
+
+    def series(self, *columns: str) -> pd.DataFrame:
+        """The steps at which all of these were measured and are numbers that a picture can hold."""
+        chosen = self.metrics.reindex(columns=["step", *columns])
+        fit = (np.abs(chosen.to_numpy(dtype=float)) < DIVERGED).all(axis=1)
+        found: pd.DataFrame = chosen.loc[fit].reset_index(drop=True)
+        return found
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The splits at which the network was read."""
+        chosen = self.config.get("path", {}).get("probes", SPLITS)
+        return tuple(split for split in SPLITS if split in chosen)
+
+
+def load_run(folder: Path | str) -> Run:
+    """A finished run. A folder that is none is a `Mistake` that says why."""
+    path = Path(folder)
+    if path.is_dir() and not looks_like_a_run(path):
+        raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
+    if (defect := RunFolder(path).defect) is not None:
+        running = RunFolder(path).state == "running"
+        raise Mistake(f"{path} is still being written" if running else f"{path} {defect}")
+    return read_run(path)
+
+
+def load_runs(folders: Iterable[Path | str]) -> tuple[tuple[Run, ...], tuple[Mistake, ...]]:
+    """The runs that can be read, and what is wrong with the others."""
+    runs, mistakes = [], []
+    for folder in folders:
+        try:
+            runs.append(load_run(folder))
+        except Mistake as mistake:
+            mistakes.append(mistake)
+    return tuple(runs), tuple(mistakes)
+
+
+def read_run(path: Path) -> Run:
+    """A run from its files, finished or not."""
+    return Run(
+        path=path,
+        config=read_object(path / CONFIG),
+        metrics=read_metrics(path / "metrics.csv"),
+        ladder=read_results(path / "results.csv"),
+        kernels=open_store(path / "kernels.zarr").set_coords("step"),
+    )
+
+
+def read_metrics(path: Path) -> pd.DataFrame:
+    """What was measured, a row per step, all numbers; empty cells are NaN."""
+    try:
+        return pd.read_csv(path, index_col=False).astype(float).astype({"step": int})
+    except (OSError, ValueError, KeyError) as error:
+        raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
+
+
+def open_store(path: Path) -> xr.Dataset:
+    """A zarr store with its dimensions named; the numbers are read when they are used."""
+    try:
+        store: xr.Dataset = xr.open_zarr(path, consolidated=False, chunks=None)
+    except (OSError, ValueError, KeyError) as error:
+        raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
+    return store
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error's message, or its kind."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,81 @@
+"""The tables a person reads: the ladder of one run, and several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ntkexp.records.results import Result
+from ntkexp.report.run import SPLITS, Run
+from ntkexp.report.text import MISSING, aligned, short
+
+
+def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
+    """A line per machine: its relative error on every split, and agreement and R² where the run is judged."""
+    splits = [split for split in SPLITS if any(result.split == split for result in results)]
+    header = ["machine", "detail", *splits, "agreement", "R²", *(["seconds"] if seconds else []), ""]
+    machines = dict.fromkeys((result.machine, result.detail) for result in results)
+    rows = []
+    for name, detail in machines:
+        found = {result.split: result for result in results if (result.machine, result.detail) == (name, detail)}
+        here = found.get(main_split(results), Result("", name))
+        errors = [short(found[split].relative_error) if split in found else MISSING for split in splits]
+        clock = [short(seconds.get(name))] if seconds else []
+        rows.append([name, detail, *errors, short(here.agreement), short(here.r2), *clock, here.note])
+    return aligned(header, rows, [False, False, *[True] * (len(header) - 3), False])
+
+
+def main_split(results: Sequence[Result]) -> str:
+    """The split that a single number should speak of: new points if there are any, those meant for it first."""
+    present = {result.split for result in results}
+    return next((split for split in ("probe", "test", "train") if split in present), "probe")
+
+
+def combined(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row per run: its name, where its configuration differs from the others', and each machine's relative error."""
+    configs = [flat(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    varying = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    rows = [
+        {"run": run.name} | {key: config.get(key) for key in varying} | errors(run)
+        for run, config in zip(runs, configs, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
+
+
+def errors(run: Run) -> dict[str, str | float | None]:
+    """The split a run is judged by, and the relative error of each machine there."""
+    split = main_split(run.ladder)
+    here = [row for row in run.ladder if row.split == split and row.relative_error is not None]
+    return {"split": split} | {row.machine: row.relative_error for row in here}
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested configuration by dotted keys; a component's class goes by its own name.
+
+    >>> flat({"model": {"_target_": "ntkexp.model.mlp.MLP", "width": 8}, "seed": 0})
+    {'model': 'MLP', 'model.width': 8, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        elif key == "_target_":
+            found |= {prefix.rstrip("."): str(value).rpartition(".")[2]} if prefix else {}
+        else:
+            found[prefix + key] = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+    return found
+
+
+def to_text(table: pd.DataFrame) -> str:
+    """A data frame as aligned text."""
+    right = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
+    rows = [[written(value) for value in row] for row in table.itertuples(index=False)]
+    return aligned(list(map(str, table)), rows, right)
+
+
+def written(value: object) -> str:
+    """A cell of a table; whole numbers keep every digit."""
+    return short(value) if value is None or isinstance(value, float) else str(value)

@@ -1,0 +1,30 @@
+"""A command run in this process, as the entry point runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import pytest
+
+from ntkexp.cli.entry import run
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+Command: TypeAlias = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: str) -> Ended:
+        status = run(arguments)
+        return Ended(status, *capfd.readouterr())
+
+    return call

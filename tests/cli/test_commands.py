@@ -1,0 +1,204 @@
+"""What commands print, and how they end, with a run that was written beforehand in place of training."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ntkexp.cli.progress import Bar, Lines, listener
+from ntkexp.config.compose import compose
+from ntkexp.experiment import Experiment
+from ntkexp.mistake import Mistake
+from ntkexp.progress import AbstractProgress, Silent
+from tests.cli.conftest import Command
+from tests.report.synthetic import digits, write_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "mlp-w512-s0-000000000000", digits())
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[AbstractProgress], Path]], None]:
+    """Put a function in the place of training; runs go to a folder of the test's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+    def replace(act: Callable[[AbstractProgress], Path]) -> None:
+        module = ModuleType("ntkexp.carry_out")
+
+        def carry_out(
+            experiment: Experiment, overrides: Sequence[str], out: Path, force: bool, progress: AbstractProgress
+        ) -> Path:
+            assert experiment == compose(overrides)
+            assert out.is_dir()
+            return act(progress)
+
+        def resume(folder: Path, progress: AbstractProgress, trusted: Sequence[str]) -> Path:
+            return act(progress)
+
+        vars(module).update(carry_out=carry_out, resume=resume)
+        monkeypatch.setitem(sys.modules, "ntkexp.carry_out", module)
+        monkeypatch.setattr("ntkexp.carry_out", module, raising=False)
+
+    return replace
+
+
+Replace = Callable[[Callable[[AbstractProgress], Path]], None]
+
+
+def test_a_run_ends_with_its_ladder_a_sentence_and_its_folder(
+    command: Command, training: Replace, finished: Path
+) -> None:
+    def act(progress: AbstractProgress) -> Path:
+        progress.start("training", 2, 0)
+        progress.step(1, 0.5, None)
+        progress.step(2, 0.25, 0.125)
+        progress.stop()
+        return finished
+
+    training(act)
+    for arguments in (["train", "seed=1", "--out", "here", "model.width=8"], ["resume", str(finished)]):
+        ended = command(*arguments)
+        assert ended.status == 0
+        assert "secant" in ended.out
+        assert ended.out.endswith(f".\n{finished}\n")
+        assert ended.err.splitlines()[-1] == "training: step 2 of 2  loss 0.25  drift 0.125"
+        assert "\x1b" not in ended.out + ended.err
+
+
+def test_quiet_prints_nothing(command: Command, training: Replace, finished: Path) -> None:
+    def act(progress: AbstractProgress) -> Path:
+        progress.say("a remark")
+        return finished
+
+    training(act)
+    assert command("train", "--quiet") == (0, "", "")
+
+
+def test_json_is_one_object(command: Command, training: Replace, finished: Path) -> None:
+    training(lambda progress: finished)
+    printed = json.loads(command("train", "--json").out)
+    assert (printed["folder"], printed["outcome"]) == (str(finished), "finished")
+    assert {"split", "machine", "relative_error", "floor"} <= set(printed["results"][0])
+
+
+def test_an_interrupt_says_how_to_go_on(command: Command, training: Replace) -> None:
+    def act(progress: AbstractProgress) -> Path:
+        raise KeyboardInterrupt
+
+    training(act)
+    ended = command("train", "seed=4")
+    assert (ended.status, ended.err.count("\n")) == (130, 1)
+    assert "ntkexp resume outputs/runs/mlp-w512-s4-" in ended.err
+    assert command("resume", "there").status == 130
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_fault_of_the_machine_is_one_line(code: int, command: Command, training: Replace) -> None:
+    def act(progress: AbstractProgress) -> Path:
+        raise OSError(code, os.strerror(code), "kernels.zarr")
+
+    training(act)
+    ended = command("train")
+    assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
+    assert ended.err.startswith("ntkexp: kernels.zarr: ")
+
+
+def test_a_mistake_found_in_training_is_one_line(command: Command, training: Replace) -> None:
+    def act(progress: AbstractProgress) -> Path:
+        raise Mistake("data.train=9: there are 8")
+
+    training(act)
+    assert command("train") == (2, "", "ntkexp: data.train=9: there are 8\n")
+
+
+def test_a_bug_keeps_its_traceback(command: Command, training: Replace) -> None:
+    def act(progress: AbstractProgress) -> Path:
+        raise ZeroDivisionError
+
+    training(act)
+    with pytest.raises(ZeroDivisionError):
+        command("train")
+
+
+def test_threads_are_known_before_torch_is_imported(command: Command, training: Replace, finished: Path) -> None:
+    seen = []
+
+    def act(progress: AbstractProgress) -> Path:
+        seen.append(os.environ["OMP_NUM_THREADS"])
+        return finished
+
+    training(act)
+    assert command("train", "threads=3", "--quiet").status == 0
+    assert seen == ["3"]
+
+
+def test_config_shows_what_would_run(command: Command) -> None:
+    ended = command("config", "model.width=64", "path.rule=[left]")
+    assert (ended.status, ended.err) == (0, "")
+    assert "- model: mlp" in ended.out
+    assert "  width: 64" in ended.out
+    assert "  rule: [left]" in ended.out
+
+
+def test_a_report_in_every_format(command: Command, finished: Path, tmp_path: Path) -> None:
+    assert finished.name in command("report", str(finished)).out
+    rows = list(csv.DictReader(command("report", "--format=csv", str(finished)).out.splitlines()))
+    table = json.loads(command("report", "--format=json", str(finished)).out)
+    assert [row["run"] for row in rows] == [row["run"] for row in table] == [finished.name]
+    assert float(rows[0]["left"]) == table[0]["left"]
+    written = command("report", str(finished), "--format=csv", "--out", str(tmp_path / "table.csv"))
+    assert written == (0, "", "")
+    assert (tmp_path / "table.csv").read_text().startswith("run,")
+    assert command("report", str(finished), "--out", str(tmp_path / "no" / "table.csv")).status == 2
+
+
+def test_unreadable_folders_are_named_in_one_line(command: Command, finished: Path, tmp_path: Path) -> None:
+    ended = command("report", str(tmp_path), str(finished), "nowhere")
+    assert (ended.status, ended.err.count("\n")) == (0, 1)
+    assert str(tmp_path) in ended.err
+    assert "nowhere" in ended.err
+    assert finished.name in ended.out
+
+
+def test_whoever_listens_suits_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(listener(True), Silent)
+    assert isinstance(listener(False), Lines)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert isinstance(listener(False), Bar)
+
+
+def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    bar = Bar()
+    bar.say("before")
+    bar.start("training", 4, 1)
+    bar.step(2, 0.5, 0.25)
+    bar.say("[a] remark")
+    bar.stop()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "before\n" in shown.err
+    assert "[a] remark" in shown.err
+    assert "2/4" in shown.err
+    assert "loss 0.5  drift 0.25" in shown.err
+
+
+def test_plain_lines_come_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(sys.stdout)
+    lines.start("training", 1000, 500)
+    for step in range(501, 1001):
+        lines.step(step, 1.0, None)
+    lines.stop()
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 5

@@ -1,0 +1,148 @@
+"""Every mistake of a user's is one line on stderr that names the key and what is allowed, and exit status 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+MISTAKES = [
+    # unknown keys, with the nearest one
+    ("model.widht=64", "did you mean 'model.width'?"),
+    ("widht=64", "did you mean 'model.width'?"),
+    ("width=64", "did you mean 'model.width'?"),
+    ("modl=mlp", "did you mean 'model'?"),
+    ("modle.widht=3", "did you mean 'model.width'?"),
+    ("optimizer.width=3", "did you mean 'model.width'?"),
+    ("sede=1", "did you mean 'seed'?"),
+    ("rule=secant", "did you mean 'path.rule'?"),
+    ("optimizer.batch=8", "did you mean 'optimizer=sgd optimizer.batch=…'?"),
+    ("batch=8", "optimizer=sgd"),
+    ("model.zebra=1", "known are model.width, model.depth, model.activation"),
+    ("zebra=1", "known are data, model"),
+    ("+zebra=1", "zebra: there is no such key"),
+    ("path={nods: 3}", "did you mean 'path.nodes'?"),
+    # unknown options, with the list
+    ("loss=sqared", "choose from cross_entropy, hinge, logistic, squared; did you mean 'squared'?"),
+    ("model.activation=rellu", "did you mean 'relu'?"),
+    ("path.rule=[secnat]", "choose from gauss, left, secant; did you mean 'secant'?"),
+    ("path.probes=[tran]", "did you mean 'train'?"),
+    ("dtype=flaot32", "'float64' or 'float32'; did you mean 'float32'?"),
+    ("schedule={a: 1}", "choose from constant"),
+    # wrong type
+    ("model.width=wide", "model.width=wide: it takes a whole number ≥ 1"),
+    ("model.width=1.5", "a whole number"),
+    ("model.width=true", "a whole number"),
+    ("model.width=[64]", "a whole number"),
+    ("model.width=null", "a whole number"),
+    ("init.antisymmetric=perhaps", "true or false"),
+    ("path=3", "path=3"),
+    ("path.rule=[[secant]]", "a list"),
+    # out of range
+    ("model.width=0", "≥ 1"),
+    ("seed=-1", "≥ 0"),
+    ("optimizer.stable_fraction=0", "> 0"),
+    ("optimizer.step_size=inf", "a number > 0, or null"),
+    ("path.schedule=0", "'log', or a whole number > 0, or a list, each a whole number ≥ 0"),
+    ("schedule=list schedule.factors=[]", "at least 1"),
+    # no value
+    ("model.width=", "write model.width=VALUE"),
+    ("model.width", "write model.width=VALUE"),
+    ("model.width=???", "write model.width=VALUE"),
+    ("data=", "one of breast_cancer"),
+    ("model", "one of mlp"),
+    ("data=table", "data.path=VALUE"),
+    # several values
+    ("model.width=64,128", "write model.width=64"),
+    ("model.width=range(8,16)", "write model.width=8"),
+    ("loss=squared,hinge", "write loss=squared"),
+    ("path.rule=secant,left", "write a list as path.rule=[secant,left]"),
+    # not readable
+    ("=3", "KEY=VALUE"),
+    ("", "KEY=VALUE"),
+    ("3x=3", "'3x' is no key"),
+    ("model.width='64", "cannot be read"),
+    ("model.width={a", "cannot be read"),
+    ("a b=3", "'a b' is no key"),
+    ("~schedule", "nothing can be taken away"),
+    ("a\nb=3", r"a\nb"),
+    # Hydra's own
+    ("hydra.run.dir=x", "settings of Hydra"),
+    ("hydra/launcher=joblib", "settings of Hydra"),
+    ("+hydra.job.chdir=true", "settings of Hydra"),
+    # references
+    ("model.width=${nope}", "'nope' not found"),
+    ("model.width=${model.width}", "ecursive"),
+    ("model.width=${oc.env:NTKEXP_NOPE}", "NTKEXP_NOPE"),
+    # targets
+    ("model._target_=os.system", "lies outside ntkexp"),
+    ("model._target_=ntkexp.model.mlp.MPL", "did you mean 'MLP'?"),
+    ("model._target_=ntkexp.model.mpl.MLP", "did you mean 'ntkexp.model.mlp'?"),
+    ("model._target_=ntkexp.loss.squared.Squared", "such as ntkexp.model."),
+    ("model._target_=ntkexp.model.base.AbstractArchitecture", "that can be built"),
+    ("model._target_=nonsense", "package.module.Class"),
+    ("_target_=3", "there is no such key"),
+    # options of the command
+    ("--trust=nope.py", "there is no such file"),
+    ("--trust=ntkexp_nope", "there is no such package"),
+    ("--config-dir=confgs", "did you mean 'configs'?"),
+    ("--config-dir=pyproject.toml", "is a file"),
+    ("--config-dir=ntkexp", "holds no YAML file"),
+    ("--qiet", "--quiet"),
+    ("--out=pyproject.toml", "a folder that can be written to"),
+    ("--out", "--out"),
+]
+
+
+@pytest.mark.parametrize(("given", "advice"), MISTAKES, ids=[repr(given) for given, _ in MISTAKES])
+def test_one_line(given: str, advice: str, command: Command, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("monkeypatch").chdir(request.config.rootpath)
+    several = given.split(" ") if given.startswith("schedule=list") else [given]
+    check(command("train", *several), advice)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["tain"], "'train'"),
+        (["report"], "RUN"),
+        (["resume"], "RUN"),
+        (["report", "--format=xml", "x"], "text"),
+        (["report", "nowhere", "nowhere else"], "nothing is left to report: nowhere does not exist; nowhere else"),
+        (["config", "--nope"], "--help"),
+    ],
+    ids=" ".join,
+)
+def test_commands(arguments: list[str], advice: str, command: Command) -> None:
+    check(command(*arguments), advice)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("width: [1\n", "broken.yaml, line 2 cannot be read as YAML"),
+        ("width: 1\nwidth: 2\n_target_: ntkexp.model.mlp.MLP", "width"),
+        ("- a\n- b\n", "broken.yaml"),
+        ("width: 3\n", "_target_"),
+        ("_target_: ntkexp.model.mlp.MLP\nwidht: 3\n", "did you mean 'model.width'?"),
+        ("_target_: ntkexp.model.mlp.MLP\nwidth: ???\n", "model.width has no default"),
+        ("_target_: ntkexp.model.mlp.MLP\nwidth: ${nope}\n", "model.width"),
+        ("_target_: [1]\n", "package.module.Class"),
+        ("defaults: [nope]\n_target_: ntkexp.model.mlp.MLP\n", "nope"),
+        (b"_target_: \xff\n", "broken.yaml"),
+    ],
+    ids=repr,
+)
+def test_faults_in_a_users_file(text: str | bytes, advice: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "broken.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    check(command("config", "model=broken", f"--config-dir={tmp_path}"), advice)
+
+
+def check(ended: tuple[int, str, str], advice: str) -> None:
+    status, out, err = ended
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("ntkexp: ")
+    assert advice in err, err

@@ -1,0 +1,120 @@
+"""Small files in the formats that users have, and the source of every YAML."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from struct import pack
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from ntkexp.data import fashion_mnist
+from ntkexp.data.base import AbstractSource
+from ntkexp.mistake import Mistake
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    """An array of bytes as IDX."""
+    return bytes([0, 0, 8, array.ndim]) + pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def pictures(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Random pictures whose labels go round the ten classes."""
+    return np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8), np.arange(count) % 10
+
+
+@pytest.fixture(scope="session")
+def idx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 pictures as gzipped IDX files."""
+    folder = tmp_path_factory.mktemp("idx")
+    images, labels = pictures(600, (28, 28))
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images), 1))
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(labels), 1))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _debian(idx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests see the same files whether or not Debian's package is installed."""
+    monkeypatch.setattr(fashion_mnist, "DEBIAN", idx_folder)
+
+
+@pytest.fixture
+def cifar_folder(tmp_path: Path) -> Path:
+    """Two batches of the python version."""
+    images, labels = pictures(60, (3072,))
+    for number, part in enumerate((slice(30), slice(30, 60)), start=1):
+        batch = {b"data": images[part], b"labels": labels[part].tolist(), b"batch_label": b"training"}
+        (tmp_path / f"data_batch_{number}").write_bytes(pickle.dumps(batch, protocol=3))
+    return tmp_path
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a CSV."""
+
+    def write(text: str, name: str = "table.csv") -> Path:
+        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def refusal() -> Callable[[AbstractSource], str]:
+    """The one line with which a source refuses."""
+
+    def refuse(source: AbstractSource) -> str:
+        with pytest.raises(Mistake) as caught:
+            source.split()
+        line = str(caught.value)
+        assert line
+        assert "\n" not in line
+        assert "\r" not in line
+        return line
+
+    return refuse
+
+
+def written_down(name: str) -> dict[str, object]:
+    """The fields of one YAML."""
+    fields = OmegaConf.to_container(OmegaConf.load(CONFIGS / f"{name}.yaml"))
+    assert isinstance(fields, dict)
+    return {str(key): value for key, value in fields.items()}
+
+
+def source_of(name: str, **changes: object) -> AbstractSource:
+    """The component that one YAML names, with some fields changed."""
+    fields = written_down(name) | changes
+    module, _, qualname = str(fields.pop("_target_")).rpartition(".")
+    source = getattr(import_module(module), qualname).model_validate(fields)
+    assert isinstance(source, AbstractSource)
+    return source
+
+
+READY = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "???" not in written_down(path.stem).values())
+
+
+@pytest.fixture(params=READY)
+def name(request: pytest.FixtureRequest) -> str:
+    """Every YAML that needs no path."""
+    return str(request.param)
+
+
+@pytest.fixture
+def source(name: str) -> AbstractSource:
+    """A small version of a source that is ready to use."""
+    return source_of(name, train=40, probe=20, test=30)
+
+
+@pytest.fixture
+def configured() -> Callable[..., AbstractSource]:
+    """Makes the source of a YAML, with some fields changed."""
+    return source_of

@@ -1,0 +1,146 @@
+"""Laws of the stores: labelled, repeatable to the byte, readable whatever happened to the writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.contributions import write_contributions
+from ntkexp.records.data import read_data, write_data
+from ntkexp.records.kernels import (
+    NOT_YET,
+    create_kernels,
+    finish_kernels,
+    read_array,
+    read_snapshot,
+    read_steps,
+    write_array,
+    write_snapshot,
+)
+from ntkexp.records.predictions import read_predictions, write_predictions
+
+WRITE_FOREVER = """
+import sys
+from itertools import count
+from pathlib import Path
+import numpy as np
+from ntkexp.records.kernels import create_kernels, write_snapshot
+path = Path(sys.argv[1])
+create_kernels(path, 200, 1, 100, range(4000))
+print("go", flush=True)
+for k in range(4000):
+    write_snapshot(path, k, 10 * k, np.full((200, 1, 100, 1), float(k)))
+"""
+
+
+def kernel(seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    return np.random.default_rng(seed).normal(size=(5, 2, 3, 2))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def write_all(folder: Path) -> None:
+    folder.mkdir()
+    create_kernels(folder / "kernels.zarr", 5, 2, 3, (0, 1, 10))
+    write_snapshot(folder / "kernels.zarr", 0, 0, kernel(0))
+    write_snapshot(folder / "kernels.zarr", 1, 1, kernel(1))
+    write_array(folder / "kernels.zarr", "path_secant", kernel(2))
+    finish_kernels(folder / "kernels.zarr")
+    write_contributions(folder / "contributions.zarr", {"secant": kernel(3)[..., 0]}, {"secant": {"error_bar": 0.1}})
+    write_predictions(folder / "predictions.zarr", {"f_0": kernel(4)[..., 0, 0], "secant": kernel(5)[..., 0, 0]})
+    write_data(folder / "data.npz", {"train_index": np.arange(3), "classes": np.array(["a", "b"])})
+
+
+def test_two_times_the_same_bytes(tmp_path: Path) -> None:
+    write_all(tmp_path / "one")
+    write_all(tmp_path / "two")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write_all(tmp_path / "run")
+    path = tmp_path / "run" / "kernels.zarr"
+    assert read_steps(path).tolist() == [0, 1]
+    np.testing.assert_array_equal(read_snapshot(path, 1), kernel(1))
+    np.testing.assert_array_equal(read_array(path, "path_secant"), kernel(2))
+    assert list(read_predictions(tmp_path / "run" / "predictions.zarr")) == ["f_0", "secant"]
+    assert read_data(tmp_path / "run" / "data.npz")["classes"].tolist() == ["a", "b"]
+
+
+def test_xarray_names_every_axis(tmp_path: Path) -> None:
+    write_all(tmp_path / "run")
+    kernels = xr.open_zarr(tmp_path / "run" / "kernels.zarr", consolidated=False)
+    assert kernels["tangent"].dims == ("snapshot", "probe", "out", "train", "out_")
+    assert kernels["path_secant"].dims == ("probe", "out", "train", "out_")
+    assert kernels["step"].dims == ("snapshot",)
+    contributions = xr.open_zarr(tmp_path / "run" / "contributions.zarr", consolidated=False)
+    assert contributions["secant"].dims == ("probe", "out", "train")
+    assert contributions["secant"].attrs == {"error_bar": 0.1}
+    predictions = xr.open_zarr(tmp_path / "run" / "predictions.zarr", consolidated=False)
+    assert predictions["prediction"].dims == ("machine", "probe", "out")
+    assert predictions.attrs["machines"] == ["f_0", "secant"]
+
+
+def test_snapshots_that_were_not_reached_are_trimmed(tmp_path: Path) -> None:
+    create_kernels(tmp_path / "k", 5, 2, 3, range(7))
+    write_snapshot(tmp_path / "k", 0, 0, kernel(0))
+    assert read_steps(tmp_path / "k").tolist() == [0] + [NOT_YET] * 6
+    assert finish_kernels(tmp_path / "k") == 1
+    assert read_steps(tmp_path / "k").tolist() == [0]
+    np.testing.assert_array_equal(read_snapshot(tmp_path / "k", 0), kernel(0))
+
+
+def test_a_kernel_of_zeros_and_one_of_nan_are_kept(tmp_path: Path) -> None:
+    create_kernels(tmp_path / "k", 5, 2, 3, (0, 1))
+    for index, value in enumerate((0.0, np.nan)):
+        write_snapshot(tmp_path / "k", index, index, np.full((5, 2, 3, 2), value))
+        np.testing.assert_array_equal(read_snapshot(tmp_path / "k", index), value)
+
+
+@pytest.mark.parametrize("written", [1, 5, 20])
+def test_a_killed_writer_leaves_whole_kernels(tmp_path: Path, written: int) -> None:
+    path = tmp_path / "kernels.zarr"
+    with subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        while not (path / "step" / "c" / str(written)).exists():
+            assert writer.poll() is None
+        os.kill(writer.pid, signal.SIGKILL)
+    steps = read_steps(path)
+    count = int((steps != NOT_YET).sum())
+    assert count > written
+    np.testing.assert_array_equal(steps[:count], 10 * np.arange(count))  # none is missing before the last
+    for k in (0, written, count - 1):
+        np.testing.assert_array_equal(read_snapshot(path, k), k)
+    finish_kernels(path)
+    assert not list(path.rglob("*.partial"))
+    assert set(xr.open_zarr(path, consolidated=False).sizes.values()) == {count, 200, 1, 100}
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])
+def test_damaged_data_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(Mistake, match=r"^[^\n]*data\.npz[^\n]*$"):
+        read_data(tmp_path / "data.npz")
+
+
+def test_data_that_would_run_code_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", a=np.array([{}], dtype=object))
+    with pytest.raises(Mistake, match=r"^[^\n]*data\.npz[^\n]*$"):
+        read_data(tmp_path / "data.npz")
+
+
+def test_a_store_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "kernels.zarr").mkdir()
+    with pytest.raises(Mistake, match=r"^[^\n]*kernels\.zarr[^\n]*$"):
+        read_steps(tmp_path / "kernels.zarr")

@@ -1,0 +1,99 @@
+"""Pictures: every kind of run can be drawn, with the same bytes each time and text that is text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ntkexp.report.plots.figures.contributions import image
+from ntkexp.report.plots.figures.time_profile import profile
+from ntkexp.report.plots.gallery import gallery, save
+from ntkexp.report.plots.labels import spread
+from ntkexp.report.plots.style import NARROW, RC, WIDE
+from ntkexp.report.run import load_run
+from tests.report.conftest import PROBLEMS
+
+PICTURES = dict(gallery())
+ALL = set(PICTURES)
+OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # what a diverged run does not have
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path], kind: str, name: str) -> None:
+    with rc_context(RC):
+        figure = PICTURES[name](load_run(finished[kind]))
+        without = (
+            OF_A_NETWORK if kind == "diverged" else {"path_kernel"} if kind == "nothing read in training" else set()
+        )
+        assert (figure is None) == (name in without)
+        if figure is not None:
+            assert figure.get_figwidth() in (NARROW, WIDE)
+            assert_inside(figure)
+
+
+def assert_inside(figure: Figure) -> None:
+    """No text is cut off by the edge of the picture."""
+    figure.draw_without_rendering()
+    page = figure.get_window_extent()
+    tight = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
+    # text may be measured a pixel wider than it is drawn
+    assert tight.x0 >= page.x0 - 1
+    assert tight.x1 <= page.x1 + 1
+    assert tight.y0 >= page.y0 - 1
+    assert tight.y1 <= page.y1 + 1
+
+
+def test_the_same_bytes_each_time(finished: dict[str, Path], tmp_path: Path) -> None:
+    run, again = load_run(finished["ten classes"]), load_run(finished["ten classes"])
+    written = save(run, tmp_path / "one")
+    save(again, tmp_path / "two")
+    assert {path.name for path in written} == {f"{name}.{kind}" for name in ALL for kind in ("svg", "png")}
+    for path in written:
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+        assert path.stat().st_size < 500_000
+    svg = (tmp_path / "one" / "ladder.svg").read_text()
+    assert "relative error" in svg
+    assert "<dc:date>" not in svg
+
+
+PLACES = st.lists(st.floats(0, 1), min_size=1, max_size=6).map(np.array)
+
+
+@given(PLACES)
+def test_labels_keep_their_order_and_their_distance(places: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+    order = np.argsort(places, kind="stable")
+    found = spread(places, 0.1)[order]
+    assert (np.diff(found) >= 0.1 - 1e-9).all()  # sums of a few tenths, rounded
+    assert found.min() >= 0
+    assert found.max() <= 1 + 1e-9
+
+
+@given(PLACES)
+def test_labels_that_have_room_stay(places: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+    apart = spread(places, 0.1)
+    np.testing.assert_allclose(spread(apart, 0.1), apart, atol=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1), st.floats(1e-3, 1)), min_size=1, max_size=20))
+def test_tenths_make_a_whole(steps: list[tuple[float, float]]) -> None:
+    length, mass = np.array(steps).T
+    assert profile(length, mass).sum() == pytest.approx(1)
+    np.testing.assert_allclose(profile(length, length), 0.1)  # what is made evenly is found evenly
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (1, 200, 200)])
+def test_images_stand_on_whole_pixels(shape: tuple[int, int, int]) -> None:
+    with rc_context(RC):
+        box = image(Figure(figsize=(WIDE, 2)), np.zeros(shape), 12, 20).get_window_extent()
+    _, tall, wide = shape
+    times = round(box.width / wide)
+    assert times >= 1
+    # positions are fractions of the figure: rounded a few times at the size of the figure in pixels
+    np.testing.assert_allclose([box.x0, box.y0, box.width, box.height], [12, 20, times * wide, times * tall], atol=1e-9)
