@@ -40,6 +40,7 @@ from ntkexp.records.kernels import create_kernels, finish_kernels, write_array, 
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.results import write_results
+from ntkexp.records.timings import MACHINE, write_timings
 from ntkexp.report.plots.gallery import save as save_plots
 from ntkexp.report.run import read_run
 from ntkexp.run import AbstractJournal, Outcome, Walk, begin, finish
@@ -53,7 +54,6 @@ SAME_BYTES = (
     "predictions.zarr",
     "kernels.zarr",
     "contributions.zarr",
-    "plots",
 )
 
 
@@ -254,12 +254,13 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
 
 def conclude(folder: RunFolder, setting: Setting, outcome: Outcome, clock: Clock) -> None:
     """The timings, and the word that the run is finished."""
-    seconds = clock.seconds | {f"machine.{rung.name}": rung.seconds for rung in outcome.rungs}
-    folder.write("timings.csv", "what,seconds\n" + "".join(f"{what},{s:.6f}\n" for what, s in seconds.items()))
+    machines = {MACHINE + rung.name: rung.seconds for rung in outcome.rungs}
+    write_timings(folder.path / "timings.csv", clock.seconds | machines)
     for leftover in (CHECKPOINT, "error.txt"):
         (folder.path / leftover).unlink(missing_ok=True)
+    pictures = sorted(f"plots/{file.name}" for file in (folder.path / "plots").iterdir())
     folder.finish(
-        SAME_BYTES,
+        [*SAME_BYTES, *pictures],
         outcome=outcome.sentence,
         diverged=outcome.diverged,
         steps=outcome.steps,

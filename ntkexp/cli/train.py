@@ -83,6 +83,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     """What came out: the ladder, what it means, and where everything lies."""
     from ntkexp.records.folder import DONE
     from ntkexp.records.json_file import read_object, to_text
+    from ntkexp.records.timings import of_machines, read_timings
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
     from ntkexp.report.table import ladder_table
@@ -95,4 +96,5 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
         rows = [asdict(row) for row in run.ladder]
         sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
     else:
-        sys.stdout.write(f"\n{ladder_table(run.ladder).rstrip()}\n\n{sentence(run.ladder)}\n{folder}\n")
+        table = ladder_table(run.ladder, of_machines(read_timings(folder / "timings.csv")))
+        sys.stdout.write(f"\n{table.rstrip()}\n\n{sentence(run.ladder)}\n{folder}\n")

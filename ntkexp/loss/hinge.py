@@ -1,5 +1,6 @@
 """Hinge loss ℓ = max(0, 1 − y f) with y = ±1, one-vs-rest and summed over outputs.
 
+>>> import torch
 >>> f, y = torch.tensor([[0.5, 2.0]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
 >>> Hinge().value(f, y).item(), Hinge().output_gradient(f, y).tolist()
 (0.5, [[-1.0, -0.0]])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ntkexp.component import Component
+from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 
 
@@ -22,6 +23,18 @@ class Path(Component):
     schedule: Literal["log"] | PositiveInt | tuple[NonNegativeInt, ...] = "log"
     count: int = Field(16, ge=2)
 
+    @model_validator(mode="after")
+    def refuse_contradictions(self) -> Self:
+        """Rules that cannot be accumulated together, or not at all."""
+        names = [rule.name for rule in self.rule]
+        if not names or len(set(names)) < len(names):
+            raise Mistake(f"path.rule=[{','.join(names)}]: give each rule once, such as path.rule=[secant,left]")
+        if not self.probes:
+            raise Mistake("path.probes=[]: the network must be read somewhere, such as path.probes=[probe,test]")
+        for rule in self.rule:
+            self.quadrature(rule)
+        return self
+
     def quadrature(self, rule: AbstractRule) -> tuple[Piece, ...]:
         """How this rule reads a step under these settings."""
         return rule.quadrature(self.nodes, self.pieces, self.romberg)
@@ -33,9 +46,10 @@ class Path(Component):
     def snapshots(self, steps: int) -> tuple[int, ...]:
         """The steps at which the tangent kernel is kept; the first and the last are always among them.
 
-        >>> Path(rule=(), count=5).snapshots(1000)
+        >>> from ntkexp.path.rule.left import Left
+        >>> Path(rule=(Left(),), count=5).snapshots(1000)
         (0, 1, 10, 100, 1000)
-        >>> Path(rule=(), schedule=40).snapshots(100)
+        >>> Path(rule=(Left(),), schedule=40).snapshots(100)
         (0, 40, 80, 100)
         """
         if self.schedule == "log":
