@@ -184,7 +184,8 @@ class Journal(AbstractJournal):
         self.drift = row.get("drift") or self.drift
 
     def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
-        write_snapshot(self.folder.path / "kernels.zarr", self.snapshots, step, array(kernel))
+        read = array(kernel[self.setting.read])
+        write_snapshot(self.folder.path / "kernels.zarr", self.snapshots, step, read)
         self.snapshots += 1
 
     def stepped(self, walk: Walk, loss: float) -> None:
@@ -227,7 +228,8 @@ def journal(
         planned = setting.experiment.path.snapshots(steps)
         write_data(folder.path / "data.npz", arrays(setting))
         outputs = setting.targets.shape[1]
-        create_kernels(folder.path / "kernels.zarr", len(points.inputs), outputs, points.train, planned)
+        read = len(points.inputs[setting.read])
+        create_kernels(folder.path / "kernels.zarr", read, outputs, points.train, planned)
     progress.start(folder.path.name, steps, len(saved["walk"]["step_sizes"]) if saved else 0)
     columns = Observer(setting).columns
     with MetricsWriter(folder.path / "metrics.csv", columns, saved["metrics"] if saved else None) as metrics:
@@ -236,16 +238,16 @@ def journal(
 
 def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     """What came out, file by file."""
-    path, evidence = folder.path, outcome.evidence
+    path, evidence, read = folder.path, outcome.evidence, setting.read
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
-        write_array(kernels, f"path_{name}", array(integral.kernel))
-    parts = {name: array(integral.contributions) for name, integral in evidence.paths.items()}
+        write_array(kernels, f"path_{name}", array(integral.kernel[read]))
+    parts = {name: array(integral.contributions[read]) for name, integral in evidence.paths.items()}
     write_contributions(path / "contributions.zarr", parts, outcome.parts)
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
-    write_predictions(path / "predictions.zarr", {name: array(value) for name, value in outputs.items()})
+    write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
     table = results(outcome.rungs, outcome.places, evidence, bool(setting.data.classes))
     write_results(path / "results.csv", table)
     with being_written(path / "weights.pt") as file:

@@ -44,6 +44,11 @@ class Setting:
         return self.descent.points
 
     @property
+    def read(self) -> slice:
+        """The points at which the network is read: all, or all but the training examples."""
+        return slice(0 if "train" in self.places else self.points.train, None)
+
+    @property
     def read_blocks(self) -> list[slice]:
         """The blocks of points at which the path is integrated."""
         return (self.points.train_blocks if "train" in self.places else []) + self.points.other_blocks

@@ -18,7 +18,7 @@ def refusal(error: ValidationError, kind: type[Component], key: str, given: Mapp
     first = error.errors()[0]
     said = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
     if not first["loc"]:
-        return Mistake(f"{key}: {said or first['msg']}".removeprefix(": "))
+        return Mistake(said or f"{key}: {first['msg']}".removeprefix(": "))  # a component's own words name its keys
     name = str(first["loc"][0])
     whole = f"{key}.{name}".removeprefix(".")
     if first["type"] == "extra_forbidden":
