@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -98,6 +98,15 @@ class RunFolder:
         if missing := [name for name, size in sizes.items() if size is None]:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
         self.write_json(DONE, {**facts, "sizes": sizes})
+
+    def note_error(self, text: str) -> None:
+        """Keep the reason of a failure, if there is anything else to keep and room to write it."""
+        with suppress(OSError):
+            if (self.path / CONFIG).is_file():
+                self.write("error.txt", text)
+            else:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
 
     def clear(self) -> None:
         """Remove everything but the lock; DONE.json first and config.json last: a kill in between leaves a dead run."""

@@ -1,0 +1,106 @@
+"""The diary: a journal that is kept in the run folder as things happen, with checkpoints and the first Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.journal import AbstractJournal
+from ntkexp.observe import Observer, Row
+from ntkexp.prepare import Setting
+from ntkexp.progress import AbstractProgress
+from ntkexp.records.atomic import being_written
+from ntkexp.records.folder import RunFolder
+from ntkexp.records.kernels import write_snapshot
+from ntkexp.records.metrics import MetricsWriter
+from ntkexp.walk import Walk
+from ntkexp.write_down import array
+
+CHECKPOINT = "checkpoint.pt"
+
+
+@contextmanager
+def interruptions() -> Iterator[list[int]]:
+    """A list that a first Ctrl-C (or SIGTERM) is put into, so that a step can be finished; a second one interrupts."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Diary(AbstractJournal):
+    """Keeps rows, kernels and checkpoints in a run folder."""
+
+    folder: RunFolder
+    setting: Setting
+    metrics: MetricsWriter
+    threads: int
+    progress: AbstractProgress
+    stop: list[int]
+    snapshots: int = 0
+    drift: float | None = None
+    saved_at: float = field(default_factory=time.monotonic)
+    shown_at: float = 0.0
+
+    def row(self, row: Row) -> None:
+        self.metrics.write(row)
+        self.drift = row.get("drift") or self.drift
+
+    def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
+        read = array(kernel[self.setting.read])
+        write_snapshot(self.folder.path / "kernels.zarr", self.snapshots, step, read)
+        self.snapshots += 1
+
+    def stepped(self, walk: Walk, loss: float) -> None:
+        self.progress.step(walk.step, loss, self.drift)
+        now = time.monotonic()
+        if now - self.shown_at >= 1.0:
+            self.shown_at = now
+            steps = self.setting.experiment.steps
+            self.folder.write_json("progress.json", {"step": walk.step, "steps": steps, "loss": loss})
+        if self.stop or now - self.saved_at >= self.setting.experiment.checkpoint_seconds:
+            self.save(walk)
+            self.saved_at = time.monotonic()
+        if self.stop:
+            raise KeyboardInterrupt
+
+    def save(self, walk: Walk) -> None:
+        """The checkpoint; what it counts is on disk before it."""
+        state = {
+            "walk": walk.state,
+            "threads": self.threads,
+            "snapshots": self.snapshots,
+            "metrics": self.metrics.position,
+        }
+        with being_written(self.folder.path / CHECKPOINT) as file:
+            torch.save(state, file)
+
+
+@contextmanager
+def diary(
+    folder: RunFolder, setting: Setting, saved: dict[str, Any] | None, threads: int, progress: AbstractProgress
+) -> Iterator[Diary]:
+    """The diary of a run, open where it was left."""
+    columns, kept = Observer(setting).columns, saved["metrics"] if saved else None
+    progress.start(folder.path.name, setting.experiment.steps, len(saved["walk"]["step_sizes"]) if saved else 0)
+    with interruptions() as stop, MetricsWriter(folder.path / "metrics.csv", columns, kept) as metrics:
+        yield Diary(folder, setting, metrics, threads, progress, stop, saved["snapshots"] if saved else 0)

@@ -1,0 +1,102 @@
+"""Looking back on a finished walk: what kernel machines make of it, and how well its parts are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.loss.squared import Squared
+from ntkexp.machine.base import Course, Evidence, PathKernel
+from ntkexp.machine.ladder import Place, Rung
+from ntkexp.shapes import Weights
+from ntkexp.walk import Walk
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a run ended."""
+
+    sentence: str
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    evidence: Evidence
+    places: Mapping[str, Place]
+    rungs: list[Rung]
+    weights: Weights
+    steps: int
+    diverged: bool
+    sentence: str
+    parts: Mapping[str, Mapping[str, float]]  # per rule: how well its contributions are known
+
+
+def look_back(
+    walk: Walk, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point out train out_"], ending: Ending
+) -> Outcome:
+    """From the outputs and the tangent kernel at the end of training."""
+    setting = walk.setting
+    evidence = Evidence(
+        inputs=setting.points.inputs.flatten(1),
+        train=setting.points.train,
+        start=setting.outputs,
+        end=outputs,
+        targets=setting.descent.targets,
+        paths=path_kernels(walk),
+        kernel_start=setting.kernel,
+        kernel_end=kernel,
+        course=course(walk),
+    )
+    rungs = setting.experiment.ladder.climb(evidence)
+    parts = {name: known(walk, name) for name in walk.integrals}
+    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, ending.sentence, parts)
+
+
+def path_kernels(walk: Walk) -> dict[str, PathKernel]:
+    """The integrals, named by their rules."""
+    path = walk.setting.experiment.path
+    details = {rule.name: path.detail(rule) for rule in path.rule}
+    return {
+        name: PathKernel(integrals.kernel, integrals.contributions, details[name])
+        for name, integrals in walk.integrals.items()
+    }
+
+
+def course(walk: Walk) -> Course:
+    """How training went."""
+    return Course(
+        step_sizes=tuple(walk.step_sizes),
+        output_gradient=walk.setting.descent.output_gradient,
+        summed_gradient=walk.summed_gradient,
+        weight=walk.setting.weight,
+        is_squared=isinstance(walk.setting.experiment.loss, Squared),
+    )
+
+
+def sizes(walk: Walk) -> dict[str, Place]:
+    """Where each split lies, and the size of what rounds there."""
+    setting = walk.setting
+    found = {}
+    for name, place in setting.places.items():
+        inputs = setting.points.inputs[place]
+        size = sum(setting.module.size(weights, inputs) for weights in (setting.weights, walk.weights))
+        found[name] = Place(place, size)
+    return found
+
+
+def known(walk: Walk, rule: str) -> dict[str, float]:
+    """How well the contributions by a rule are known: Σ|𝒮|/Σ|Σ𝒮|, and the error of the parts relative to ‖𝒮‖."""
+    contributions = torch.cat([walk.integrals[rule].contributions[place] for place in walk.setting.read_blocks])
+    moved = float(contributions.sum(2).abs().sum())
+    found = {"cancellation": float(contributions.abs().sum()) / moved if moved else float("nan")}
+    if rule == "secant" and walk.error_bar is not None:
+        size = float(contributions.norm())
+        found["error_bar"] = walk.error_bar.estimate(walk.step) / size if size else float("nan")
+    return found

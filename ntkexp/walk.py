@@ -1,0 +1,104 @@
+"""The walk: where a run stands on its path, and what it has accumulated so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.path.descent import Step
+from ntkexp.path.error_bar import ErrorBar
+from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.points import Block
+from ntkexp.path.rule.secant import Secant
+from ntkexp.prepare import Setting
+from ntkexp.shapes import Weights
+
+
+@dataclass
+class Walk:
+    """Where a run stands: after `step` steps, at these weights, with what was accumulated."""
+
+    setting: Setting
+    weights: Weights
+    integrals: dict[str, Integrals]
+    error_bar: ErrorBar | None
+    summed_gradient: Float[Tensor, "train out"]
+    step_sizes: list[float]
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return len(self.step_sizes)
+
+    @property
+    def time(self) -> float:
+        """Σ_s η_s."""
+        return sum(self.step_sizes)
+
+    def advance(self, step: Step) -> dict[str, Tally]:
+        """Accumulate one step, block by block of points."""
+        tallies = {name: Tally() for name in self.integrals}
+        for place in self.setting.read_blocks:
+            block = Block(self.setting.points, step.segment, place)
+            for name, integrals in self.integrals.items():
+                integrals.add(step, block, tallies[name])
+            if self.error_bar is not None and self.error_bar.measures(step.index):
+                self.error_bar.add(step, block)
+        self.summed_gradient += step.step_size * step.output_gradient
+        self.step_sizes.append(step.step_size)
+        self.weights = step.segment.end
+        return tallies
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs, as plain data and tensors."""
+        return {
+            "weights": self.weights,
+            "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
+            "error_bar": {} if self.error_bar is None else self.error_bar.state,
+            "summed_gradient": self.summed_gradient,
+            "step_sizes": self.step_sizes,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where the checkpoint stood."""
+        self.weights = {name: weight.to(self.summed_gradient.device) for name, weight in state["weights"].items()}
+        for name, integrals in self.integrals.items():
+            integrals.restore(state["integrals"][name])
+        if self.error_bar is not None:
+            self.error_bar.restore(state["error_bar"])
+        self.summed_gradient.copy_(state["summed_gradient"])
+        self.step_sizes = list(state["step_sizes"])
+
+
+def begin(setting: Setting) -> Walk:
+    """The walk before its first step."""
+    path, shape = setting.experiment.path, setting.kernel.shape
+    integrals = {
+        rule.name: Integrals(path.quadrature(rule), room(setting, shape), room(setting, shape[:3]))
+        for rule in path.rule
+    }
+    error_bar = None
+    if "secant" in integrals and path.error_samples:
+        error_bar = ErrorBar(
+            coarse=integrals["secant"].pieces,
+            fine=Secant().quadrature(path.nodes, 2 * path.pieces, path.romberg),
+            gain=1 + 1 / (4 ** (path.romberg + 1) - 1),
+            every=max(1, setting.experiment.steps // path.error_samples),
+            total=setting.kernel.new_zeros(shape[:3]),
+        )
+    gradient = torch.zeros_like(setting.targets[: setting.points.train])
+    return Walk(setting, setting.weights, integrals, error_bar, gradient, [])
+
+
+def room(setting: Setting, shape: torch.Size) -> Tensor:
+    """Zeros to accumulate in; NaN at points where the path is not integrated."""
+    room = setting.kernel.new_full(shape, torch.nan)
+    for place in setting.read_blocks:
+        room[place] = 0.0
+    return room

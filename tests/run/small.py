@@ -1,0 +1,80 @@
+"""Small experiments, run without files: the tests' own journal keeps everything that it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.config.compose import compose
+from ntkexp.experiment import Experiment
+from ntkexp.journal import AbstractJournal
+from ntkexp.look_back import Outcome
+from ntkexp.machine.ladder import results
+from ntkexp.observe import Row
+from ntkexp.prepare import Setting, prepare
+from ntkexp.records.results import Result
+from ntkexp.run import run
+from ntkexp.walk import Walk
+
+SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")
+
+
+@dataclass
+class Memory(AbstractJournal):
+    """Keeps rows, kernels and weights in lists."""
+
+    rows: list[Row] = field(default_factory=list)
+    kernels: dict[int, Float[Tensor, "point out train out_"]] = field(default_factory=dict)
+    weights: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def row(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
+        self.kernels[step] = kernel
+
+    def stepped(self, walk: Walk, loss: float) -> None:
+        self.weights.append(walk.weights)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run, from its beginning to its table."""
+
+    setting: Setting
+    outcome: Outcome
+    memory: Memory
+
+    @property
+    def table(self) -> dict[tuple[str, str], Result]:
+        """The ladder, by machine and split."""
+        classifies = bool(self.setting.data.classes)
+        rows = results(self.outcome.rungs, self.outcome.places, self.outcome.evidence, classifies)
+        return {(row.machine, row.split): row for row in rows}
+
+    def rows(self, machine: str) -> list[Result]:
+        """One machine on every split."""
+        return [row for (name, _), row in self.table.items() if name == machine]
+
+    def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
+        """𝒮 by one rule."""
+        return self.outcome.evidence.paths[rule].contributions
+
+    def error(self, rule: str) -> float:
+        """‖f_0 + Σ𝒮 − f_T‖/‖f_T − f_0‖ over all points."""
+        evidence = self.outcome.evidence
+        moved = evidence.end - evidence.start
+        return float((self.contributions(rule).sum(2) - moved).norm() / moved.norm())
+
+
+def small(*overrides: str) -> Experiment:
+    """A small experiment; the last word counts."""
+    return compose([*SMALL, *overrides])
+
+
+def ran(*overrides: str) -> Ran:
+    """A small experiment, run."""
+    setting, memory = prepare(small(*overrides)), Memory()
+    return Ran(setting, run(setting, memory), memory)
