@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.loss.squared import Squared
 from ntkexp.machine.base import Course, Evidence, PathKernel
 from ntkexp.machine.ladder import Place, Rung
+from ntkexp.path.summary import summary
 from ntkexp.shapes import Weights
 from ntkexp.walk import Walk
 
@@ -35,7 +35,6 @@ class Outcome:
     steps: int
     diverged: bool
     sentence: str
-    parts: Mapping[str, Mapping[str, float]]  # per rule: how well its contributions are known
 
 
 def look_back(
@@ -55,8 +54,7 @@ def look_back(
         course=course(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)
-    parts = {name: known(walk, name) for name in walk.integrals}
-    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, ending.sentence, parts)
+    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, ending.sentence)
 
 
 def path_kernels(walk: Walk) -> dict[str, PathKernel]:
@@ -64,7 +62,7 @@ def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     path = walk.setting.experiment.path
     details = {rule.name: path.detail(rule) for rule in path.rule}
     return {
-        name: PathKernel(integrals.kernel, integrals.contributions, details[name])
+        name: PathKernel(integrals.kernel, integrals.contributions, details[name], known(walk, name))
         for name, integrals in walk.integrals.items()
     }
 
@@ -92,11 +90,12 @@ def sizes(walk: Walk) -> dict[str, Place]:
 
 
 def known(walk: Walk, rule: str) -> dict[str, float]:
-    """How well the contributions by a rule are known: Σ|𝒮|/Σ|Σ𝒮|, and the error of the parts relative to ‖𝒮‖."""
-    contributions = torch.cat([walk.integrals[rule].contributions[place] for place in walk.setting.read_blocks])
-    moved = float(contributions.sum(2).abs().sum())
-    found = {"cancellation": float(contributions.abs().sum()) / moved if moved else float("nan")}
+    """What can be said of the contributions by a rule, with the error of secant parts relative to ‖𝒮‖."""
+    setting, integrals = walk.setting, walk.integrals[rule]
+    kernel, contributions = integrals.kernel[setting.read], integrals.contributions[setting.read]
+    if not (kernel.isfinite().all() and contributions.isfinite().all()):
+        return {}
+    found = summary(kernel, contributions, setting.points.train if "train" in setting.places else 0)
     if rule == "secant" and walk.error_bar is not None:
-        size = float(contributions.norm())
-        found["error_bar"] = walk.error_bar.estimate(walk.step) / size if size else float("nan")
+        found["error_bar"] = walk.error_bar.estimate(walk.step) / float(contributions.norm())
     return found

@@ -28,7 +28,8 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     for name, integral in evidence.paths.items():
         write_array(kernels, f"path_{name}", array(integral.kernel[read]))
     parts = {name: array(integral.contributions[read]) for name, integral in evidence.paths.items()}
-    write_contributions(path / "contributions.zarr", parts, outcome.parts)
+    facts = {name: integral.facts for name, integral in evidence.paths.items()}
+    write_contributions(path / "contributions.zarr", parts, facts)
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
     write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,11 +18,12 @@ from ntkexp.component import Component
 
 @dataclass(frozen=True)
 class PathKernel:
-    """𝒦 and 𝒮 by one rule."""
+    """𝒦 and 𝒮 by one rule, and what is known of them (`path.summary`)."""
 
     kernel: Float[Tensor, "probe out train out_"]
     contributions: Float[Tensor, "probe out train"]
     detail: str = ""
+    facts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Prediction:
-    """f̂ at every point, and the numbers that the machine chose."""
+    """f̂ at every point, the numbers that the machine chose, and what else to know."""
 
     outputs: Float[Tensor, "probe out"]
     detail: str = ""
+    note: str = ""
 
 
 class DoesNotApply(Exception):

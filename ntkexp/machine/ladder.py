@@ -87,7 +87,7 @@ def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bo
         max_error=float(error.abs().max()),
         agreement=float((label(end + error) == label(end)).double().mean()) if classifies else None,
         r2=1 - missed**2 / spread if spread else None,
-        note="" if moved else "the network did not move here",
+        note=rung.outcome.note if moved else "the network did not move here",
     )
 
 

@@ -5,6 +5,8 @@ With 𝒮 by secants it is the trained network, to rounding; from left ends it i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 
 
@@ -21,4 +23,14 @@ class PathSum(AbstractMachine):
         if self.rule not in evidence.paths:
             raise DoesNotApply(f"not accumulated: add {self.rule} to path.rule")
         path = evidence.paths[self.rule]
-        return Prediction(evidence.start + path.contributions.sum(2), path.detail)
+        return Prediction(evidence.start + path.contributions.sum(2), path.detail, parts(path.facts))
+
+
+def parts(facts: Mapping[str, float]) -> str:
+    """How well the single contributions are known, though their sum may be exact.
+
+    >>> parts({"cancellation": 20.3, "error_bar": 1.2e-4})
+    'parts cancel 20-fold, ± 1.2e-04'
+    """
+    cancel = f"parts cancel {facts['cancellation']:.2g}-fold" if "cancellation" in facts else ""
+    return f"{cancel}, ± {facts['error_bar']:.1e}" if "error_bar" in facts else cancel
