@@ -76,7 +76,7 @@ class Replay:
         if not isinstance(slot, Slot):
             return slot
         v0, v1 = self.start[slot].detach(), self.end[slot].detach()
-        return Ends(v0, v1, self.deltas.get(slot), from_weights=slot in self.trained.slots)
+        return Ends(v0, v1, self.deltas.get(slot), slot in self.trained.slots, slot in self.start.from_inputs)
 
     def random_like(self, value: Tensor) -> Tensor:
         """A coefficient in [1, 2], when the replay only asks what reaches what."""
@@ -106,9 +106,12 @@ class Call(AbstractCall):
         return tap
 
     def mean(self, value: Ends) -> Tensor:
-        if value.delta is None or value.start is value.end:
+        replay = self.replay
+        if replay.scramble is not None and (value.delta is not None or value.from_inputs):
+            return replay.random_like(value.start)
+        if value.delta is None or replay.start is replay.end:
             return value.start
-        return self.slope(value, lambda v0, v1: (v0 + v1) / 2)
+        return (value.start + value.end) / 2
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         if self.replay.scramble is not None:

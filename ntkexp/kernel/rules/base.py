@@ -3,7 +3,7 @@
 A rule is a function of a `Call` that returns the exact difference Δv of the operation's result, as a linear map of
 the differences of its arguments. Whatever multiplies a difference is a *coefficient*: a mean of two values, a slope.
 Coefficients are asked of the call, because the search for which example owns which element replaces every one of them
-by a random number in [1, 2]: no unit is dead then and nothing cancels.
+that inputs or weights decide by a random number in [1, 2]: no unit is dead then, no pixel black, and nothing cancels.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class Ends:
     start: Tensor
     end: Tensor
     delta: Tensor | None
-    from_weights: bool  # a function of weights alone, not of the inputs
+    from_weights: bool  # a function of trained weights, not of the inputs
+    from_inputs: bool
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
         """The same rearrangement of the value at both ends and of the difference."""
         delta = None if self.delta is None else function(self.delta)
-        return Ends(function(self.start), function(self.end), delta, self.from_weights)
+        return Ends(function(self.start), function(self.end), delta, self.from_weights, self.from_inputs)
 
 
 class AbstractCall:
