@@ -174,7 +174,10 @@ class Call(AbstractCall):
 
 
 def compare(start: Tape, end: Tape) -> None:
-    """Both tapes must tell of the same program."""
+    """Both tapes must tell of the same program, one that overwrites nothing."""
+    for entry in start.entries:
+        if entry.op._schema.is_mutable:
+            raise NoRule(f"the module overwrites a tensor inside an operation of torch ({entry.op}); {ADVICE}")
     if start is end or start.structure == end.structure:
         return
     if len(start.entries) != len(end.entries):

@@ -1,7 +1,8 @@
 """A tape: what a function of weights did on one batch of inputs, operation by operation.
 
-The function runs as it is, on ordinary tensors, while every ATen operation is written down. `functionalize` turns
-in-place operations and writes through views into operations that return new tensors, so a tape is a pure program.
+The function runs as it is, on ordinary tensors, while every ATen operation is written down. `functionalize` turns its
+in-place operations and writes through views into operations that return new tensors, so that a tape is a pure program;
+what operations of torch overwrite inside themselves stays visible by the operation's schema.
 """
 
 from __future__ import annotations
