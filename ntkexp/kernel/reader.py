@@ -19,9 +19,10 @@ from ntkexp.kernel.arrange import arrange
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.jacobian import jacobian
 from ntkexp.kernel.ownership import owners
+from ntkexp.kernel.recorder import record
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
-from ntkexp.kernel.tape import Tape, record
+from ntkexp.kernel.tape import Tape
 from ntkexp.kernel.uses import Product, Use, plain_products
 from ntkexp.shapes import Function, Weights
 
@@ -52,7 +53,7 @@ class Reader:
             owned = self.owned(tape)
         except NoRule:
             return jacobian(self.function, tape, self.trained)
-        uses = plain_products(tape, self.trained)
+        uses = None if tape.overwrites else plain_products(tape, self.trained)
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return features(tape[tape.output], uses, owned, weights)

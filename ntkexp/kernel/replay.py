@@ -39,10 +39,11 @@ class Replay:
         self.deltas: dict[Slot, Tensor] = {}
         self.leaves: dict[str, Tensor] = {}
         self.uses: list[Use] = []
+        self.unknown: dict[Slot, str] = {}  # results whose difference no rule gives, and why
         self.seed_deltas()
         with torch.enable_grad():
             for entry in start.entries:
-                if any(slot in self.deltas for slot in entry.slots):
+                if any(slot in self.deltas or slot in self.unknown for slot in entry.slots):
                     self.pass_through(entry)
         nothing = torch.zeros_like(start[start.output], requires_grad=True)
         self.delta = self.deltas.get(start.output, nothing)
@@ -60,16 +61,33 @@ class Replay:
                 raise NoRule(f"a buffer or constant of the module differs between the ends of a step; {ADVICE}")
 
     def pass_through(self, entry: Entry) -> None:
-        """Give the operation's result its difference."""
-        results = [(self.start[slot], self.end[slot]) for slot in entry.results]
-        if all(not v0.is_floating_point() and torch.equal(v0, v1) for v0, v1 in results):
+        """Give the operation's results their differences."""
+        for slot in entry.slots:
+            if slot in self.unknown:
+                raise NoRule(f"{self.unknown[slot]}, and {entry.op} uses it; {ADVICE}")
+        call = Call(self, entry)
+        if all(not v0.is_floating_point() and torch.equal(v0, v1) for v0, v1 in call.ends):
             return  # equal integers and masks cannot carry a difference
         rule = RULES.get(entry.name)
-        if rule is None or len(results) != 1:
+        if rule is None:
+            self.refuse(entry, call)
+            return
+        try:
+            found = rule(call)
+        except NoRule as reason:
+            raise NoRule(f"{reason} (at {entry.op}); {ADVICE}") from None
+        results = (found,) if isinstance(found, Tensor) else found
+        for slot, delta in zip(entry.results, results, strict=True):
+            if delta is None:
+                self.unknown[slot] = f"no difference rule for this result of {entry.op}"
+            else:
+                self.deltas[slot] = delta
+
+    def refuse(self, entry: Entry, call: Call) -> None:
+        """An operation without a rule; whole numbers that it makes may still turn out not to matter."""
+        if any(v0.is_floating_point() for v0, _ in call.ends):
             raise NoRule(f"no difference rule for the operation {entry.op}; {ADVICE}")
-        if not results[0][0].is_floating_point():
-            raise NoRule(f"a choice made by {entry.op} differs between the ends of a step; {ADVICE}")
-        self.deltas[entry.results[0]] = rule(Call(self, entry))
+        self.unknown |= dict.fromkeys(entry.results, f"a choice made by {entry.op} differs between the ends of a step")
 
     def ends(self, slot: Any) -> Any:
         """The value of a slot at both ends; what is no slot is left as it is."""
@@ -90,19 +108,24 @@ class Call(AbstractCall):
     def __init__(self, replay: Replay, entry: Entry) -> None:
         self.replay, self.entry = replay, entry
         self.args, self.kwargs = tree_map(replay.ends, (entry.args, entry.kwargs))
-        result = entry.results[0]
-        self.start = replay.start[result].detach()
-        self.meets_inputs = result in replay.start.from_inputs
+        self.ends = [(replay.start[slot].detach(), replay.end[slot].detach()) for slot in entry.results]
+        self.meets_inputs = entry.results[0] in replay.start.from_inputs
+
+    def is_cut(self, value: Ends) -> bool:
+        return value.from_weights and self.meets_inputs
 
     def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
         assert value.delta is not None, "a rule asked for the difference of a value that cannot change"
         wide = value.delta if shape is None else value.delta.expand(shape)
         if not self.is_cut(value):
             return wide
-        tap = wide.detach().clone().requires_grad_()
-        size = value.start.numel()
-        positions = torch.arange(size).view(value.start.shape).expand(wide.shape)
-        self.replay.uses.append(Element(tap, self.source(value), positions))
+        return self.picked(value, lambda source: source.expand(wide.shape))
+
+    def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor]) -> Tensor:
+        assert value.delta is not None
+        tap = arranged(value.delta.detach()).clone().requires_grad_()
+        count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
+        self.replay.uses.append(Element(tap, self.source(value), arranged(count)))
         return tap
 
     def mean(self, value: Ends) -> Tensor:
@@ -111,6 +134,8 @@ class Call(AbstractCall):
             return replay.random_like(value.start)
         if value.delta is None or replay.start is replay.end:
             return value.start
+        if not value.start.is_floating_point():  # true + true is true
+            return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
         return (value.start + value.end) / 2
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -145,10 +170,6 @@ class Call(AbstractCall):
         if bias is None or bias.delta is None:
             return result
         return result + shift * self.delta(bias, self.start.shape)
-
-    def is_cut(self, value: Ends) -> bool:
-        """Whether the network is cut between this value and the operation: one is made of weights, one of inputs."""
-        return value.from_weights and self.meets_inputs
 
     def product_use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float) -> Tensor:
         """ā ΔW + shift · Δb, cut off from the weights and kept as a use."""

@@ -11,15 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
-
-from ntkexp.mistake import Mistake
-from ntkexp.shapes import Function, Weights
+from torch.utils._pytree import tree_flatten
 
 
 class Slot(int):
@@ -56,6 +51,7 @@ class Tape:
     weights: dict[Slot, str]
     inputs: Slot
     output: Slot
+    overwrites: bool  # torch wrote in place where it ran, so that autograd cannot be asked at every slot
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
@@ -97,50 +93,6 @@ class Tape:
         return frozenset(found)
 
 
-class Recorder(TorchDispatchMode):
-    """Writes operations down as they run."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self.entries: list[Entry] = []
-        self.values: list[Tensor] = []
-        self.slots: dict[int, Slot] = {}
-
-    def slot(self, value: Any) -> Any:
-        """The slot of a tensor, new if it was never seen; anything else is left as it is."""
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self.slots:
-            self.slots[id(value)] = Slot(len(self.values))
-            self.values.append(value)  # kept alive, or its id would be given to another tensor
-        return self.slots[id(value)]
-
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Mistake(
-                f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
-            )
-        slots, named = tree_map(self.slot, (args, kwargs))
-        outcome = func(*args, **kwargs)
-        leaves = tree_flatten(outcome)[0]
-        results = tuple(self.slot(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        scalars = tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor))
-        self.entries.append(Entry(func, slots, named, results, scalars))
-        return outcome
-
-
 def storage(value: Tensor) -> int:
     """Where a tensor's elements live."""
     return value.untyped_storage().data_ptr()
-
-
-def record(function: Function, weights: Weights, inputs: Tensor, *, differentiable: bool = False) -> Tape:
-    """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
-    leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
-    inputs = inputs.detach()
-    with torch.set_grad_enabled(differentiable), Recorder() as recorder:
-        known = {recorder.slot(weight): name for name, weight in leaves.items()}
-        source = recorder.slot(inputs)
-        output = torch.func.functionalize(function)(leaves, inputs)
-        return Tape(tuple(recorder.entries), tuple(recorder.values), known, source, recorder.slot(output))

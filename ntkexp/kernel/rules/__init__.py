@@ -1,6 +1,7 @@
 """How a difference passes each operation: a rule is one short function, found by the operation's ATen name."""
 
-from ntkexp.kernel.rules import bilinear, elementwise, linear
+from ntkexp.kernel.rules import bilinear, choice, convolution, elementwise, linear, norm, smooth, softmax
 from ntkexp.kernel.rules.base import Rule
 
-RULES: dict[str, Rule] = {**linear.RULES, **bilinear.RULES, **elementwise.RULES}
+CHAPTERS = (linear, bilinear, convolution, elementwise, smooth, softmax, norm, choice)
+RULES: dict[str, Rule] = {name: rule for chapter in CHAPTERS for name, rule in chapter.RULES.items()}

@@ -46,11 +46,24 @@ class AbstractCall:
     entry: Entry
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    start: Tensor  # the result at the start, for its shape
+    ends: list[tuple[Tensor, Tensor]]  # of every result
+
+    @property
+    def start(self) -> Tensor:
+        """The (first) result at the start, for its shape."""
+        return self.ends[0][0]
+
+    @abstractmethod
+    def is_cut(self, value: Ends) -> bool:
+        """Whether the network is cut between this value and the operation: one is made of weights, one of inputs."""
 
     @abstractmethod
     def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
         """The difference of an argument, expanded to the shape at which the operation uses it."""
+
+    @abstractmethod
+    def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor]) -> Tensor:
+        """The difference of a weight from which the operation picks elements; `arranged` picks those of any tensor."""
 
     @abstractmethod
     def mean(self, value: Ends) -> Tensor:
@@ -67,7 +80,10 @@ class AbstractCall:
         """The difference of gain · left @ right + shift · bias, for matrices."""
 
 
-Rule: TypeAlias = Callable[[AbstractCall], Tensor]
+Result: TypeAlias = Tensor | tuple[Tensor | None, ...]
+"""The difference of each result; None for one that a network does not use (and may not)."""
+
+Rule: TypeAlias = Callable[[AbstractCall], Result]
 Slope: TypeAlias = Callable[[AbstractCall, Tensor, Tensor], Tensor]
 
 

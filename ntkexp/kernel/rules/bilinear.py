@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,11 @@ from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule, total
 def mul(call: AbstractCall) -> Tensor:
     """Elementwise, with broadcasting; either factor may be a number."""
     left, right = call.args
-    shape = call.start.shape
+    return multiplied(call, left, right, call.start.shape)
+
+
+def multiplied(call: AbstractCall, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
+    """The difference of a product of two values, or of a value and a number."""
     terms = []
     for value, other in ((left, right), (right, left)):
         if isinstance(value, Ends) and value.delta is not None:
@@ -20,12 +26,22 @@ def mul(call: AbstractCall) -> Tensor:
     return total(terms, shape)
 
 
+def addcmul(call: AbstractCall) -> Tensor:
+    """Δ(x + c·a·b)."""
+    added, left, right = call.args
+    shape = call.start.shape
+    terms = [] if added.delta is None else [call.delta(added, shape)]
+    if left.delta is not None or right.delta is not None:
+        terms.append(call.kwargs.get("value", 1) * multiplied(call, left, right, shape))
+    return total(terms, shape)
+
+
 def div(call: AbstractCall) -> Tensor:
     """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁)."""
     above, below = call.args
     shape = call.start.shape
     if not isinstance(below, Ends) or below.delta is None:
-        divisor = below.start if isinstance(below, Ends) else below
+        divisor = call.mean(below) if isinstance(below, Ends) else below
         return call.delta(above, shape) / divisor
     terms = []
     if isinstance(above, Ends) and above.delta is not None:
@@ -47,17 +63,66 @@ def addmm(call: AbstractCall) -> Tensor:
     return call.product(left, right, call.kwargs.get("alpha", 1.0), bias, call.kwargs.get("beta", 1.0))
 
 
-def bmm(call: AbstractCall) -> Tensor:
-    """Batches of matrices, both of them made of inputs."""
+def mv(call: AbstractCall) -> Tensor:
+    """A matrix and a vector."""
     left, right = call.args
-    if left.from_weights or right.from_weights:
-        raise NoRule(f"{call.entry.op} multiplies a batch with a weight, which has no factors")
-    terms = []
-    if left.delta is not None:
-        terms.append(torch.bmm(call.delta(left), call.mean(right)))
-    if right.delta is not None:
-        terms.append(torch.bmm(call.mean(left), call.delta(right)))
+    return call.product(left, right.view(lambda v: v[:, None]))[:, 0]
+
+
+def dot(call: AbstractCall) -> Tensor:
+    """Two vectors."""
+    left, right = call.args
+    return call.product(left.view(lambda v: v[None]), right.view(lambda v: v[:, None]))[0, 0]
+
+
+def bmm(call: AbstractCall) -> Tensor:
+    """Batches of matrices; a weight among them is taken batch by batch, and one copied along the batch once."""
+    left, right = call.args
+    if not (call.is_cut(left) or call.is_cut(right)):
+        terms = [] if left.delta is None else [torch.bmm(left.delta, call.mean(right))]
+        terms += [] if right.delta is None else [torch.bmm(call.mean(left), right.delta)]
+        return total(terms, call.start.shape)
+    batch, rows, columns = call.start.shape
+    if call.is_cut(right) and is_copied(right.start):
+        folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right.view(lambda v: v[0]))
+        return folded.view(batch, rows, columns)
+    if call.is_cut(left) and is_copied(left.start):
+        turned = right.view(lambda v: v.transpose(1, 2).reshape(batch * columns, -1))
+        folded = call.product(turned, left.view(lambda v: v[0].t()))
+        return folded.view(batch, columns, rows).transpose(1, 2)
+    return torch.stack([call.product(*(side.view(picker(k)) for side in (left, right))) for k in range(batch)])
+
+
+def is_copied(value: Tensor) -> bool:
+    """Whether a batch of matrices is one matrix, expanded."""
+    return value.shape[0] == 1 or value.stride(0) == 0
+
+
+def picker(k: int) -> Callable[[Tensor], Tensor]:
+    """The k-th matrix of a batch."""
+    return lambda v: v[k]
+
+
+def baddbmm(call: AbstractCall) -> Tensor:
+    """shift · added + gain · left @ right, in batches."""
+    added, left, right = call.args
+    if call.is_cut(left) or call.is_cut(right):
+        raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
+    gain, shift = call.kwargs.get("alpha", 1.0), call.kwargs.get("beta", 1.0)
+    terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
+    terms += [] if left.delta is None else [gain * torch.bmm(left.delta, call.mean(right))]
+    terms += [] if right.delta is None else [gain * torch.bmm(call.mean(left), right.delta)]
     return total(terms, call.start.shape)
 
 
-RULES: dict[str, Rule] = {"mul": mul, "div": div, "mm": mm, "addmm": addmm, "bmm": bmm}
+RULES: dict[str, Rule] = {
+    "mul": mul,
+    "addcmul": addcmul,
+    "div": div,
+    "mm": mm,
+    "mv": mv,
+    "dot": dot,
+    "addmm": addmm,
+    "bmm": bmm,
+    "baddbmm": baddbmm,
+}

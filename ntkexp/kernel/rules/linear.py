@@ -12,14 +12,30 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.rules.base import AbstractCall, Ends, Rule, total
+from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
 
 
-def first(call: AbstractCall) -> Tensor:
-    """op(Δv, …): rearrangements, sums and means, padding."""
+def first(call: AbstractCall) -> Result:
+    """op(Δv, …): rearrangements, sums and means, padding, pooling by averages, interpolation."""
     value, *rest = call.args
-    result: Tensor = call.entry.op(call.delta(value), *rest, **call.kwargs)
-    return result
+    constants = tree_map(constant, (rest, call.kwargs))
+
+    def arranged(source: Tensor) -> Any:
+        return call.entry.op(source, *constants[0], **constants[1])
+
+    if call.is_cut(value):  # indices that depend on the inputs pick from a weight
+        return call.picked(value, arranged)
+    result: Result = arranged(call.delta(value))
+    return tuple(result) if isinstance(result, list) else result
+
+
+def constant(value: Any) -> Any:
+    """An argument that steers the operation."""
+    if not isinstance(value, Ends):
+        return value
+    if value.delta is not None:
+        raise NoRule("an index that depends on the weights")
+    return value.start
 
 
 def reshaped(call: AbstractCall) -> Tensor:
@@ -27,16 +43,40 @@ def reshaped(call: AbstractCall) -> Tensor:
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
-def joined(call: AbstractCall) -> Tensor:
-    """op([Δa, Δb, …], …): concatenation and stacking."""
+def converted(call: AbstractCall) -> Tensor:
+    """Another precision or device."""
+    return call.delta(call.args[0]).to(call.start.dtype)
+
+
+def joined(call: AbstractCall) -> Result:
+    """op([Δa, Δb, …], …): concatenation, stacking, writing into."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
             return value
-        return torch.zeros_like(value.start) if value.delta is None else call.delta(value)
+        if value.delta is not None:
+            return call.delta(value)
+        return torch.zeros_like(value.start) if value.start.is_floating_point() else value.start
 
-    result: Tensor = call.entry.op(*tree_map(difference, call.args), **call.kwargs)
+    args, kwargs = tree_map(difference, (call.args, call.kwargs))
+    result: Result = call.entry.op(*args, **kwargs)
     return result
+
+
+def embedding(call: AbstractCall) -> Result:
+    """Rows of a table, picked by whole numbers."""
+    table, index = call.args[:2]
+    indices = constant(index)
+    if call.is_cut(table):
+        return call.picked(table, lambda source: source[indices])
+    return call.delta(table)[indices]
+
+
+def copied(call: AbstractCall) -> Tensor:
+    """What is copied replaces what was there."""
+    source: Ends = call.args[1]
+    shape = call.start.shape
+    return torch.zeros_like(call.start) if source.delta is None else call.delta(source, shape)
 
 
 def add(call: AbstractCall) -> Tensor:
@@ -65,41 +105,28 @@ def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
     return total(terms, shape)
 
 
+FIRST = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _reshape_alias _upsample_bilinear2d_aa _upsample_nearest_exact2d
+    _unsafe_index adaptive_avg_pool1d alias avg_pool1d avg_pool2d avg_pool3d channel_shuffle clone col2im
+    constant_pad_nd cumsum detach diag_embed diagonal diagonal_copy expand flip gather im2col index index_select
+    lift_fresh lift_fresh_copy masked_select mean movedim narrow nansum neg permute pixel_shuffle pixel_unshuffle
+    positive reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
+    replication_pad2d replication_pad3d roll rot90 select slice split split_with_sizes squeeze sum t take trace
+    transpose tril triu unbind unfold unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d
+    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d
+"""
+JOINED = """
+    _index_put_impl cat diagonal_scatter fill index_add index_copy index_put masked_scatter scatter scatter_add
+    select_scatter slice_scatter stack
+"""
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        (
-            "alias",
-            "clone",
-            "constant_pad_nd",
-            "cumsum",
-            "detach",
-            "diagonal",
-            "expand",
-            "flip",
-            "mean",
-            "neg",
-            "permute",
-            "repeat",
-            "roll",
-            "select",
-            "slice",
-            "squeeze",
-            "sum",
-            "t",
-            "transpose",
-            "tril",
-            "triu",
-            "unsqueeze",
-        ),
-        first,
-    ),
-    "view": reshaped,
-    "_unsafe_view": reshaped,
-    "cat": joined,
-    "copy": joined,
-    "select_scatter": joined,
-    "slice_scatter": joined,
-    "stack": joined,
+    **dict.fromkeys(FIRST.split(), first),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape"), reshaped),
+    **dict.fromkeys(JOINED.split(), joined),
+    "_to_copy": converted,
+    "copy": copied,
+    "embedding": embedding,
     "add": add,
     "sub": sub,
     "rsub": rsub,

@@ -1,0 +1,123 @@
+"""Normalisation: y = c/√(mean c² + ε), c = x − mean x or x itself, then a gain and a bias. Variances and lengths.
+
+Δ(mean c²) = 2 mean(c̄ Δc)        Δ(v⁻¹ᐟ²) = −(r₀r₁)²/(r₀ + r₁) Δv,  r = v⁻¹ᐟ²
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.rules.bilinear import multiplied
+from ntkexp.kernel.rules.elementwise import root, rsqrt
+
+
+def layer_norm(call: AbstractCall) -> Result:
+    """Over the last axes."""
+    x, shape, gain, bias, eps = call.args
+    normed = normalised(call, x, tuple(range(-len(shape), 0)), eps)
+    return affine(call, normed, gain, bias), None, None
+
+
+def rms_norm(call: AbstractCall) -> Result:
+    """Over the last axes, without centring."""
+    x, shape, gain, eps = call.args
+    eps = torch.finfo(x.start.dtype).eps if eps is None else eps
+    return affine(call, normalised(call, x, tuple(range(-len(shape), 0)), eps, centre=False), gain, None), None
+
+
+def group_norm(call: AbstractCall) -> Result:
+    """Over groups of channels."""
+    x, gain, bias, examples, channels, _, groups, eps = call.args
+    shape = x.start.shape
+    normed = normalised(call, x.view(lambda v: v.reshape(examples, groups, -1)), (2,), eps)
+    along = [1, channels] + [1] * (len(shape) - 2)
+    gain, bias = (None if p is None else p.view(lambda v: v.reshape(along)) for p in (gain, bias))
+    return affine(call, normed.view(lambda v: v.reshape(shape)), gain, bias), None, None
+
+
+def batch_norm(call: AbstractCall) -> Result:
+    """In evaluation, an affine map of each channel."""
+    x, gain, bias, mean, variance, *rest = call.args
+    training, eps = (rest[0], rest[2]) if len(rest) == 3 else (False, rest[1])
+    if training or mean is None:
+        raise NoRule("batch norm in training mode couples the examples of a batch")
+    along = [1, -1] + [1] * (x.start.dim() - 2)
+    scale = (variance.start + eps).rsqrt().view(along)
+    centre = mean.start.view(along)
+    delta = None if x.delta is None else call.delta(x) * scale
+    normed = Ends((x.start - centre) * scale, (x.end - centre) * scale, delta, x.from_weights, x.from_inputs)
+    gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
+    return affine(call, normed, gain, bias), *[None] * (len(call.entry.results) - 1)
+
+
+def normalised(call: AbstractCall, x: Ends, dims: tuple[int, ...], eps: float, centre: bool = True) -> Ends:
+    """c/√(mean c² + ε) at both ends, with its difference."""
+    c = x.view(lambda v: v - v.mean(dims, keepdim=True)) if centre else x
+    variance = squared_mean(call, c, dims, eps)
+    scale = Ends(variance.start.rsqrt(), variance.end.rsqrt(), None, x.from_weights, x.from_inputs)
+    delta = None
+    if c.delta is not None and variance.delta is not None:
+        moved = variance.delta * call.slope(variance, lambda v0, v1: rsqrt(call, v0, v1))
+        delta = c.delta * call.slope(scale, lambda r0, r1: (r0 + r1) / 2) + call.mean(c) * moved
+    return Ends(c.start * scale.start, c.end * scale.end, delta, x.from_weights, x.from_inputs)
+
+
+def squared_mean(call: AbstractCall, c: Ends, dims: tuple[int, ...], eps: float) -> Ends:
+    """mean c² + ε."""
+    start, end = (v.square().mean(dims, keepdim=True) + eps for v in (c.start, c.end))
+    delta = None if c.delta is None else 2 * (call.mean(c) * c.delta).mean(dims, keepdim=True)
+    return Ends(start, end, delta, c.from_weights, c.from_inputs)
+
+
+def affine(call: AbstractCall, y: Ends, gain: Ends | None, bias: Ends | None) -> Tensor:
+    """gain · y + bias."""
+    shape = y.start.shape
+    terms = [] if y.delta is None else [y.delta]
+    if gain is not None and (gain.delta is not None or terms):
+        terms = [multiplied(call, gain, y, shape)]
+    if bias is not None and bias.delta is not None:
+        terms.append(call.delta(bias, shape))
+    return total(terms, shape)
+
+
+def variance(call: AbstractCall) -> Result:
+    """Σ (x − mean x)² / (n − correction), with the mean if it is asked for."""
+    value, *rest = call.args
+    dims = rest[0] if rest and rest[0] is not None else list(range(value.start.dim()))
+    keep, correction = call.kwargs.get("keepdim", False), call.kwargs.get("correction", 1)
+    count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
+    deviation, delta = value.view(lambda v: v - v.mean(dims, keepdim=True)), call.delta(value)
+    spread = 2 * (call.mean(deviation) * delta).sum(dims, keepdim=keep) / count
+    return (spread, delta.mean(dims, keepdim=keep)) if call.entry.name == "var_mean" else spread
+
+
+def vector_norm(call: AbstractCall) -> Tensor:
+    """√Σx², whose difference is 2 Σ x̄Δx over the sum of both lengths."""
+    value, order = call.args[0], call.args[1] if len(call.args) > 1 else 2
+    if order not in (2, 2.0):
+        raise NoRule(f"the {order}-norm of a vector")
+    dims = call.args[2] if len(call.args) > 2 else None
+    keep = len(call.args) > 3 and bool(call.args[3])
+    dims = list(range(value.start.dim())) if dims is None else dims
+
+    def length(v: Tensor) -> Tensor:
+        return v.square().sum(dims, keepdim=keep)
+
+    square = Ends(length(value.start), length(value.end), None, value.from_weights, value.from_inputs)
+    inside = 2 * (call.mean(value) * call.delta(value)).sum(dims, keepdim=keep)
+    return inside * call.slope(square, lambda a, b: root(call, a, b))
+
+
+RULES: dict[str, Rule] = {
+    "native_layer_norm": layer_norm,
+    "_fused_rms_norm": rms_norm,
+    "native_group_norm": group_norm,
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"), batch_norm),
+    "var": variance,
+    "var_mean": variance,
+    **dict.fromkeys(("linalg_vector_norm", "norm"), vector_norm),
+}

@@ -1,0 +1,61 @@
+"""Softmax and its relatives, by logarithmic means.
+
+With p the softmax at each end, L_i = (p₁ᵢ − p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
+
+    log-softmax   Δz_i − Σ_j w_j Δz_j        softmax   L_i (Δz_i − Σ_j w_j Δz_j)        logsumexp   Σ_j w_j Δz_j
+
+exactly, since both ends sum to one. (Decomposed into exp, sum and division it breaks when logits move far.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.rules.base import AbstractCall, Ends, Rule
+from ntkexp.kernel.rules.elementwise import quotient
+
+
+def softmax(call: AbstractCall) -> Tensor:
+    value, dim = call.args[:2]
+    mean = call.slope(value, lambda z0, z1: log_mean(z0.log_softmax(dim), z1.log_softmax(dim)))
+    return mean * centred(call, value, mean, dim)
+
+
+def log_softmax(call: AbstractCall) -> Tensor:
+    value, dim = call.args[:2]
+    mean = call.slope(value, lambda z0, z1: log_mean(z0.log_softmax(dim), z1.log_softmax(dim)))
+    return centred(call, value, mean, dim)
+
+
+def logsumexp(call: AbstractCall) -> Tensor:
+    value, dim = call.args[:2]
+    keep = len(call.args) > 2 and bool(call.args[2])
+    mean = call.slope(value, lambda z0, z1: log_mean(normalised(z0, dim), normalised(z1, dim)))
+    weights = mean / mean.sum(dim, keepdim=True)
+    return (weights * call.delta(value)).sum(dim, keepdim=keep)
+
+
+def centred(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
+    """Δz − Σ w Δz."""
+    delta = call.delta(value)
+    weights = mean / mean.sum(dim, keepdim=True)
+    return delta - (weights * delta).sum(dim, keepdim=True)
+
+
+def normalised(z: Tensor, dim: int | list[int]) -> Tensor:
+    """z − log Σ exp z."""
+    return z - torch.logsumexp(z, dim, keepdim=True)
+
+
+def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
+    """(e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|; zero where both are −∞."""
+    d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
+    return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(0.0, posinf=0.0)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("_softmax", "_safe_softmax", "softmax"), softmax),
+    **dict.fromkeys(("_log_softmax", "log_softmax"), log_softmax),
+    "logsumexp": logsumexp,
+}
