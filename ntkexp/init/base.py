@@ -14,7 +14,7 @@ from abc import abstractmethod
 from pydantic import Field
 
 from ntkexp.component import Component
-from ntkexp.layer.affine import Dense
+from ntkexp.layer.affine import Conv, Dense, Parametrisation
 
 
 class AbstractInit(Component):
@@ -26,10 +26,32 @@ class AbstractInit(Component):
     antisymmetric: bool = False
     centred: bool = False
 
+    @property
     @abstractmethod
+    def param(self) -> Parametrisation:
+        """The parametrisation of hidden layers."""
+
+    @property
+    def param_readout(self) -> Parametrisation:
+        """The parametrisation of the last layer."""
+        return self.param
+
     def dense(self, features: int) -> Dense:
         """A hidden dense layer."""
+        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param)
+
+    def conv(self, features: int, window: int, stride: int = 1, circular: bool = False) -> Conv:
+        """A convolution."""
+        return Conv(
+            features=features,
+            W_std=self.W_std,
+            b_std=self.b_std,
+            param=self.param,
+            window=window,
+            stride=stride,
+            circular=circular,
+        )
 
     def readout(self, features: int) -> Dense:
-        """The last dense layer."""
-        return self.dense(features)
+        """The last layer."""
+        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param_readout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntkexp.init.base import AbstractInit
-from ntkexp.layer.affine import Dense
+from ntkexp.layer.affine import Parametrisation
 
 
 class MeanField(AbstractInit):
@@ -12,8 +12,10 @@ class MeanField(AbstractInit):
     Features then move at any width, once the step size is measured against the largest stable one.
     """
 
-    def dense(self, features: int) -> Dense:
-        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param="ntk")
+    @property
+    def param(self) -> Parametrisation:
+        return "ntk"
 
-    def readout(self, features: int) -> Dense:
-        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param="mean_field")
+    @property
+    def param_readout(self) -> Parametrisation:
+        return "mean_field"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ntkexp.init.base import AbstractInit
-from ntkexp.layer.affine import Dense
+from ntkexp.layer.affine import Parametrisation
 
 
 class NTK(AbstractInit):
     """Unit weights, scaled by 1/√fan_in in the forward pass: the kernel has a limit as the width grows."""
 
-    def dense(self, features: int) -> Dense:
-        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param="ntk")
+    @property
+    def param(self) -> Parametrisation:
+        return "ntk"

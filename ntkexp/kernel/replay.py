@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.rules import RULES
-from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule
+from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule
 from ntkexp.kernel.tape import Entry, Slot, Tape
 from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use
 
@@ -45,6 +45,8 @@ class Replay:
             for entry in start.entries:
                 if any(slot in self.deltas or slot in self.unknown for slot in entry.slots):
                     self.pass_through(entry)
+        if start.output in self.unknown:
+            raise NoRule(f"{self.unknown[start.output]}; {ADVICE}")
         nothing = torch.zeros_like(start[start.output], requires_grad=True)
         self.delta = self.deltas.get(start.output, nothing)
 
@@ -61,33 +63,34 @@ class Replay:
                 raise NoRule(f"a buffer or constant of the module differs between the ends of a step; {ADVICE}")
 
     def pass_through(self, entry: Entry) -> None:
-        """Give the operation's results their differences."""
-        for slot in entry.slots:
-            if slot in self.unknown:
-                raise NoRule(f"{self.unknown[slot]}, and {entry.op} uses it; {ADVICE}")
+        """Give the operation's results their differences, or keep why they have none."""
         call = Call(self, entry)
-        if all(not v0.is_floating_point() and torch.equal(v0, v1) for v0, v1 in call.ends):
+        reasons = [self.unknown[slot] for slot in entry.slots if slot in self.unknown]
+        if reasons:
+            self.unknown |= dict.fromkeys(entry.results, reasons[0])
+        elif all(not v0.is_floating_point() and torch.equal(v0, v1) for v0, v1 in call.ends):
             return  # equal integers and masks cannot carry a difference
-        rule = RULES.get(entry.name)
-        if rule is None:
-            self.refuse(entry, call)
-            return
+        elif entry.name not in RULES:
+            floats = any(v0.is_floating_point() for v0, _ in call.ends)
+            reason = f"no difference rule for the operation {entry.op}"
+            choice = f"a choice made by {entry.op} differs between the ends of a step"
+            self.unknown |= dict.fromkeys(entry.results, reason if floats else choice)
+        else:
+            self.follow(RULES[entry.name], entry, call)
+
+    def follow(self, rule: Rule, entry: Entry, call: Call) -> None:
+        """Give the operation's results the differences that its rule finds."""
         try:
             found = rule(call)
         except NoRule as reason:
-            raise NoRule(f"{reason} (at {entry.op}); {ADVICE}") from None
+            self.unknown |= dict.fromkeys(entry.results, f"{reason} (at {entry.op})")
+            return
         results = (found,) if isinstance(found, Tensor) else found
         for slot, delta in zip(entry.results, results, strict=True):
             if delta is None:
                 self.unknown[slot] = f"no difference rule for this result of {entry.op}"
             else:
                 self.deltas[slot] = delta
-
-    def refuse(self, entry: Entry, call: Call) -> None:
-        """An operation without a rule; whole numbers that it makes may still turn out not to matter."""
-        if any(v0.is_floating_point() for v0, _ in call.ends):
-            raise NoRule(f"no difference rule for the operation {entry.op}; {ADVICE}")
-        self.unknown |= dict.fromkeys(entry.results, f"a choice made by {entry.op} differs between the ends of a step")
 
     def ends(self, slot: Any) -> Any:
         """The value of a slot at both ends; what is no slot is left as it is."""

@@ -1,23 +1,17 @@
-"""Pointwise layers: one function applied to every element.
-
->>> named("tanh")
-Tanh()
->>> named("tahn")
-Traceback (most recent call last):
-ntkexp.mistake.Mistake: 'tahn' is no activation; choose from erf, gelu, leaky_relu, linear, relu, silu, sin, tanh; \
-did you mean 'tanh'?
-"""
+"""Pointwise layers: one function applied to every element."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
+from pydantic import BeforeValidator
 from torch import Tensor, nn
 
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.layer.named import named
 
 
 class AbstractPointwise(AbstractLayer):
@@ -115,10 +109,5 @@ ACTIVATIONS: dict[str, AbstractPointwise] = {
 }
 
 
-def named(name: object) -> object:
-    """The layer that a configuration calls by this name; a layer is left as it is."""
-    if not isinstance(name, str):
-        return name
-    if name not in ACTIVATIONS:
-        raise Mistake(f"'{name}' is no activation; choose from {', '.join(ACTIVATIONS)}{nearest(name, ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+Activation = Annotated[AbstractPointwise, BeforeValidator(named("activation", ACTIVATIONS))]
+"""A pointwise layer, or its name."""

@@ -10,6 +10,7 @@ where the order agrees at both ends, and refused where it does not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -69,15 +70,21 @@ def tournament(call: AbstractCall, value: Ends, sign: int) -> Ends:
     """The largest along the last axis, pair by pair."""
     while (n := value.start.shape[-1]) > 1:
         half = n // 2
-        left, right = value.view(lambda v, h=half: v[..., :h]), value.view(lambda v, h=half: v[..., h : 2 * h])
+        left, right = (value.view(window(start, half)) for start in (0, half))
         winners = pairwise(call, left, right, sign)
         value = winners if n % 2 == 0 else with_last(winners, value)
     return value.view(lambda v: v[..., 0])
 
 
+def window(start: int, size: int) -> Callable[[Tensor], Tensor]:
+    """Consecutive elements along the last axis."""
+    return lambda v: v[..., start : start + size]
+
+
 def with_last(winners: Ends, value: Ends) -> Ends:
     """The winners of a round, and who had no opponent."""
-    assert winners.delta is not None and value.delta is not None
+    assert winners.delta is not None
+    assert value.delta is not None
     parts = ((winners.start, value.start), (winners.end, value.end), (winners.delta, value.delta))
     start, end, delta = (torch.cat([won, all_[..., -1:]], dim=-1) for won, all_ in parts)
     return Ends(start, end, delta, False, True)

@@ -73,7 +73,7 @@ def spread(
         return torch.nn.functional.pad(wide, borders)
 
     def turned(v: Tensor) -> Tensor:
-        grouped = v.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)  # [features, channels of a group, …]
+        grouped = v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1)  # [features, channels of a group, …]
         return grouped.flip(space)
 
     return x.view(widened), kernel.view(turned), (0,) * len(space)

@@ -79,6 +79,11 @@ def copied(call: AbstractCall) -> Tensor:
     return torch.zeros_like(call.start) if source.delta is None else call.delta(source, shape)
 
 
+def fresh(call: AbstractCall) -> Tensor:
+    """A new tensor that takes nothing but its shape from another."""
+    return torch.zeros_like(call.start)
+
+
 def add(call: AbstractCall) -> Tensor:
     """Δ(a + αb) = Δa + αΔb."""
     return signed_sum(call, 1.0, call.kwargs.get("alpha", 1.0))
@@ -116,6 +121,7 @@ FIRST = """
     upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     upsample_trilinear3d
 """
+FRESH = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zeros_like"
 JOINED = """
     _index_put_impl cat diagonal_scatter fill index_add index_copy index_put masked_scatter scatter scatter_add
     select_scatter slice_scatter stack
@@ -124,6 +130,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
     **dict.fromkeys(("view", "_unsafe_view", "reshape"), reshaped),
     **dict.fromkeys(JOINED.split(), joined),
+    **dict.fromkeys(FRESH.split(), fresh),
     "_to_copy": converted,
     "copy": copied,
     "embedding": embedding,

@@ -1,0 +1,78 @@
+"""Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (from one) and a bias (from zero).
+
+Layer norm takes its means over channels, pixel by pixel; group norm over groups of channels and all pixels; batch norm
+in evaluation, the only way in which it couples no examples, over nothing: it keeps the statistics it starts with.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import BeforeValidator, Field, PositiveInt
+from torch import Tensor, nn
+
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.named import named
+
+EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
+
+
+class LayerNorm(AbstractLayer):
+    """Over channels."""
+
+    eps: float = Field(1e-5, gt=0)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        return ChannelNorm(shape[0], self.eps)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm on the first axis of an example."""
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__(channels, eps, dtype=torch.float64)
+
+    def forward(self, x: Float[Tensor, "example channel *pixels"]) -> Float[Tensor, "example channel *pixels"]:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class GroupNorm(AbstractLayer):
+    """Over groups of channels: the most, up to `groups`, that divide them."""
+
+    groups: PositiveInt = 8
+    eps: float = Field(1e-5, gt=0)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        groups = next(g for g in range(min(self.groups, shape[0]), 0, -1) if shape[0] % g == 0)
+        return nn.GroupNorm(groups, shape[0], self.eps, dtype=torch.float64)
+
+
+class BatchNorm(AbstractLayer):
+    """In evaluation: an affine map of each channel."""
+
+    eps: float = Field(1e-5, gt=0)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        return EVALUATED[len(shape)](shape[0], self.eps, dtype=torch.float64).eval()
+
+
+NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {
+    "none": None,
+    "layer": LayerNorm(),
+    "group": GroupNorm(),
+    "batch": BatchNorm(),
+}
+
+Norm = Annotated[LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(named("norm", NORMS))]
+"""A normalisation, its name, or none."""

@@ -1,0 +1,52 @@
+"""Residual networks for small images (He, Zhang, Ren & Sun 2016), with activations before weights.
+
+    x + conv(σ(norm(conv(σ(norm(x))))))
+
+>>> from ntkexp.init.ntk import NTK
+>>> network = ResNet(width=4, stages=2).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+>>> [type(layer).__name__ for layer in network]
+['Conv', 'Residual', 'Residual', 'ReLU', 'GlobalAvgPool', 'Dense']
+"""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.linear import GlobalAvgPool
+from ntkexp.layer.norm import Norm
+from ntkexp.layer.pointwise import Activation, ReLU
+from ntkexp.layer.residual import Residual
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import AbstractLayered
+
+
+class ResNet(AbstractLayered):
+    """`stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the channels."""
+
+    stages: PositiveInt = 3
+    blocks: PositiveInt = 1
+    norm: Norm = None
+    activation: Activation = ReLU()
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        if len(shape) < 2:
+            raise Mistake(
+                f"model=resnet takes images, and the data has examples of shape {list(shape)}; choose model=mlp"
+            )
+        blocks = (
+            self.block(init, self.width * 2**stage, stride=2 if stage > 0 and block == 0 else 1)
+            for stage in range(self.stages)
+            for block in range(self.blocks)
+        )
+        return (init.conv(self.width, 3), *blocks, *self.before(), GlobalAvgPool(), init.readout(outputs))
+
+    def block(self, init: AbstractInit, channels: int, stride: int) -> Residual:
+        """Two convolutions beside a shortcut, which is a convolution where the shape changes."""
+        branch = (*self.before(), init.conv(channels, 3, stride), *self.before(), init.conv(channels, 3))
+        return Residual(branch=branch, shortcut=() if stride == 1 else (init.conv(channels, 1, stride),))
+
+    def before(self) -> tuple[AbstractLayer, ...]:
+        """What comes before weights."""
+        return (self.activation,) if self.norm is None else (self.norm, self.activation)

@@ -1,0 +1,174 @@
+"""Transformer encoders, on patches of images or on tokens (Vaswani et al. 2017; pre-norm).
+
+    h ← h + attention(norm(h)),    h ← h + W₂ σ(W₁ norm(h))  or, gated,  h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
+
+Whole numbers are tokens: they pick rows of a table, which is the readout as well if `tied`; the last position is read.
+Images are cut into square patches, anything else is one patch per feature; the mean over positions is read.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import AbstractArchitecture
+
+
+class Transformer(AbstractArchitecture):
+    """`depth` blocks of `width` channels; heads are the most, up to `heads`, that divide the width."""
+
+    depth: int = Field(1, ge=1)
+    heads: PositiveInt = 4
+    patch: PositiveInt = 4
+    feed_forward: Literal["gelu", "swiglu"] = "gelu"
+    causal: bool = False
+    vocabulary: int = Field(0, ge=0)
+    tied: bool = False
+
+    def network(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int, generator: torch.Generator
+    ) -> nn.Module:
+        heads = next(h for h in range(min(self.heads, self.width), 0, -1) if self.width % h == 0)
+        tokens = Tokens(self, shape, generator) if self.vocabulary else None
+        embedding = tokens or Patches(self, init, shape, generator)
+        blocks = [Block(self, init, heads, generator) for _ in range(self.depth)]
+        if self.tied and outputs != self.vocabulary:
+            raise Mistake(
+                f"model.tied=true reads one output per token, {self.vocabulary} of them, and the data has {outputs}"
+            )
+        readout = init.readout(outputs).build((self.width,), generator)
+        if tokens is not None and self.tied:
+            readout = Tied(tokens)
+        return Encoder(embedding, blocks, self.width, readout)
+
+
+class Encoder(nn.Module):
+    """Embedding, blocks, a last norm, and a readout at the last position (of tokens) or of the mean (of patches)."""
+
+    def __init__(self, embedding: nn.Module, blocks: list[Block], width: int, readout: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(width, dtype=torch.float64)
+        self.readout = readout
+
+    def forward(self, x: Tensor) -> Float[Tensor, "example out"]:
+        hidden = self.blocks(self.embedding(x))
+        read = hidden[:, -1] if isinstance(self.embedding, Tokens) else hidden.mean(1)
+        outputs: Tensor = self.readout(self.norm(read))
+        return outputs
+
+
+class Tokens(nn.Module):
+    """A row of a table for each token, and one for its position."""
+
+    def __init__(self, model: Transformer, shape: tuple[int, ...], generator: torch.Generator) -> None:
+        super().__init__()
+        self.table = nn.Parameter(normal((model.vocabulary, model.width), generator))
+        self.positions = nn.Parameter(normal((shape[0], model.width), generator))
+
+    def forward(self, x: Float[Tensor, "example token"]) -> Float[Tensor, "example position width"]:
+        return nn.functional.embedding(x.long(), self.table) + self.positions
+
+
+class Tied(nn.Module):
+    """The table of tokens as the readout."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: Float[Tensor, "example width"]) -> Float[Tensor, "example out"]:
+        return torch.mm(x / sqrt(x.shape[1]), self.tokens.table.t())
+
+
+class Patches(nn.Module):
+    """Squares of an image, or single features where there is no image, through a dense layer, and their positions."""
+
+    def __init__(
+        self, model: Transformer, init: AbstractInit, shape: tuple[int, ...], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.side = fitting(model.patch, shape)
+        count, size = patches(torch.zeros(1, *shape), self.side).shape[1:]
+        self.dense = init.dense(model.width).build((size,), generator)
+        self.positions = nn.Parameter(normal((count, model.width), generator))
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
+        return along(self.dense, patches(x, self.side)) + self.positions
+
+
+class Block(nn.Module):
+    """Attention and a network for each position, each beside a shortcut and after a norm."""
+
+    def __init__(self, model: Transformer, init: AbstractInit, heads: int, generator: torch.Generator) -> None:
+        super().__init__()
+
+        def dense(inputs: int, features: int) -> nn.Module:
+            return init.dense(features).build((inputs,), generator)
+
+        width = model.width
+        self.heads, self.causal, self.gated = heads, model.causal, model.feed_forward == "swiglu"
+        self.norms = nn.ModuleList(nn.LayerNorm(width, dtype=torch.float64) for _ in range(2))
+        self.query, self.key, self.value, self.mixed = (dense(width, width) for _ in range(4))
+        self.inner = dense(width, 4 * width)
+        self.gate = dense(width, 4 * width) if self.gated else None
+        self.outer = dense(4 * width, width)
+
+    def forward(self, x: Float[Tensor, "example position width"]) -> Float[Tensor, "example position width"]:
+        x = x + self.attention(self.norms[0](x))
+        h = self.norms[1](x)
+        inner = along(self.inner, h)
+        if self.gate is None:
+            return x + along(self.outer, nn.functional.gelu(inner))
+        return x + along(self.outer, nn.functional.silu(inner) * along(self.gate, h))
+
+    def attention(self, h: Float[Tensor, "example position width"]) -> Float[Tensor, "example position width"]:
+        """softmax(QKᵀ/√d) V, head by head."""
+        q, k, v = (
+            along(map_, h).unflatten(2, (self.heads, -1)).transpose(1, 2) for map_ in (self.query, self.key, self.value)
+        )
+        scores = (q / sqrt(q.shape[-1])) @ k.transpose(2, 3)
+        if self.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return along(self.mixed, mixed)
+
+
+def along(module: nn.Module, x: Float[Tensor, "example position inputs"]) -> Float[Tensor, "example position features"]:
+    """A dense layer at every position."""
+    rows: Tensor = module(x.flatten(0, 1))
+    return rows.view(*x.shape[:2], -1)
+
+
+def fitting(patch: int, shape: tuple[int, ...]) -> int:
+    """The largest side up to `patch` that divides both sides of an image."""
+    if len(shape) != 3:
+        return 1
+    return next(side for side in range(min(patch, *shape[1:]), 0, -1) if shape[1] % side == shape[2] % side == 0)
+
+
+def patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "example position size"]:
+    """The squares of an image, row by row; of anything else, each element.
+
+    >>> patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
+    tensor([2., 3., 6., 7.])
+    """
+    if x.dim() != 4:
+        return x.flatten(1)[:, :, None]
+    example, channel, rows, columns = x.shape
+    cut = x.reshape(example, channel, rows // side, side, columns // side, side)
+    return cut.permute(0, 2, 4, 1, 3, 5).reshape(example, -1, channel * side * side)
+
+
+def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Numbers from N(0, 1)."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
