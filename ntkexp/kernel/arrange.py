@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features import Block, Factored, Features, Key, Rows
 from ntkexp.kernel.rules.base import NoRule
-from ntkexp.kernel.uses import Derived, Element, Product, Source, Use, View
+from ntkexp.kernel.uses import Derived, Element, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
 
 
@@ -71,10 +71,10 @@ def names(source: Source | None) -> frozenset[str]:
 
 
 def by_example(
-    use: Product, cotangent: Float[Tensor, "out row features"], owner: Int[Tensor, " row"], examples: int
+    use: Product, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
 ) -> Factored:
     """The rows of a product, grouped by the example they belong to."""
-    inputs = use.factor
+    inputs, cotangent = use.factor, rows_of(cotangent, batch=1)
     if use.bias is not None:
         inputs = torch.cat([torch.full_like(inputs[:, :1], use.shift), inputs if use.weight else inputs[:, :0]], dim=1)
     weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))

@@ -157,7 +157,7 @@ class Call(AbstractCall):
             terms.append(torch.mm(left.delta if gain == 1 else gain * left.delta, self.mean(right)))
         if self.is_cut(right):
             joined = bias if bias is not None and self.is_cut(bias) and bias.start.dim() == 1 else None
-            terms.append(self.product_use(factor, right, joined, shift))
+            terms.append(self.use(factor, right, joined, shift))
             bias = None if joined is not None else bias
         elif right.delta is not None:
             terms.append(torch.mm(factor, right.delta))
@@ -174,8 +174,7 @@ class Call(AbstractCall):
             return result
         return result + shift * self.delta(bias, self.start.shape)
 
-    def product_use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float) -> Tensor:
-        """ā ΔW + shift · Δb, cut off from the weights and kept as a use."""
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
         assert weight.delta is not None
         tap = torch.mm(factor, weight.delta.detach())
         if bias is not None and bias.delta is not None:

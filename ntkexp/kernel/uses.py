@@ -11,6 +11,7 @@ with respect to the weight then needs no further propagation:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -18,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.kernel.patches import patches
 from ntkexp.kernel.tape import Entry, Slot, Tape, storage
 
 
@@ -47,9 +49,12 @@ Source: TypeAlias = View | Derived
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """z = gain · a W + shift · b: `factor` holds gain · a, to which a column of `shift` belongs if there is a bias."""
+    """z = gain · a W + shift · b: `factor` holds gain · a, to which a column of `shift` belongs if there is a bias.
 
-    tap: Float[Tensor, "row out"]
+    The tap is a matrix with a row for every use, or an image [example, out, *pixels] with a use for every pixel.
+    """
+
+    tap: Float[Tensor, "..."]
     factor: Float[Tensor, "row in"]
     weight: Source | None
     bias: Source | None
@@ -63,6 +68,11 @@ class Element:
     tap: Float[Tensor, "..."]
     source: Source
     positions: Int[Tensor, "..."]  # of each element of the tap in the source
+
+
+def rows_of(image: Float[Tensor, "*batch example out *pixels"], batch: int) -> Float[Tensor, "*batch row out"]:
+    """The pixels of images as rows; a matrix is left as it is. The first `batch` axes stay."""
+    return image.movedim(batch + 1, -1).flatten(batch, -2)
 
 
 Use: TypeAlias = Product | Element
@@ -115,17 +125,28 @@ def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
 
 
 def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
-    """A matrix product as a use, if it is one of inputs with parameters as they are."""
-    if entry.name not in ("mm", "addmm"):
+    """A product of matrices or a convolution as a use, if it is one of inputs with parameters as they are."""
+    if entry.name == "convolution":
+        left, right, added, stride, padding, dilation, transposed, _, groups = entry.args
+        if transposed or groups > 1:
+            return None
+        weight = plain_source(tape, trained, right, lambda kernel: kernel.flatten(1).t())
+        factor = patches(tape[left].detach(), tape[right].shape[2:], stride, padding, dilation)
+        gain, shift = 1.0, 1.0
+    elif entry.name in ("mm", "addmm"):
+        added, left, right = (None, *entry.args) if entry.name == "mm" else entry.args
+        weight = plain_source(tape, trained, right, lambda matrix: matrix)
+        factor = tape[left].detach()
+        gain, shift = entry.kwargs.get("alpha", 1.0), entry.kwargs.get("beta", 1.0)
+    else:
         return None
-    *bias, left, right = entry.args
-    made = [slot for slot in entry.slots if slot in trained.slots]
-    sources = {slot: trained.view(tape[slot]) for slot in made}
-    if right not in sources or left in sources or None in sources.values():
+    bias = None if added not in trained.slots else plain_source(tape, trained, added, lambda vector: vector)
+    several = added in trained.slots and (bias is None or len(bias.shape) != 1)
+    if weight is None or several or left in trained.slots:
         return None
-    gain, shift = entry.kwargs.get("alpha", 1.0), entry.kwargs.get("beta", 1.0)
-    factor = tape[left].detach() if gain == 1 else gain * tape[left].detach()
-    added = sources.get(bias[0]) if bias else None
-    if added is not None and len(added.shape) != 1:
-        return None
-    return Product(tape[entry.results[0]], factor, sources[right], added, shift)
+    return Product(tape[entry.results[0]], factor if gain == 1 else gain * factor, weight, bias, shift)
+
+
+def plain_source(tape: Tape, trained: Trained, slot: Slot, arranged: Callable[[Tensor], Tensor]) -> View | None:
+    """The view of a parameter that an argument is, as the operation uses it."""
+    return trained.view(arranged(tape[slot].detach())) if slot in trained.slots else None

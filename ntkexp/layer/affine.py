@@ -106,7 +106,7 @@ class Conv(AbstractAffine):
         return (self.features, shape[0], *self.windows(shape))
 
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
-        return Convolution(weight, bias, gain, shift, self.stride, self.circular)
+        return Convolution(weight, bias, gain, 1.0 if bias is None else shift, self.stride, self.circular)
 
 
 class Affine(nn.Module):
@@ -131,7 +131,10 @@ class Affine(nn.Module):
 
 
 class Convolution(nn.Module):
-    """z = W ∗ (gain · x) + shift · b, on channels and up to three axes of pixels."""
+    """z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
+
+    Computed as shift · (W ∗ (gain/shift · x) + b), so that weight and bias are used by the same operation.
+    """
 
     def __init__(
         self,
@@ -151,8 +154,6 @@ class Convolution(nn.Module):
 
     def forward(self, x: Float[Tensor, "example channels *pixels"]) -> Float[Tensor, "example features *pixels_"]:
         convolve = CONVOLUTIONS[x.dim() - 2]
-        padded = nn.functional.pad(self.gain * x, self.borders, self.mode)
-        z: Tensor = convolve(padded, self.weight, stride=self.stride)
-        if self.bias is None:
-            return z
-        return torch.add(z, self.bias.view(-1, *[1] * (x.dim() - 2)), alpha=self.shift)
+        padded = nn.functional.pad(self.gain / self.shift * x, self.borders, self.mode)
+        z: Tensor = convolve(padded, self.weight, self.bias, stride=self.stride)
+        return z if self.shift == 1 else self.shift * z

@@ -79,6 +79,10 @@ class AbstractCall:
     ) -> Tensor:
         """The difference of gain · left @ right + shift · bias, for matrices."""
 
+    @abstractmethod
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
+        """factor ΔW + shift · Δb as a use of the weights, for matrices."""
+
 
 Result: TypeAlias = Tensor | tuple[Tensor | None, ...]
 """The difference of each result; None for one that a network does not use (and may not)."""
