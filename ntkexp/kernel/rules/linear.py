@@ -27,6 +27,19 @@ def reshaped(call: AbstractCall) -> Tensor:
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
+def padded(call: AbstractCall) -> Tensor:
+    """A padded border does not change, whatever it is made of."""
+    value, pad, *_ = call.args
+    return torch.constant_pad_nd(call.delta(value), pad)
+
+
+def replaced(call: AbstractCall) -> Tensor:
+    """The second argument in the place and shape of the first."""
+    value = call.args[1]
+    varies = isinstance(value, Ends) and value.delta is not None
+    return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
+
+
 def joined(call: AbstractCall) -> Tensor:
     """op([Δa, Δb, …], …): concatenation and stacking."""
 
@@ -37,6 +50,13 @@ def joined(call: AbstractCall) -> Tensor:
 
     result: Tensor = call.entry.op(*tree_map(difference, call.args), **call.kwargs)
     return result
+
+
+def copied(call: AbstractCall) -> Tensor:
+    """What is copied replaces what was there."""
+    source: Ends = call.args[1]
+    shape = call.start.shape
+    return torch.zeros_like(call.start) if source.delta is None else call.delta(source, shape)
 
 
 def add(call: AbstractCall) -> Tensor:
@@ -70,7 +90,6 @@ RULES: dict[str, Rule] = {
         (
             "alias",
             "clone",
-            "constant_pad_nd",
             "cumsum",
             "detach",
             "diagonal",
@@ -95,8 +114,10 @@ RULES: dict[str, Rule] = {
     ),
     "view": reshaped,
     "_unsafe_view": reshaped,
+    "constant_pad_nd": padded,
+    "copy": replaced,
+    "fill": replaced,
     "cat": joined,
-    "copy": joined,
     "select_scatter": joined,
     "slice_scatter": joined,
     "stack": joined,
