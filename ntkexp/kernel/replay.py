@@ -24,8 +24,6 @@ from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule
 from ntkexp.kernel.tape import Entry, Slot, Tape
 from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use
 
-ADVICE = "read the path with path.rule=[gauss,left], which needs no difference rules"
-
 
 class Replay:
     """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`; `leaves` are the trained Δθ."""
@@ -34,6 +32,8 @@ class Replay:
         self, start: Tape, end: Tape, trained: frozenset[str], scramble: torch.Generator | None = None
     ) -> None:
         compare(start, end)
+        if start.output not in start.from_inputs:
+            raise NoRule("the outputs do not depend on the inputs")
         self.start, self.end, self.scramble = start, end, scramble
         self.trained = Trained(start, trained)
         self.deltas: dict[Slot, Tensor] = {}
@@ -57,7 +57,7 @@ class Replay:
                 if name in self.trained.names:
                     self.leaves[name] = delta
             elif v0 is not v1 and not torch.equal(v0, v1):
-                raise NoRule(f"a buffer or constant of the module differs between the ends of a step; {ADVICE}")
+                raise NoRule("a buffer or constant of the module differs between the ends of a step")
 
     def pass_through(self, entry: Entry) -> None:
         """Give the operation's result its difference."""
@@ -66,9 +66,9 @@ class Replay:
             return  # equal integers and masks cannot carry a difference
         rule = RULES.get(entry.name)
         if rule is None or len(results) != 1:
-            raise NoRule(f"no difference rule for the operation {entry.op}; {ADVICE}")
+            raise NoRule(f"no difference rule for the operation {entry.op}")
         if not results[0][0].is_floating_point():
-            raise NoRule(f"a choice made by {entry.op} differs between the ends of a step; {ADVICE}")
+            raise NoRule(f"a choice made by {entry.op} differs between the ends of a step")
         self.deltas[entry.results[0]] = rule(Call(self, entry))
 
     def ends(self, slot: Any) -> Any:
@@ -128,7 +128,8 @@ class Call(AbstractCall):
         if left.delta is not None:
             terms.append(torch.mm(left.delta if gain == 1 else gain * left.delta, self.mean(right)))
         if self.is_cut(right):
-            joined = bias if bias is not None and self.is_cut(bias) and bias.start.dim() == 1 else None
+            wide = self.start.shape[1:]
+            joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None
             terms.append(self.product_use(factor, right, joined, shift))
             bias = None if joined is not None else bias
         elif right.delta is not None:
@@ -140,7 +141,7 @@ class Call(AbstractCall):
     def swapped_product(self, left: Ends, right: Ends, gain: float, bias: Ends | None, shift: float) -> Tensor:
         """W a = (aᵀ Wᵀ)ᵀ: a use has its weight on the right."""
         if self.is_cut(right):
-            raise NoRule(f"{self.entry.op} adds a product of weights to something else; {ADVICE}")
+            raise NoRule(f"{self.entry.op} adds a product of weights to something else")
         result = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
         if bias is None or bias.delta is None:
             return result
@@ -177,12 +178,12 @@ def compare(start: Tape, end: Tape) -> None:
     """Both tapes must tell of the same program, one that overwrites nothing."""
     for entry in start.entries:
         if entry.op._schema.is_mutable:
-            raise NoRule(f"the module overwrites a tensor inside an operation of torch ({entry.op}); {ADVICE}")
+            raise NoRule(f"the module overwrites a tensor inside an operation of torch ({entry.op})")
     if start is end or start.structure == end.structure:
         return
     if len(start.entries) != len(end.entries):
-        raise NoRule(f"the module runs different operations at the two ends of a step; {ADVICE}")
+        raise NoRule("the module runs different operations at the two ends of a step")
     for entry, later in zip(start.entries, end.entries, strict=True):
         if (entry.op, entry.args, entry.kwargs, entry.scalars) != (later.op, later.args, later.kwargs, later.scalars):
-            raise NoRule(f"at {entry.op} the module takes different ways at the two ends of a step; {ADVICE}")
-    raise NoRule(f"the module makes tensors of different shapes at the two ends of a step; {ADVICE}")
+            raise NoRule(f"at {entry.op} the module takes different ways at the two ends of a step")
+    raise NoRule("the module makes tensors of different shapes at the two ends of a step")

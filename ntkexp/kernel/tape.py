@@ -8,7 +8,7 @@ what operations of torch overwrite inside themselves stays visible by the operat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class Tape:
     @property
     def outputs(self) -> Float[Tensor, "example out"]:
         """What the function gave, one row an example."""
-        return self.values[self.output].detach().flatten(1)
+        return self.values[self.output].detach()
 
     @property
     def bytes_per_example(self) -> float:
@@ -135,12 +135,26 @@ def storage(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
+def columns(function: Function, weights: Weights, inputs: Tensor) -> Tensor:
+    """The function's outputs as a matrix, a row an example."""
+    outputs = function(weights, inputs)
+    if outputs.dim() == 0 or len(outputs) != len(inputs):
+        raise Mistake(
+            f"the module gives outputs of shape {list(outputs.shape)} for {len(inputs)} examples; "
+            "their first axis must be that of the examples"
+        )
+    return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
+
+
 def record(function: Function, weights: Weights, inputs: Tensor, *, differentiable: bool = False) -> Tape:
     """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
     inputs = inputs.detach()
+    version = inputs._version
     with torch.set_grad_enabled(differentiable), Recorder() as recorder:
         known = {recorder.slot(weight): name for name, weight in leaves.items()}
         source = recorder.slot(inputs)
-        output = torch.func.functionalize(function)(leaves, inputs)
+        output = torch.func.functionalize(partial(columns, function))(leaves, inputs)
+        if inputs._version != version:
+            raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
         return Tape(tuple(recorder.entries), tuple(recorder.values), known, source, recorder.slot(output))

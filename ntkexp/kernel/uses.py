@@ -105,6 +105,8 @@ def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
     trained = Trained(tape, names)
     uses = []
     for entry in tape.entries:
+        if entry.name == "copy":
+            return None  # autograd has no derivative of what a write in place becomes
         if trained.slots.isdisjoint(entry.slots) or tape.from_inputs.isdisjoint(entry.slots):
             continue
         use = plain_product(tape, trained, entry)
@@ -126,6 +128,6 @@ def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
     gain, shift = entry.kwargs.get("alpha", 1.0), entry.kwargs.get("beta", 1.0)
     factor = tape[left].detach() if gain == 1 else gain * tape[left].detach()
     added = sources.get(bias[0]) if bias else None
-    if added is not None and len(added.shape) != 1:
-        return None
+    if added is not None and added.shape != tape[right].shape[1:]:
+        return None  # the bias is broadcast
     return Product(tape[entry.results[0]], factor, sources[right], added, shift)

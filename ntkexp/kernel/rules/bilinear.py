@@ -22,6 +22,8 @@ def mul(call: AbstractCall) -> Tensor:
 
 def div(call: AbstractCall) -> Tensor:
     """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁)."""
+    if call.kwargs.get("rounding_mode") is not None:
+        raise NoRule(f"{call.entry.op} rounds, so its differences are no multiples of its arguments'")
     above, below = call.args
     shape = call.start.shape
     if not isinstance(below, Ends) or below.delta is None:
@@ -39,6 +41,12 @@ def mm(call: AbstractCall) -> Tensor:
     """Two matrices."""
     left, right = call.args
     return call.product(left, right)
+
+
+def mv(call: AbstractCall) -> Tensor:
+    """A matrix and a vector, as a matrix of one column."""
+    left, right = call.args
+    return call.product(left, right.view(lambda vector: vector[:, None]))[:, 0]
 
 
 def addmm(call: AbstractCall) -> Tensor:
@@ -60,4 +68,4 @@ def bmm(call: AbstractCall) -> Tensor:
     return total(terms, call.start.shape)
 
 
-RULES: dict[str, Rule] = {"mul": mul, "div": div, "mm": mm, "addmm": addmm, "bmm": bmm}
+RULES: dict[str, Rule] = {"mul": mul, "div": div, "mm": mm, "mv": mv, "addmm": addmm, "bmm": bmm}

@@ -40,6 +40,11 @@ def replaced(call: AbstractCall) -> Tensor:
     return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
 
 
+def unchanged(call: AbstractCall) -> Tensor:
+    """A constant that takes only its shape from the argument."""
+    return torch.zeros_like(call.start)
+
+
 def joined(call: AbstractCall) -> Tensor:
     """op([Δa, Δb, …], …): concatenation and stacking."""
 
@@ -50,13 +55,6 @@ def joined(call: AbstractCall) -> Tensor:
 
     result: Tensor = call.entry.op(*tree_map(difference, call.args), **call.kwargs)
     return result
-
-
-def copied(call: AbstractCall) -> Tensor:
-    """What is copied replaces what was there."""
-    source: Ends = call.args[1]
-    shape = call.start.shape
-    return torch.zeros_like(call.start) if source.delta is None else call.delta(source, shape)
 
 
 def add(call: AbstractCall) -> Tensor:
@@ -112,6 +110,7 @@ RULES: dict[str, Rule] = {
         ),
         first,
     ),
+    **dict.fromkeys(("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"), unchanged),
     "view": reshaped,
     "_unsafe_view": reshaped,
     "constant_pad_nd": padded,
