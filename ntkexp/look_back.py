@@ -97,5 +97,6 @@ def known(walk: Walk, rule: str) -> dict[str, float]:
         return {}
     found = summary(kernel, contributions, setting.points.train if "train" in setting.places else 0)
     if rule == "secant" and walk.error_bar is not None:
-        found["error_bar"] = walk.error_bar.estimate(walk.step) / float(contributions.norm())
+        size = float(contributions.norm())
+        found["error_bar"] = walk.error_bar.estimate(walk.step) / size if size else float("nan")
     return found

@@ -17,7 +17,7 @@ from ntkexp.path.integrals import Tally
 from ntkexp.prepare import Setting
 from ntkexp.shapes import Weights
 
-Row: TypeAlias = dict[str, float | None]
+Row: TypeAlias = dict[str, float | int | None]
 
 STEP_COLUMNS = ("step", "time", "step_size", "loss", "accuracy", "loss_probe", "accuracy_probe", "weights_moved")
 SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mass")
@@ -115,7 +115,9 @@ class Observer:
         return row
 
     def modes(self, kernel: Float[Tensor, "train out train out_"], residual: Float[Tensor, " entry"]) -> Row:
-        """The numbers of the eigenvalues, of a kernel that is small enough; of a larger one, the first alone."""
+        """The numbers of the eigenvalues, of a kernel that is finite and small enough; of a larger one, the first."""
+        if not kernel.isfinite().all():
+            return {"lambda_max": None}
         if len(residual) > DENSE:
             return {"lambda_max": largest(kernel)}
         modes = spectrum(kernel)

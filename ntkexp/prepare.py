@@ -126,6 +126,7 @@ def placed(experiment: Experiment, data: Data, module: Reading, weights: Weights
         train,
         outputs,
         len(experiment.path.rule),
+        len(experiment.path.positions),
         reader.record(weights, inputs[:2]).bytes_per_example,
         inputs.element_size(),
     )

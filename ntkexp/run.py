@@ -63,6 +63,6 @@ def end_of(setting: Setting, loss: float, first: float, step: int) -> Ending | N
     ratio = setting.descent.step_size / setting.largest_stable_step
     return Ending(
         f"diverged at step {step}: the step size {setting.descent.step_size:.3g} is {ratio:.3g} times the largest "
-        f"stable one at the start; try optimizer.stable_fraction=0.5",
+        f"stable one at the start, {setting.largest_stable_step:.3g}; try optimizer.stable_fraction=0.5",
         diverged=True,
     )

@@ -14,7 +14,6 @@ from ntkexp.path.descent import Step
 from ntkexp.path.error_bar import ErrorBar
 from ntkexp.path.integrals import Integrals, Tally
 from ntkexp.path.points import Block
-from ntkexp.path.rule.secant import Secant
 from ntkexp.prepare import Setting
 from ntkexp.shapes import Weights
 
@@ -38,7 +37,7 @@ class Walk:
     @property
     def time(self) -> float:
         """Σ_s η_s."""
-        return sum(self.step_sizes)
+        return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step) -> dict[str, Tally]:
         """Accumulate one step, block by block of points."""
@@ -84,10 +83,10 @@ def begin(setting: Setting) -> Walk:
         for rule in path.rule
     }
     error_bar = None
-    if "secant" in integrals and path.error_samples:
+    if path.finer:
         error_bar = ErrorBar(
             coarse=integrals["secant"].pieces,
-            fine=Secant().quadrature(path.nodes, 2 * path.pieces, path.romberg),
+            fine=path.finer,
             gain=1 + 1 / (4 ** (path.romberg + 1) - 1),
             every=max(1, setting.experiment.steps // path.error_samples),
             total=setting.kernel.new_zeros(shape[:3]),

@@ -30,7 +30,7 @@ def arrange(
 ) -> Features:
     """Features from β at every use; `owned` says whose each element (each row, of a product) is."""
     factors: dict[Key, list[Factored]] = defaultdict(list)
-    rows: dict[str, Float[Tensor, "example out size"]] = {}
+    rows: dict[str, Float[Tensor, "example out _"]] = {}
     factorable = factorable_keys(uses)
     for use, cotangent, owner in zip(uses, cotangents, owned, strict=True):
         if isinstance(use, Element):
@@ -111,7 +111,7 @@ def scattered(
 
 
 def add_rows(
-    rows: dict[str, Float[Tensor, "example out size"]],
+    rows: dict[str, Float[Tensor, "example out _"]],
     source: Source,
     gradient: Float[Tensor, "example out size"],
     leaves: Weights,

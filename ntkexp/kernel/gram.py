@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features import Factored, Features, Rows
+from ntkexp.mistake import Mistake
 
 
 def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
@@ -21,7 +22,7 @@ def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_
     for key, block in left.blocks.items():
         total = add(total, block, right.blocks[key])
     if total is None:
-        raise ValueError("there are no trained weights, so there is no tangent kernel")
+        raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
     return total.view(shape)
 
 

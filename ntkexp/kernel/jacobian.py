@@ -8,12 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ntkexp.kernel.company import refuse_change
 from ntkexp.kernel.features import Block, Features, Key, Rows
+from ntkexp.kernel.recorder import columns
 from ntkexp.kernel.tape import Tape
-from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function
-
-AGREEMENT = 1e-6  # relative: what batching may change in float32, and far less than what coupled examples change
 
 
 def jacobian(function: Function, tape: Tape, trained: frozenset[str]) -> Features:
@@ -25,17 +24,11 @@ def jacobian(function: Function, tape: Tape, trained: frozenset[str]) -> Feature
     weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
     leaves = {name: weight for name, weight in weights.items() if name in trained}
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
-    together = tape[tape.output].detach().flatten(1)
+    together = tape.outputs
     for k, example in enumerate(tape[tape.inputs].detach()):
-        output = function(weights, example[None]).flatten()
-        if not torch.allclose(
-            output.detach(), together[k], rtol=AGREEMENT, atol=AGREEMENT * float(together.abs().max())
-        ):
-            raise Mistake(
-                "the module couples the examples of a batch: an example gives another output by itself than among "
-                "others, so it has no tangent kernel"
-            )
-        for value in output:
+        output = columns(function, weights, example[None])
+        refuse_change(output.detach(), together[k : k + 1], together)
+        for value in output[0]:
             gradients = torch.autograd.grad(value, list(leaves.values()), retain_graph=True, materialize_grads=True)
             for name, gradient in zip(leaves, gradients, strict=True):
                 rows[name].append(gradient.flatten())

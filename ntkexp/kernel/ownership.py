@@ -12,10 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.kernel.company import COUPLED
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.kernel.uses import Product
+from ntkexp.mistake import Mistake
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
 
@@ -42,10 +44,7 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
     ratio = torch.where(reached, above / torch.where(reached, below, 1.0), 0.0)
     whole = ratio.round()
     if ((ratio - whole).abs() > WHOLE * whole.clamp(min=1)).any():
-        raise NoRule(
-            "the module couples the examples of a batch (look for batch statistics, or for operations along the first "
-            "axis), or it shares a weight between examples in a way that has no factors"
-        )
+        raise Mistake(COUPLED)
     return whole.long() - 1
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.arrange import arrange
+from ntkexp.kernel.company import refuse_company
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.jacobian import jacobian
 from ntkexp.kernel.ownership import owners
@@ -50,9 +51,13 @@ class Reader:
     def tangent(self, tape: Tape) -> Features:
         """The features J(θ; x) of a point."""
         try:
-            owned = self.owned(tape)
+            return self.factored(tape)
         except NoRule:
             return jacobian(self.function, tape, self.trained)
+
+    def factored(self, tape: Tape) -> Features:
+        """The features of a point through whose operations differences can be passed."""
+        owned = self.owned(tape)
         uses = None if tape.overwrites else plain_products(tape, self.trained)
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
@@ -63,29 +68,29 @@ class Reader:
     def secant(self, start: Tape, end: Tape) -> Reading:
         """The features J̄(x) of a segment."""
         replay = Replay(start, end, self.trained)
-        push = replay.delta.detach().flatten(1)
-        return Reading(features(replay.delta, replay.uses, self.owned(start), replay.leaves), push)
+        pieces = features(replay.delta, replay.uses, self.owned(start), replay.leaves)
+        return Reading(pieces, replay.delta.detach())
 
     def owned(self, tape: Tape) -> list[Int[Tensor, "..."]]:
         """Which example owns what, asked once for every structure."""
         if tape.structure not in self.ownership:
+            refuse_company(self.function, tape)
             self.ownership[tape.structure] = owners(tape, self.trained)
         return self.ownership[tape.structure]
 
 
 def features(
-    output: Float[Tensor, "example *out"],
+    output: Float[Tensor, "example out"],
     uses: list[Product] | list[Use],
     owned: list[Int[Tensor, "..."]],
     leaves: Weights,
 ) -> Features:
     """Differentiate the outputs at every use, and arrange the pieces by example."""
-    columns = output.flatten(1)
-    examples, outputs = columns.shape
+    examples, outputs = output.shape
     taps = [use.tap for use in uses]
     pulled = []
     for c in range(outputs if taps else 0):
-        column = columns[:, c].sum()
+        column = output[:, c].sum()
         pulled.append(torch.autograd.grad(column, taps, retain_graph=True, materialize_grads=True))
     cotangents = [torch.stack(parts) for parts in zip(*pulled, strict=True)]
     return arrange(uses, cotangents, owned, examples, outputs, leaves)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,13 +146,27 @@ def plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+def columns(function: Function, weights: Weights, inputs: Tensor) -> Tensor:
+    """The function's outputs as a matrix, a row an example."""
+    outputs = function(weights, inputs)
+    if outputs.dim() == 0 or len(outputs) != len(inputs):
+        raise Mistake(
+            f"the module gives outputs of shape {list(outputs.shape)} for {len(inputs)} examples; "
+            "their first axis must be that of the examples"
+        )
+    return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
+
+
 def record(function: Function, weights: Weights, inputs: Tensor, *, differentiable: bool = False) -> Tape:
     """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
     inputs = inputs.detach()
+    version = inputs._version
     with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
         known = {recorder.slot(weight): name for name, weight in leaves.items()}
         source = recorder.slot(inputs)
-        output = torch.func.functionalize(function)(leaves, inputs)
+        output = torch.func.functionalize(partial(columns, function))(leaves, inputs)
+        if inputs._version != version:
+            raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
         entries, values = tuple(recorder.entries), tuple(recorder.values)
         return Tape(entries, values, known, source, recorder.slot(output), overwrites=bool(recorder.flats))

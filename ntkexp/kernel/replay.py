@@ -24,8 +24,6 @@ from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule
 from ntkexp.kernel.tape import Entry, Slot, Tape
 from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use
 
-ADVICE = "read the path with path.rule=[gauss,left], which needs no difference rules"
-
 
 class Replay:
     """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`; `leaves` are the trained Δθ."""
@@ -34,6 +32,8 @@ class Replay:
         self, start: Tape, end: Tape, trained: frozenset[str], scramble: torch.Generator | None = None
     ) -> None:
         compare(start, end)
+        if start.output not in start.from_inputs:
+            raise NoRule("the outputs do not depend on the inputs")
         self.start, self.end, self.scramble = start, end, scramble
         self.trained = Trained(start, trained)
         self.deltas: dict[Slot, Tensor] = {}
@@ -46,7 +46,7 @@ class Replay:
                 if any(slot in self.deltas or slot in self.unknown for slot in entry.slots):
                     self.pass_through(entry)
         if start.output in self.unknown:
-            raise NoRule(f"{self.unknown[start.output]}; {ADVICE}")
+            raise NoRule(self.unknown[start.output])
         nothing = torch.zeros_like(start[start.output], requires_grad=True)
         self.delta = self.deltas.get(start.output, nothing)
 
@@ -60,7 +60,7 @@ class Replay:
                 if name in self.trained.names:
                     self.leaves[name] = delta
             elif v0 is not v1 and not torch.equal(v0, v1):
-                raise NoRule(f"a buffer or constant of the module differs between the ends of a step; {ADVICE}")
+                raise NoRule("a buffer or constant of the module differs between the ends of a step")
 
     def pass_through(self, entry: Entry) -> None:
         """Give the operation's results their differences, or keep why they have none."""
@@ -82,8 +82,8 @@ class Replay:
         """Give the operation's results the differences that its rule finds."""
         try:
             found = rule(call)
-        except NoRule as reason:
-            self.unknown |= dict.fromkeys(entry.results, f"{reason} (at {entry.op})")
+        except NoRule as error:
+            self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
             return
         results = (found,) if isinstance(found, Tensor) else found
         for slot, delta in zip(entry.results, results, strict=True):
@@ -156,7 +156,8 @@ class Call(AbstractCall):
         if left.delta is not None:
             terms.append(torch.mm(left.delta if gain == 1 else gain * left.delta, self.mean(right)))
         if self.is_cut(right):
-            joined = bias if bias is not None and self.is_cut(bias) and bias.start.dim() == 1 else None
+            wide = self.start.shape[1:]
+            joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None
             terms.append(self.use(factor, right, joined, shift))
             bias = None if joined is not None else bias
         elif right.delta is not None:
@@ -168,7 +169,7 @@ class Call(AbstractCall):
     def swapped_product(self, left: Ends, right: Ends, gain: float, bias: Ends | None, shift: float) -> Tensor:
         """W a = (aᵀ Wᵀ)ᵀ: a use has its weight on the right."""
         if self.is_cut(right):
-            raise NoRule(f"{self.entry.op} adds a product of weights to something else; {ADVICE}")
+            raise NoRule(f"{self.entry.op} adds a product of weights to something else")
         result = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
         if bias is None or bias.delta is None:
             return result
@@ -200,12 +201,12 @@ def compare(start: Tape, end: Tape) -> None:
     """Both tapes must tell of the same program, one that overwrites nothing."""
     for entry in start.entries:
         if entry.op._schema.is_mutable:
-            raise NoRule(f"the module overwrites a tensor inside an operation of torch ({entry.op}); {ADVICE}")
+            raise NoRule(f"the module overwrites a tensor inside an operation of torch ({entry.op})")
     if start is end or start.structure == end.structure:
         return
     if len(start.entries) != len(end.entries):
-        raise NoRule(f"the module runs different operations at the two ends of a step; {ADVICE}")
+        raise NoRule("the module runs different operations at the two ends of a step")
     for entry, later in zip(start.entries, end.entries, strict=True):
         if (entry.op, entry.args, entry.kwargs, entry.scalars) != (later.op, later.args, later.kwargs, later.scalars):
-            raise NoRule(f"at {entry.op} the module takes different ways at the two ends of a step; {ADVICE}")
-    raise NoRule(f"the module makes tensors of different shapes at the two ends of a step; {ADVICE}")
+            raise NoRule(f"at {entry.op} the module takes different ways at the two ends of a step")
+    raise NoRule("the module makes tensors of different shapes at the two ends of a step")

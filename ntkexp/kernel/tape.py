@@ -59,7 +59,7 @@ class Tape:
     @property
     def outputs(self) -> Float[Tensor, "example out"]:
         """What the function gave, one row an example."""
-        return self.values[self.output].detach().flatten(1)
+        return self.values[self.output].detach()
 
     @property
     def bytes_per_example(self) -> float:

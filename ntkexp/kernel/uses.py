@@ -115,6 +115,8 @@ def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
     trained = Trained(tape, names)
     uses = []
     for entry in tape.entries:
+        if entry.name == "copy":
+            return None  # autograd has no derivative of what a write in place becomes
         if trained.slots.isdisjoint(entry.slots) or tape.from_inputs.isdisjoint(entry.slots):
             continue
         use = plain_product(tape, trained, entry)
@@ -141,9 +143,10 @@ def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
     else:
         return None
     bias = None if added not in trained.slots else plain_source(tape, trained, added, lambda vector: vector)
-    several = added in trained.slots and (bias is None or len(bias.shape) != 1)
-    if weight is None or several or left in trained.slots:
+    if weight is None or left in trained.slots or (added in trained.slots and bias is None):
         return None
+    if bias is not None and bias.shape != weight.shape[1:]:
+        return None  # the bias is broadcast
     return Product(tape[entry.results[0]], factor if gain == 1 else gain * factor, weight, bias, shift)
 
 

@@ -39,7 +39,7 @@ class Course:
     @property
     def time(self) -> float:
         """Σ_s η_s."""
-        return sum(self.step_sizes)
+        return sum(self.step_sizes, start=0.0)
 
 
 @dataclass(frozen=True)

@@ -132,9 +132,8 @@ class Block(nn.Module):
 
     def attention(self, h: Float[Tensor, "example position width"]) -> Float[Tensor, "example position width"]:
         """softmax(QKᵀ/√d) V, head by head."""
-        q, k, v = (
-            along(map_, h).unflatten(2, (self.heads, -1)).transpose(1, 2) for map_ in (self.query, self.key, self.value)
-        )
+        maps = (along(dense, h) for dense in (self.query, self.key, self.value))
+        q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in maps)
         scores = (q / sqrt(q.shape[-1])) @ k.transpose(2, 3)
         if self.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)

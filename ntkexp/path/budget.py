@@ -1,10 +1,11 @@
 """The memory of a run: what it needs whatever happens, and how many points may be read at once with the rest.
 
 program         Python, torch and what else is loaded
-weights         both ends of a step, their difference and mean, the gradient and its parts
+weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
 kernels         per rule 𝒦 and 𝒮, K_0, K_T, one at work; the ladder's square matrices
 features        of the training examples, kept through a step
-block           per point two tapes, the replay's differences and slopes, C pull-backs, rows of kernels
+block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
+                rows of kernels
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Budget:
     train: int
     outputs: int
     rules: int
+    tapes: int  # positions inside a step at which a block is read, both ends included
     tape_bytes: float  # per point
     number_bytes: int
 
@@ -38,13 +40,14 @@ class Budget:
         kernels = self.points * row * ((self.rules + 3) * self.outputs + self.rules)
         squares = SQUARE_COPIES * row * self.outputs * self.train
         features = self.train * (1 + self.outputs) * self.tape_bytes
-        return PROGRAM + WEIGHT_COPIES * self.parameters * self.number_bytes + kernels + squares + features
+        weights = (WEIGHT_COPIES + self.tapes - 2) * self.parameters * self.number_bytes
+        return PROGRAM + weights + kernels + squares + features
 
     @property
     def per_point(self) -> float:
         """Bytes of one point while its block is read."""
         kernel_row = self.outputs**2 * self.train * self.number_bytes
-        return (5 + 2 * self.outputs) * self.tape_bytes + 4 * kernel_row
+        return (self.tapes + 3 + 2 * self.outputs) * self.tape_bytes + 4 * kernel_row
 
     @property
     def block(self) -> int:

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
+from ntkexp.path.rule.secant import Secant
 
 
 class Path(Component):
@@ -38,6 +39,23 @@ class Path(Component):
     def quadrature(self, rule: AbstractRule) -> tuple[Piece, ...]:
         """How this rule reads a step under these settings."""
         return rule.quadrature(self.nodes, self.pieces, self.romberg)
+
+    @property
+    def finer(self) -> tuple[Piece, ...]:
+        """The secants that the error of the parts is measured against, where a secant is accumulated."""
+        measured = self.error_samples and any(isinstance(rule, Secant) for rule in self.rule)
+        return Secant().quadrature(self.nodes, 2 * self.pieces, self.romberg) if measured else ()
+
+    @property
+    def positions(self) -> frozenset[float]:
+        """Where in a step the network is read, both ends included.
+
+        >>> from ntkexp.path.rule.left import Left
+        >>> sorted(Path(rule=(Left(),)).positions), sorted(Path(rule=(Secant(),)).positions)
+        ([0.0, 1.0], [0.0, 0.5, 1.0])
+        """
+        pieces = (*self.finer, *(piece for rule in self.rule for piece in self.quadrature(rule)))
+        return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
 
     def detail(self, rule: AbstractRule) -> str:
         """The settings that concern this rule."""

@@ -46,7 +46,7 @@ def coefficients(
     """How much the coefficients of the kernel machine depend on the query."""
     blocks = kernel.transpose(1, 2)  # [probe, train, out, out_]
     sizes = torch.linalg.svdvals(blocks)[..., -1] if blocks.shape[2] > 1 else blocks[..., 0].abs()[..., 0]
-    usable = sizes >= SMALL * blocks.abs().amax()
+    usable = (sizes > 0) & (sizes >= SMALL * blocks.abs().amax())
     divisor = torch.where(usable[..., None, None], blocks, torch.eye(blocks.shape[2]).to(blocks))
     solved = torch.linalg.solve(divisor, contributions.transpose(1, 2)[..., None])[..., 0]  # [probe, train, out]
     known = torch.where(usable[..., None], solved, torch.nan)

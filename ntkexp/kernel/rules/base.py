@@ -23,6 +23,10 @@ from ntkexp.mistake import Mistake
 class NoRule(Mistake):
     """An operation through which no difference can be passed exactly."""
 
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}; read the path with path.rule=[gauss,left], which needs no difference rules")
+
 
 @dataclass(frozen=True, eq=False)
 class Ends:

@@ -38,6 +38,8 @@ def addcmul(call: AbstractCall) -> Tensor:
 
 def div(call: AbstractCall) -> Tensor:
     """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁)."""
+    if call.kwargs.get("rounding_mode") is not None:
+        raise NoRule(f"{call.entry.op} rounds, so its differences are no multiples of its arguments'")
     above, below = call.args
     shape = call.start.shape
     if not isinstance(below, Ends) or below.delta is None:
@@ -57,16 +59,16 @@ def mm(call: AbstractCall) -> Tensor:
     return call.product(left, right)
 
 
+def mv(call: AbstractCall) -> Tensor:
+    """A matrix and a vector, as a matrix of one column."""
+    left, right = call.args
+    return call.product(left, right.view(lambda vector: vector[:, None]))[:, 0]
+
+
 def addmm(call: AbstractCall) -> Tensor:
     """shift · bias + gain · left @ right."""
     bias, left, right = call.args
     return call.product(left, right, call.kwargs.get("alpha", 1.0), bias, call.kwargs.get("beta", 1.0))
-
-
-def mv(call: AbstractCall) -> Tensor:
-    """A matrix and a vector."""
-    left, right = call.args
-    return call.product(left, right.view(lambda v: v[:, None]))[:, 0]
 
 
 def dot(call: AbstractCall) -> Tensor:

@@ -6,6 +6,8 @@ the kernel: its uses are the positions. A transposed one convolves the input wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -54,13 +56,18 @@ def used(
     channels, features = shown.shape[1] // groups, kernel.start.shape[0] // groups
     parts = []
     for group in range(groups):
-        mine = picked(group, features)
         factor = patches(shown[:, picked(group, channels)], kernel.start.shape[2:], stride, padding, dilation)
-        weight = kernel.view(lambda v, mine=mine: v[mine].flatten(1).t())
-        parts.append(call.use(factor, weight, None if bias is None else bias.view(lambda v, mine=mine: v[mine])))
+        mine = [None if p is None else p.view(taken(picked(group, features))) for p in (kernel, bias)]
+        assert mine[0] is not None
+        parts.append(call.use(factor, mine[0].view(lambda v: v.flatten(1).t()), mine[1]))
     examples, _, *space = call.start.shape
     joined = parts[0] if groups == 1 else torch.cat(parts, dim=1)
     return joined.view(examples, *space, -1).movedim(-1, 1)
+
+
+def taken(places: slice) -> Callable[[Tensor], Tensor]:
+    """These elements of the first axis."""
+    return lambda v: v[places]
 
 
 def picked(group: int, size: int) -> slice:

@@ -145,7 +145,9 @@ def gauss_or_quotient(
 
 def elementwise(slope: Slope, call: AbstractCall) -> Tensor:
     """D · Δz."""
-    value: Ends = call.args[0]
+    value = call.args[0]
+    if any(isinstance(other, Ends) for other in call.args[1:]):
+        raise NoRule(f"no difference rule for {call.entry.op}, whose second argument is a tensor")
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 

@@ -48,6 +48,24 @@ def converted(call: AbstractCall) -> Tensor:
     return call.delta(call.args[0]).to(call.start.dtype)
 
 
+def padded(call: AbstractCall) -> Tensor:
+    """A padded border does not change, whatever it is made of."""
+    value, pad, *_ = call.args
+    return torch.constant_pad_nd(call.delta(value), pad)
+
+
+def replaced(call: AbstractCall) -> Tensor:
+    """The second argument in the place and shape of the first."""
+    value = call.args[1]
+    varies = isinstance(value, Ends) and value.delta is not None
+    return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
+
+
+def unchanged(call: AbstractCall) -> Tensor:
+    """A constant that takes only its shape from the argument."""
+    return torch.zeros_like(call.start)
+
+
 def joined(call: AbstractCall) -> Result:
     """op([Δa, Δb, …], …): concatenation, stacking, writing into."""
 
@@ -70,18 +88,6 @@ def embedding(call: AbstractCall) -> Result:
     if call.is_cut(table):
         return call.picked(table, lambda source: source[indices])
     return call.delta(table)[indices]
-
-
-def copied(call: AbstractCall) -> Tensor:
-    """What is copied replaces what was there."""
-    source: Ends = call.args[1]
-    shape = call.start.shape
-    return torch.zeros_like(call.start) if source.delta is None else call.delta(source, shape)
-
-
-def fresh(call: AbstractCall) -> Tensor:
-    """A new tensor that takes nothing but its shape from another."""
-    return torch.zeros_like(call.start)
 
 
 def add(call: AbstractCall) -> Tensor:
@@ -113,7 +119,7 @@ def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
 FIRST = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _reshape_alias _upsample_bilinear2d_aa _upsample_nearest_exact2d
     _unsafe_index adaptive_avg_pool1d alias avg_pool1d avg_pool2d avg_pool3d channel_shuffle clone col2im
-    constant_pad_nd cumsum detach diag_embed diagonal diagonal_copy expand flip gather im2col index index_select
+    cumsum detach diag_embed diagonal diagonal_copy expand flip gather im2col index index_select
     lift_fresh lift_fresh_copy masked_select mean movedim narrow nansum neg permute pixel_shuffle pixel_unshuffle
     positive reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
     replication_pad2d replication_pad3d roll rot90 select slice split split_with_sizes squeeze sum t take trace
@@ -121,18 +127,20 @@ FIRST = """
     upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     upsample_trilinear3d
 """
-FRESH = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zeros_like"
+UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zeros_like"
 JOINED = """
-    _index_put_impl cat diagonal_scatter fill index_add index_copy index_put masked_scatter scatter scatter_add
+    _index_put_impl cat diagonal_scatter index_add index_copy index_put masked_scatter scatter scatter_add
     select_scatter slice_scatter stack
 """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
     **dict.fromkeys(("view", "_unsafe_view", "reshape"), reshaped),
     **dict.fromkeys(JOINED.split(), joined),
-    **dict.fromkeys(FRESH.split(), fresh),
+    **dict.fromkeys(UNCHANGED.split(), unchanged),
     "_to_copy": converted,
-    "copy": copied,
+    "constant_pad_nd": padded,
+    "copy": replaced,
+    "fill": replaced,
     "embedding": embedding,
     "add": add,
     "sub": sub,

@@ -1,0 +1,190 @@
+"""Modules of many shapes, each with the shape of an example, and weights at both ends of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ntkexp.layer.pointwise import ACTIVATIONS, Pointwise
+from ntkexp.shapes import Weights
+
+
+class Formula(nn.Module):
+    """A function of free parameters, written as it stands."""
+
+    def __init__(self, formula: Callable[..., Tensor], **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.formula, self.order = formula, tuple(shapes)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x, *(getattr(self, name) for name in self.order))
+
+
+class Repeated(nn.Module):
+    """One layer, called several times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.layer, self.readout, self.times = nn.Linear(4, 4), nn.Linear(4, 2), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        result: Tensor = self.readout(x)
+        return result
+
+
+class TwoHeads(nn.Module):
+    """Two readouts of one hidden layer, which reads them through different activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(3, 6), nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        return torch.cat([self.one(torch.tanh(hidden)), self.two(torch.relu(hidden))], 1)
+
+
+def written_in_place(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+    """Views, slices and writes into them."""
+    hidden = x @ w
+    hidden[:, 0] = x[:, 0] * g
+    hidden[:, 1:].mul_(2.0).add_(x[:, :2])
+    canvas = x.new_zeros(len(x), 4)
+    canvas[:, :3] = torch.tanh(hidden)
+    return canvas
+
+
+def mlp(activation: str, bias: bool = True) -> Callable[[], nn.Module]:
+    """Two hidden layers and two outputs."""
+    return lambda: nn.Sequential(
+        *(nn.Linear(3, 7, bias=bias), Pointwise(ACTIVATIONS[activation])),
+        *(nn.Linear(7, 6, bias=bias), Pointwise(ACTIVATIONS[activation])),
+        nn.Linear(6, 2, bias=bias),
+    )
+
+
+def formula(function: Callable[..., Tensor], **shapes: tuple[int, ...]) -> Callable[[], nn.Module]:
+    """A module of free parameters."""
+    return lambda: Formula(function, **shapes)
+
+
+def attention(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Linear attention, summed over tokens."""
+    return ((x @ q) @ (x @ k).transpose(1, 2) @ (x @ v)).sum(1)
+
+
+READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    **{activation: (mlp(activation), (3,)) for activation in ACTIVATIONS},
+    "no bias": (mlp("relu", bias=False), (3,)),
+    "called twice": (lambda: Repeated(2), (4,)),
+    "called three times": (lambda: Repeated(3), (4,)),
+    "two heads": (TwoHeads, (3,)),
+    "one output without an axis": (formula(lambda x, w, v: torch.tanh(x @ w) @ v, w=(3, 5), v=(5,)), (3,)),
+    "tied and transposed": (formula(lambda x, w: torch.tanh(x @ w) @ w.t(), w=(4, 3)), (4,)),
+    "disjoint slices": (formula(lambda x, w: torch.tanh(x @ w[:3]) @ w[3:6, :2] + w[6, :2], w=(7, 3)), (3,)),
+    "overlapping slices": (formula(lambda x, w: torch.tanh(x @ w[:3]) @ w[1:4], w=(4, 3)), (3,)),
+    "every other column": (formula(lambda x, w: torch.tanh(x @ w[:, ::2]) @ w[:3, 1::2], w=(4, 6)), (4,)),
+    "gains and shifts": (
+        formula(lambda x, g, b, w, k: torch.tanh(x * g + b) @ w * k, g=(4,), b=(4,), w=(4, 2), k=()),
+        (4,),
+    ),
+    "low rank": (
+        formula(lambda x, w, a, b, o: torch.tanh(x @ (w + a @ b)) @ o, w=(4, 5), a=(4, 2), b=(2, 5), o=(5, 2)),
+        (4,),
+    ),
+    "scaled weight": (formula(lambda x, w, g, o: torch.tanh(x @ (w * g)) @ o, w=(4, 5), g=(5,), o=(5, 2)), (4,)),
+    "weights from weights": (
+        formula(lambda x, e, w, b: x @ functional.linear(e, w, b).t(), e=(2, 3), w=(4, 3), b=(4,)),
+        (4,),
+    ),
+    "one bias for two weights": (
+        formula(lambda x, w, v, b: torch.addmm(b, torch.tanh(torch.addmm(b, x, w)), v), w=(4, 4), v=(4, 4), b=(4,)),
+        (4,),
+    ),
+    "one weight with two biases": (
+        formula(lambda x, w, b, c: torch.addmm(c, torch.tanh(torch.addmm(b, x, w)), w), w=(4, 4), b=(4,), c=(4,)),
+        (4,),
+    ),
+    "bias as a row": (formula(lambda x, w, b: torch.addmm(b, x, w), w=(4, 3), b=(1, 3)), (4,)),
+    "bias of one number": (formula(lambda x, w, b: torch.addmm(b, x, w), w=(4, 3), b=(1,)), (4,)),
+    "scaled product": (formula(lambda x, w, b: torch.addmm(b, x, w, beta=0.3, alpha=1.7), w=(4, 3), b=(3,)), (4,)),
+    "division": (formula(lambda x, w, g: g / (1 + torch.exp(x @ w)) + (x @ w) / (1 + g * g), w=(4, 3), g=(3,)), (4,)),
+    "left multiplication": (formula(lambda x, w, v: (v @ torch.tanh(w @ x.t())).t(), w=(5, 4), v=(2, 5)), (4,)),
+    "residual": (formula(lambda x, w, v: (x + torch.tanh(x @ w)) @ v, w=(4, 4), v=(4, 1)), (4,)),
+    "tokens": (
+        lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Flatten(), nn.Linear(8, 2)),
+        (4, 3),
+    ),
+    "an output for every token": (lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), (4, 3)),
+    "class token": (
+        formula(lambda x, c, w: torch.cat([c.expand(len(x), 1, 3), x], 1).flatten(1) @ w, c=(1, 1, 3), w=(15, 2)),
+        (4, 3),
+    ),
+    "linear attention": (formula(attention, q=(3, 3), k=(3, 3), v=(3, 2)), (4, 3)),
+    "unused parameter": (formula(lambda x, w, v: x @ w, w=(4, 2), v=(3,)), (4,)),
+    "written in place": (formula(written_in_place, w=(4, 3), g=()), (4,)),
+}
+"""What the difference rules read."""
+
+DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "einsum": (
+        formula(lambda x, w, v: torch.einsum("nti,io->no", torch.tanh(x @ w), v), w=(3, 5), v=(5, 2)),
+        (4, 3),
+    ),
+    "einsum over two axes": (formula(lambda x, w: torch.einsum("nti,tio->no", torch.tanh(x), w), w=(4, 3, 5)), (4, 3)),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(48, 2)),
+        (1, 4, 4),
+    ),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 2)), (3,)),
+    "batch norm in evaluation": (lambda: nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), (3,)),
+    "softmax": (formula(lambda x, w: torch.softmax(x @ w, 1), w=(4, 3)), (4,)),
+    "outputs without inputs": (formula(lambda x, b: b.expand(len(x), 2) * 1.0, b=(2,)), (4,)),
+}
+"""What is read by plain Jacobians, or was when this was written."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A module with random weights, and random inputs."""
+
+    module: nn.Module
+    x: Tensor
+    generator: torch.Generator
+
+    @property
+    def start(self) -> Weights:
+        """The module's own weights."""
+        return {name: weight.detach() for name, weight in self.module.named_parameters()}
+
+    def inputs(self, count: int) -> Tensor:
+        """More inputs."""
+        return torch.randn(count, *self.x.shape[1:], generator=self.generator, dtype=torch.float64).to(self.x.dtype)
+
+    def end(self, size: float) -> Weights:
+        """The weights after a random step of this relative size."""
+        return {
+            name: weight
+            + size * torch.randn(weight.shape, generator=self.generator, dtype=torch.float64).to(weight.dtype)
+            for name, weight in self.start.items()
+        }
+
+
+def problem(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
+    """The module of this name, its weights of a size that keeps activations curved."""
+    make, shape = (READ | DENSE)[name]
+    generator = torch.Generator().manual_seed(seed)
+    module = make().to(dtype).eval()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(0.7 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    x = torch.randn(5, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    return Problem(module, x, generator)

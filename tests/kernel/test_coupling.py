@@ -1,0 +1,93 @@
+"""Modules whose examples know of each other have no kernel between examples, and are found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ntkexp.kernel.ownership import owners
+from ntkexp.library import reader_of, secant_kernel, tangent_kernel
+from ntkexp.mistake import Mistake
+from tests.kernel.problems import READ, Formula, problem
+
+
+def normalised(h: Tensor) -> Tensor:
+    """Batch statistics by hand."""
+    h = h - h.mean(0)
+    return h / (h.square().mean(0) + 1e-5) ** 0.5
+
+
+COUPLING: dict[str, Callable[..., Tensor]] = {
+    "centred inputs": lambda x, w, v: torch.tanh((x - x.mean(0)) @ w) @ v,
+    "shuffled inputs": lambda x, w, v: torch.tanh(x.flip(0) @ w) @ v,
+    "running sum of inputs": lambda x, w, v: torch.tanh(x.cumsum(0) @ w) @ v,
+    "centred units": lambda x, w, v: torch.tanh(x @ w - (x @ w).mean(0)) @ v,
+    "batch statistics": lambda x, w, v: torch.tanh(normalised(x @ w)) @ v,
+    "softmax over examples": lambda x, w, v: torch.softmax(x @ w, 0) @ v,
+    "the next example": lambda x, w, v: torch.tanh(x @ w) @ v + (x @ w @ v).roll(1, 0),
+    "attention among examples": lambda x, w, v: ((x @ w) @ (x @ w).t()) @ torch.tanh(x @ w) @ v,
+    "dead units, centred": lambda x, w, v: torch.relu(x @ w - (x @ w).mean(0) - 1e3) @ v,
+}
+
+
+def coupled(name: str) -> tuple[nn.Module, Tensor]:
+    """A module that couples, with random weights and inputs."""
+    generator = torch.Generator().manual_seed(0)
+    made = Formula(COUPLING[name], w=(3, 4), v=(4, 2)).double()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return made, torch.randn(5, 3, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", COUPLING)
+def test_coupling_is_found(name: str) -> None:
+    made, x = coupled(name)
+    with pytest.raises(Mistake, match="couples the examples"):
+        tangent_kernel(made, x)
+
+
+@pytest.mark.parametrize("name", [name for name in COUPLING if name != "softmax over examples"])
+def test_coupling_is_found_along_a_segment(name: str) -> None:
+    made, x = coupled(name)
+    start = {key: weight.detach() for key, weight in made.named_parameters()}
+    end = {key: 1.1 * weight for key, weight in start.items()}
+    with pytest.raises(Mistake, match="couples the examples"):
+        secant_kernel(made, start, end, x, x)
+
+
+@pytest.mark.parametrize("name", [name for name in COUPLING if not name.startswith("dead")])
+def test_these_do_couple(name: str) -> None:
+    """The oracle: another example is perturbed, and outputs that are not its own change."""
+    made, x = coupled(name)
+    moved = x.clone()
+    moved[1] += 1
+    others = torch.arange(len(x)) != 1
+    assert (made(moved) - made(x))[others].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", READ)
+def test_there_is_no_false_alarm(name: str) -> None:
+    """No example's outputs change with another's inputs, and every element at a use that matters has an owner."""
+    given = problem(name)
+    moved = given.x.clone()
+    moved[-1] += 1
+    change = (given.module(moved) - given.module(given.x)).detach()[:-1].abs().max()
+    assert change <= 100 * torch.finfo(torch.float64).eps * given.module(given.x).detach().abs().max()
+    reader, own = reader_of(given.module)
+    found = owners(reader.record(own, given.x), reader.trained)
+    assert found
+    assert {int(owner) for owned in found for owner in owned.flatten()} - {-1} == set(range(len(given.x)))
+
+
+def test_a_wide_deep_network_in_single_precision_is_no_false_alarm() -> None:
+    """Ratios of sums of 512 positive terms, five layers deep, stay whole to far less than a half."""
+    layers = [part for _ in range(4) for part in (nn.Linear(512, 512), nn.ReLU())]
+    made = nn.Sequential(*layers, nn.Linear(512, 2))
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    reader, own = reader_of(made)
+    rows = owners(reader.record(own, x), reader.trained)
+    assert all(torch.equal(row, torch.arange(64)) for row in rows)

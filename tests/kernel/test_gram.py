@@ -1,0 +1,103 @@
+"""The kernel of two Jacobians, whichever way it is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from ntkexp.kernel import gram as chapter
+from ntkexp.kernel.features import Factored, Features, Rows
+from ntkexp.kernel.gram import contributions, double_sum, double_sum_is_cheaper, gram, inner
+from ntkexp.library import reader_of
+from ntkexp.mistake import Mistake
+from tests.kernel.compare import agree
+from tests.kernel.problems import READ, Problem, problem
+
+EPS = torch.finfo(torch.float64).eps
+SHAPES = [(1, 8, 8, 1), (2, 3, 4, 2), (6, 2, 2, 3), (30, 2, 2, 1), (4, 20, 1, 2)]
+
+
+def factored(examples: int, uses: int, inputs: int, features: int, outputs: int, seed: int) -> Factored:
+    """Random factors."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(examples, uses, inputs, generator=generator, dtype=torch.float64)
+    b = torch.randn(examples, outputs, uses, features, generator=generator, dtype=torch.float64)
+    return Factored(a, b, None, None, 0)
+
+
+def features(given: Problem) -> Features:
+    """The tangent features at the problem's inputs."""
+    reader, own = reader_of(given.module)
+    return reader.tangent(reader.record(own, given.x))
+
+
+@pytest.mark.parametrize(("uses", "inputs", "width", "outputs"), SHAPES)
+def test_factors_and_multiplied_out_gradients_agree(uses: int, inputs: int, width: int, outputs: int) -> None:
+    left, right = factored(4, uses, inputs, width, outputs, 0), factored(3, uses, inputs, width, outputs, 1)
+    expected = inner(left.dense().flatten(2), right.dense().flatten(2))
+    agree(double_sum(left, right), expected, 100 * EPS)
+    agree(
+        gram(Features({("w", None): left}, 4, outputs), Features({("w", None): right}, 3, outputs)), expected, 100 * EPS
+    )
+
+
+def test_the_cost_model_takes_either_way() -> None:
+    chosen = {double_sum_is_cheaper(factored(4, *shape, 0), factored(3, *shape, 1)) for shape in SHAPES}
+    assert chosen == {True, False}
+
+
+@pytest.mark.parametrize("choice", [True, False])
+@pytest.mark.parametrize("name", ["called twice", "called three times", "tokens", "an output for every token"])
+def test_either_way_gives_the_kernel_of_a_shared_layer(
+    name: str, choice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = features(problem(name))
+    usual = gram(found, found)
+    monkeypatch.setattr(chapter, "double_sum_is_cheaper", lambda left, right: choice)
+    agree(gram(found, found), usual, 100 * EPS)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_contributions_are_the_kernel_contracted(name: str) -> None:
+    given = problem(name)
+    found = features(given)
+    gradient = torch.randn(found.examples, found.outputs, generator=given.generator, dtype=torch.float64)
+    kernel = gram(found, found)
+    expected = torch.einsum("qcnd,nd->qcn", kernel, gradient)
+    agree(contributions(found, found, gradient), expected, 100 * EPS, kernel.abs().max() * gradient.abs().max())
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_total_of_features_is_the_gradient_of_autograd(name: str) -> None:
+    given = problem(name)
+    found = features(given)
+    cotangent = torch.randn(found.examples, found.outputs, generator=given.generator, dtype=torch.float64)
+    leaves = {key: weight.clone().requires_grad_() for key, weight in given.start.items()}
+    output = functional_call(given.module, leaves, (given.x,)).reshape(cotangent.shape)
+    expected = torch.autograd.grad(output, list(leaves.values()), cotangent, materialize_grads=True)
+    total = found.weighted(cotangent).total(given.start)
+    scale = max(gradient.abs().max() for gradient in expected)
+    for key, gradient in zip(leaves, expected, strict=True):
+        agree(total[key], gradient, 100 * EPS, scale)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_blocks_of_inputs_change_only_rounding(name: str) -> None:
+    given = problem(name)
+    reader, own = reader_of(given.module)
+    whole = features(given)
+    parts = [reader.tangent(reader.record(own, part)) for part in torch.tensor_split(given.x, (1, 2))]
+    rows = [torch.cat([gram(left, right) for right in parts], 2) for left in parts]
+    agree(torch.cat(rows), gram(whole, whole), 100 * EPS)
+
+
+def test_features_of_different_functions_have_no_kernel() -> None:
+    rows = Features({("w", None): Rows(torch.ones(2, 1, 3), "w")}, 2, 1)
+    with pytest.raises(TypeError, match="no common kernel"):
+        gram(rows, Features({("w", None): factored(2, 1, 1, 3, 1, 0)}, 2, 1))
+
+
+def test_no_features_have_no_kernel() -> None:
+    with pytest.raises(Mistake, match="requires gradients"):
+        gram(Features({}, 2, 1), Features({}, 2, 1))

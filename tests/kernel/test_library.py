@@ -1,0 +1,83 @@
+"""The functions as users call them: which weights count, and what is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import ntkexp
+from ntkexp.mistake import Mistake
+from tests.kernel import oracle
+from tests.kernel.compare import agree
+from tests.kernel.problems import problem
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def test_weights_may_be_given_in_part() -> None:
+    given = problem("tanh")
+    some = {name: weight for name, weight in given.end(0.5).items() if name.startswith("2.")}
+    expected = oracle.tangent(given.module, given.x, given.x, some)
+    agree(ntkexp.tangent_kernel(given.module, given.x, weights=some), expected, 100 * EPS)
+
+
+def test_given_weights_need_not_require_gradients_to_count() -> None:
+    """The module says what is trained, whatever the mapping holds."""
+    given = problem("tanh")
+    expected = ntkexp.tangent_kernel(given.module, given.x)
+    detached = {name: weight.detach() for name, weight in given.module.named_parameters()}
+    assert torch.equal(ntkexp.tangent_kernel(given.module, given.x, weights=detached), expected)
+    given.module.get_parameter("0.weight").requires_grad_(False)
+    attached = {name: weight.clone().requires_grad_() for name, weight in detached.items()}
+    frozen = ntkexp.tangent_kernel(given.module, given.x)
+    assert torch.equal(ntkexp.tangent_kernel(given.module, given.x, weights=attached), frozen)
+    assert not torch.equal(frozen, expected)
+
+
+def test_buffers_in_the_mapping_are_the_modules_business() -> None:
+    given = problem("batch norm in evaluation")
+    state = given.module.state_dict() | {"1.running_mean": torch.full((6,), 9.0, dtype=torch.float64)}
+    expected = ntkexp.tangent_kernel(given.module, given.x)
+    assert torch.equal(ntkexp.tangent_kernel(given.module, given.x, weights=state), expected)
+
+
+@pytest.mark.parametrize("name", ["tanh", "convolution"])
+def test_the_kernel_carries_no_graph(name: str) -> None:
+    given = problem(name)
+    assert not ntkexp.tangent_kernel(given.module, given.x).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"0.wieght": torch.zeros(7, 3)}, ("weights['0.wieght']", "no such parameter", "did you mean '0.weight'?")),
+        ({"0.weight": torch.zeros(3, 7)}, ("weights['0.weight']", "[3, 7]", "[7, 3]")),
+    ],
+)
+def test_names_and_shapes_are_checked(weights: dict[str, Tensor], words: tuple[str, ...]) -> None:
+    given = problem("tanh")
+    with pytest.raises(Mistake) as caught:
+        ntkexp.tangent_kernel(given.module, given.x, weights=weights)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["start", "end"])
+def test_the_ends_of_a_segment_are_named(argument: str) -> None:
+    given = problem("tanh")
+    ends: dict[str, dict[str, Tensor]] = {"start": {}, "end": {}} | {argument: {"4.bais": torch.zeros(2)}}
+    with pytest.raises(Mistake, match=rf"{argument}\['4\.bais'\].*did you mean '4\.bias'"):
+        ntkexp.secant_kernel(given.module, ends["start"], ends["end"], given.x, given.x)
+
+
+def test_a_module_without_trained_parameters_is_refused() -> None:
+    given = problem("tanh")
+    with pytest.raises(Mistake, match="no parameter of the module requires gradients"):
+        ntkexp.tangent_kernel(given.module.requires_grad_(False), given.x)
+
+
+def test_an_operation_without_a_rule_is_named_with_advice() -> None:
+    given = problem("softmax")
+    with pytest.raises(Mistake, match=r"aten\._softmax.*rule=\[gauss,left\]"):
+        ntkexp.secant_kernel(given.module, {}, given.end(0.1), given.x, given.x)

@@ -1,0 +1,134 @@
+"""Every rule that there is: the push closes, the reverse is its transpose, the limit is the derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.reader import Reader, Reading
+from ntkexp.kernel.rules import RULES
+from ntkexp.kernel.rules.base import NoRule
+from ntkexp.kernel.tape import Tape
+from ntkexp.model.functional import function_of
+from ntkexp.shapes import Weights
+from tests.kernel import oracle
+from tests.kernel.applied import applied
+from tests.kernel.compare import agree
+from tests.kernel.problems import Formula
+from tests.kernel.samples import SAMPLES
+
+EPS = torch.finfo(torch.float64).eps
+NAMES = sorted(RULES)
+STEPS = (1e-8, 1e-4, 0.3, 3.0)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A sample between two matrix products and a fixed random readout of its outputs."""
+
+    name: str
+    module: Formula
+    x: Tensor
+    start: Weights
+    direction: Weights
+
+    @property
+    def reader(self) -> Reader:
+        return Reader(function_of(self.module), frozenset(self.start))
+
+    def tape(self, size: float) -> Tape:
+        """After a step of this relative size."""
+        weights = {name: weight + size * self.direction[name] for name, weight in self.start.items()}
+        return self.reader.record(weights, self.x)
+
+    def secant(self, size: float) -> tuple[Reading, Tape, Tape]:
+        """The step, read, and the tapes at its ends."""
+        start, end = self.tape(0.0), self.tape(size)
+        return self.reader.secant(start, end), start, end
+
+    def step(self, start: Tape, end: Tape) -> Weights:
+        """Δθ as the tapes have it: rounding of θ₀ + Δθ belongs to the step, not to the rule."""
+        return {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
+
+
+def sampled(name: str, seed: int = 0) -> Sampled:
+    """Random inputs and weights for a sample."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    module = Formula(lambda x, w, v: SAMPLES[name](x @ w, x @ v), w=(4, 6), v=(4, 6)).double()
+    start = {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2}
+    with torch.no_grad():
+        for parameter, weight in start.items():
+            module.get_parameter(parameter).copy_(weight)
+    return Sampled(name, module, normal(5, 4), start, {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2})
+
+
+def test_every_rule_has_a_sample() -> None:
+    assert set(SAMPLES) == set(RULES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_sample_uses_the_rule(name: str) -> None:
+    assert name in {entry.name for entry in sampled(name).tape(0.0).entries}
+
+
+@pytest.mark.parametrize("size", STEPS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
+    problem = sampled(name)
+    reading, start, end = problem.secant(size)
+    change = end.outputs - start.outputs
+    # f itself is known to some eps, relative to its size, and eps·|z| for a function of z: |z| stays below 50 here
+    scale = torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
+    agree(reading.push, change, 100 * EPS, scale)
+    agree(applied(reading.features, problem.step(start, end)), change, 100 * EPS, scale)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_point_the_replay_is_the_jacobian(name: str) -> None:
+    problem = sampled(name, seed=1)
+    tape = problem.tape(0.0)
+    expected = oracle.contracted(oracle.jacobians(problem.module, problem.x), problem.direction)
+    agree(applied(problem.reader.secant(tape, tape).features, problem.direction), expected, 100 * EPS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tiny_steps_lose_no_digits(name: str) -> None:
+    """A quotient Δσ/Δz at Δz = 1e-10 would keep six digits; slopes without cancellation differ from σ′ by σ″Δz."""
+    problem = sampled(name, seed=2)
+    other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
+    expected = oracle.contracted(oracle.jacobians(problem.module, problem.x), other)
+    reading, _, _ = problem.secant(1e-10)
+    agree(applied(reading.features, other), expected, 1e-8)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda h, k: torch.div(h, 0.1, rounding_mode="floor"),
+        lambda h, k: torch.div(h, k, rounding_mode="trunc"),
+        lambda h, k: h.exp() ** torch.arange(6.0, dtype=h.dtype),
+        lambda h, k: 2**h,
+        lambda h, k: h.exp() ** 1.5,
+        lambda h, k: h.exp() ** -2,
+        lambda h, k: h > 0,
+        lambda h, k: h.sort(1).values,
+        lambda h, k: h.round(),
+    ],
+)
+def test_what_no_rule_knows_is_refused_in_one_line(operation: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Rounding and choices hide behind names that have rules, or give no numbers at all."""
+    problem = sampled("add")
+    module = Formula(lambda x, w, v: operation(x @ w, x @ v) * (x @ w), w=(4, 6), v=(4, 6)).double()
+    reader = Reader(function_of(module), frozenset(problem.start))
+    end = {name: weight + problem.direction[name] for name, weight in problem.start.items()}
+    with pytest.raises(NoRule) as caught:
+        reader.secant(reader.record(problem.start, problem.x), reader.record(end, problem.x))
+    assert "\n" not in str(caught.value)

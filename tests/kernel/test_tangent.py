@@ -1,0 +1,101 @@
+"""The tangent kernel of any module is that of plain Jacobians, example by example."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ntkexp.kernel import reader
+from ntkexp.kernel.features import Factored
+from ntkexp.kernel.gram import gram
+from ntkexp.library import reader_of, tangent_kernel
+from tests.kernel import oracle
+from tests.kernel.compare import agree
+from tests.kernel.problems import DENSE, READ, problem
+
+ROUNDING = 100  # times eps: sums of a hundred products or so, relative to the largest entry
+EPS = torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize("name", [*READ, *DENSE])
+def test_the_kernel_is_that_of_jacobians_by_example(name: str) -> None:
+    given = problem(name)
+    other = given.inputs(3)
+    expected = oracle.tangent(given.module, given.x, other)
+    agree(tangent_kernel(given.module, given.x, other), expected, ROUNDING * EPS)
+
+
+@pytest.mark.parametrize("name", [*READ, *DENSE])
+def test_one_set_of_inputs_stands_for_both(name: str) -> None:
+    given = problem(name, seed=1)
+    kernel = tangent_kernel(given.module, given.x)
+    agree(kernel, oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+    agree(kernel, kernel.permute(2, 3, 0, 1), ROUNDING * EPS)
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "called twice", "low rank", "tokens", "convolution"])
+def test_the_kernel_in_single_precision(name: str) -> None:
+    given = problem(name, dtype=torch.float32)
+    expected = oracle.tangent(given.module, given.x, given.x)
+    agree(tangent_kernel(given.module, given.x), expected, ROUNDING * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_both_readings_of_a_tangent_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd along the recorded graph, and the replay at length zero."""
+    given = problem(name, seed=2)
+    usual = tangent_kernel(given.module, given.x)
+    monkeypatch.setattr(reader, "plain_products", lambda tape, names: None)
+    agree(tangent_kernel(given.module, given.x), usual, ROUNDING * EPS)
+
+
+@pytest.mark.parametrize("name", ["relu", "called twice", "left multiplication", "scaled weight", "two heads"])
+def test_frozen_parameters_add_nothing(name: str) -> None:
+    given = problem(name, seed=3)
+    whole = tangent_kernel(given.module, given.x)
+    parameters = list(given.module.parameters())
+    parts = []
+    for chosen in parameters:
+        for weight in parameters:
+            weight.requires_grad_(weight is chosen)
+        kernel = tangent_kernel(given.module, given.x)
+        agree(kernel, oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS, whole.abs().max())
+        parts.append(kernel)
+    agree(torch.stack(parts).sum(0), whole, ROUNDING * EPS)
+
+
+def test_a_frozen_layer() -> None:
+    given = problem("tanh", seed=4)
+    assert isinstance(given.module, nn.Sequential)
+    given.module[0].requires_grad_(False)
+    agree(tangent_kernel(given.module, given.x), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_plain_network_keeps_its_factors(bias: bool) -> None:
+    """One block a layer, nothing multiplied out: the whole speed of the kernel lies here."""
+    given = problem("relu" if bias else "no bias")
+    walker, own = reader_of(given.module)
+    blocks = walker.tangent(walker.record(own, given.x)).blocks.values()
+    assert len(blocks) == 3
+    assert all(isinstance(block, Factored) and block.inputs.shape[1] == 1 for block in blocks)
+
+
+def test_inputs_that_are_zero_hide_nothing() -> None:
+    """Who owns an element is asked once, on inputs that may be black where later ones are not."""
+    given = problem("gains and shifts")
+    walker, own = reader_of(given.module)
+    dark = walker.tangent(walker.record(own, torch.zeros_like(given.x)))
+    light = walker.tangent(walker.record(own, given.x))
+    agree(gram(light, light), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+    agree(gram(dark, light), oracle.tangent(given.module, torch.zeros_like(given.x), given.x), ROUNDING * EPS)
+
+
+def test_a_dead_unit_that_wakes_up_is_owned() -> None:
+    given = problem("relu")
+    walker, own = reader_of(given.module)
+    dead = own | {"0.bias": own["0.bias"] - 100}
+    walker.tangent(walker.record(dead, given.x))
+    awake = walker.tangent(walker.record(own, given.x))
+    agree(gram(awake, awake), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)

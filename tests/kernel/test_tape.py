@@ -1,0 +1,160 @@
+"""Recording a module as it runs, and comparing what it did at two places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.rules.base import NoRule
+from ntkexp.kernel.tape import Tape
+from ntkexp.library import reader_of, secant_kernel, tangent_kernel
+from ntkexp.mistake import Mistake
+from tests.kernel.compare import agree
+from tests.kernel.problems import READ, Formula, Problem, problem
+
+
+def recorded(given: Problem) -> tuple[Reader, Tape, Tape]:
+    """The tapes before and after a step."""
+    reader, own = reader_of(given.module)
+    return reader, reader.record(own, given.x), reader.record(given.end(0.3), given.x)
+
+
+def module(function: Callable[..., Tensor], seed: int = 0, **shapes: tuple[int, ...]) -> nn.Module:
+    """A formula with random weights."""
+    made = Formula(function, **shapes).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_tape_holds_what_the_module_gives(name: str) -> None:
+    given = problem(name)
+    _, tape, _ = recorded(given)
+    expected = given.module(given.x).detach().reshape(len(given.x), -1)
+    assert torch.equal(tape.outputs, expected)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_structure_is_the_same_at_two_weights(name: str) -> None:
+    _, start, end = recorded(problem(name))
+    assert start.structure == end.structure
+
+
+def test_a_tape_overwrites_nothing() -> None:
+    _, tape, _ = recorded(problem("written in place"))
+    assert not any(entry.op._schema.is_mutable for entry in tape.entries)
+
+
+def test_loops_are_unrolled() -> None:
+    count = {name: len(recorded(problem(name))[1].entries) for name in ("called twice", "called three times")}
+    once_more = count["called three times"] - count["called twice"]
+    assert once_more > 0
+    assert count["called twice"] > 2 * once_more
+
+
+def branching(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w) if w.sum() > 0 else torch.tanh(x @ w) + 1
+
+
+def test_a_branch_that_both_ends_take_is_read() -> None:
+    made, x = module(branching, w=(3, 2)), inputs(4, 3)
+    end = {"w": made.get_parameter("w").detach() + 0.01}
+    change = torch.func.functional_call(made, end, (x,)) - made(x)
+    reader, own = reader_of(made)
+    reading = reader.secant(reader.record(own, x), reader.record(end, x))
+    # rounding of two outputs of size about one
+    agree(reading.push, change.detach(), 100 * torch.finfo(torch.float64).eps, made(x).abs().max().detach())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        branching,
+        lambda x, w: x @ w * float(w.sum()),
+        lambda x, w: x @ w if w.sum() > 0 else x @ w[:, [0]].expand(-1, 2),
+    ],
+    ids=["a branch", "a number read into Python", "other shapes inside"],
+)
+def test_ends_that_differ_are_refused_in_one_line(function: Callable[..., Tensor]) -> None:
+    made, x = module(function, w=(3, 2)), inputs(4, 3)
+    start = {"w": made.get_parameter("w").detach().abs()}
+    with pytest.raises(NoRule) as caught:
+        secant_kernel(made, start, {"w": -start["w"]}, x, x)
+    assert "\n" not in str(caught.value)
+    assert "path.rule=[gauss,left]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: nn.functional.dropout(x @ w, 0.5, training=True),
+        lambda x, w: x @ w + torch.randn(len(x), 2, dtype=x.dtype),
+        lambda x, w: x @ w * torch.rand_like(x[:, :2]),
+        lambda x, w: x @ w + torch.bernoulli(torch.full((len(x), 2), 0.5, dtype=x.dtype)),
+    ],
+    ids=["dropout", "randn", "rand_like", "bernoulli"],
+)
+def test_random_numbers_are_refused_by_name(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(Mistake, match=r"draws random numbers \(aten\."):
+        tangent_kernel(module(function, w=(3, 2)), inputs(4, 3))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.2), nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False)])
+def test_layers_in_training_mode_are_refused_by_name(layer: nn.Module) -> None:
+    made = nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 1)).double()
+    with pytest.raises(Mistake, match=rf"layer '1' \({type(layer).__name__}.*module\.eval\(\)"):
+        tangent_kernel(made, inputs(5, 3))
+
+
+def test_dropout_and_batch_norm_in_evaluation_are_read() -> None:
+    made = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1)).double().eval()
+    assert tangent_kernel(made, inputs(5, 3)).shape == (5, 1, 5, 1)
+
+
+class Counting(nn.Module):
+    """A module that counts its calls and keeps a running mean, in buffers."""
+
+    calls: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        result: Tensor = self.layer(x)
+        return result
+
+
+def test_recording_leaves_the_module_as_it_is() -> None:
+    made = Counting().double()
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    tangent_kernel(made, inputs(4, 3))
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+    assert all(weight.grad is None for weight in made.parameters())
+
+
+def test_a_module_that_overwrites_its_inputs_is_refused() -> None:
+    with pytest.raises(Mistake, match="overwrites its inputs"):
+        tangent_kernel(module(lambda x, w: x.add_(1) @ w, w=(3, 2)), inputs(4, 3))
+
+
+@pytest.mark.parametrize("function", [lambda x, w: (x @ w).sum(), lambda x, w: (x @ w).t()], ids=["sum", "transposed"])
+def test_outputs_that_are_not_one_an_example_are_refused(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(Mistake, match="first axis must be that of the examples"):
+        tangent_kernel(module(function, w=(3, 2)), inputs(4, 3))

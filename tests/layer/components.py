@@ -1,0 +1,27 @@
+"""The components of every YAML of a choice, globbed: a new file is tested without being named."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from ntkexp.component import Component
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def choices(folder: str) -> list[str]:
+    """The YAMLs of a choice."""
+    return sorted(path.stem for path in (CONFIGS / folder).glob("*.yaml"))
+
+
+def configured(folder: str, name: str, **changes: object) -> Component:
+    """The component that a YAML names, with some fields changed."""
+    fields = OmegaConf.to_container(OmegaConf.load(CONFIGS / folder / f"{name}.yaml"))
+    assert isinstance(fields, dict)
+    module, _, qualname = str(fields.pop("_target_")).rpartition(".")
+    made = getattr(import_module(module), qualname).model_validate(fields | changes)
+    assert isinstance(made, Component)
+    return made
