@@ -81,6 +81,7 @@ def by_example(
     biases = int(use.bias is not None)
     if len(owner) == examples and torch.equal(owner, torch.arange(examples, device=owner.device)):
         return Factored(inputs[:, None], cotangent.transpose(0, 1)[:, :, None], weight, bias, biases)
+    refuse_unowned(cotangent[:, owner < 0])
     order = owner.argsort(stable=True)[(owner < 0).sum() :].view(-1)
     uses, rest = divmod(len(order), examples)
     if rest or not torch.equal(owner[order], torch.arange(examples, device=owner.device).repeat_interleave(uses)):
@@ -103,11 +104,18 @@ def scattered(
 ) -> Float[Tensor, "example out size"]:
     """The gradient of each example with respect to the elements that a weight was expanded from."""
     reached = owner >= 0
+    refuse_unowned(cotangent[:, ~reached])
     size = int(use.positions.max()) + 1
     target = (owner * size + use.positions.to(owner.device))[reached]
     flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
     flat.index_add_(1, target, cotangent[:, reached])
     return flat.view(len(cotangent), examples, size).transpose(0, 1)
+
+
+def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
+    """What no example owned when it was asked must not matter now (only a mask that changed could make it)."""
+    if cotangent.any():
+        raise NoRule("a value reaches the outputs through a comparison alone, which changes between the ends of a step")
 
 
 def add_rows(

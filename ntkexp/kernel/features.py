@@ -39,6 +39,15 @@ class Factored:
         outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None]
         return Factored(self.inputs, outputs, self.weight, self.bias, self.biases)
 
+    def by_name(self) -> list[Rows]:
+        """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
+        parts = self.dense().tensor_split([self.biases], dim=2)
+        return [
+            Rows(spread(part.flatten(2), view), view.name)
+            for part, view in zip(parts, (self.bias, self.weight), strict=True)
+            if view is not None
+        ]
+
     def add_to(self, gradient: Weights) -> None:
         """Add the sum over examples and outputs to the gradient of the weights."""
         total = self.inputs.flatten(0, 1).t() @ self.outputs.sum(1).flatten(0, 1)
@@ -55,9 +64,22 @@ class Rows:
     rows: Float[Tensor, "example out size"]
     name: str
 
+    @property
+    def size(self) -> int:
+        """How many elements of the parameter there are gradients of."""
+        return self.rows.shape[2]
+
+    def upto(self, size: int) -> Rows:
+        """The gradients of the first elements."""
+        return Rows(self.rows[:, :, :size], self.name)
+
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Rows:
         """Σ_c ℓ′_c of the gradients, as a single output."""
         return Rows(torch.einsum("nc,ncp->np", output_gradient, self.rows)[:, None], self.name)
+
+    def by_name(self) -> list[Rows]:
+        """As it is."""
+        return [self]
 
     def add_to(self, gradient: Weights) -> None:
         """Add the sum over examples and outputs to the gradient of the weights."""
@@ -65,6 +87,12 @@ class Rows:
 
 
 Block: TypeAlias = Factored | Rows
+
+
+def spread(gradient: Float[Tensor, "example out size"], view: View) -> Float[Tensor, "example out extent"]:
+    """The gradient of a view of a parameter as that of the parameter."""
+    positions = view.of(torch.arange(view.extent, device=gradient.device)).reshape(-1)
+    return gradient.new_zeros(*gradient.shape[:2], view.extent).index_add_(2, positions, gradient)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features import Factored, Features, Rows
+from ntkexp.kernel.features import Block, Factored, Features, Rows
 from ntkexp.mistake import Mistake
 
 
@@ -19,11 +19,22 @@ def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_
     """The kernel between two places, summed over the parameters."""
     shape = (left.examples, left.outputs, right.examples, right.outputs)
     total: Tensor | None = None
-    for key, block in left.blocks.items():
-        total = add(total, block, right.blocks[key])
+    if left.blocks.keys() == right.blocks.keys():
+        pairs: list[tuple[Block, Block]] = [(block, right.blocks[key]) for key, block in left.blocks.items()]
+    else:
+        pairs = multiplied_out(left, right)
+    for one, other in pairs:
+        total = add(total, one, other)
     if total is None:
         raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
     return total.view(shape)
+
+
+def multiplied_out(left: Features, right: Features) -> list[tuple[Block, Block]]:
+    """All pairs of gradients of the same parameter, where torch computed a few examples in another way than many."""
+    ones, others = ([rows for block in side.blocks.values() for rows in block.by_name()] for side in (left, right))
+    pairs = [(one, other) for one in ones for other in others if one.name == other.name]
+    return [(one.upto(size), other.upto(size)) for one, other in pairs for size in [min(one.size, other.size)]]
 
 
 def contributions(

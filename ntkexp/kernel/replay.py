@@ -43,7 +43,7 @@ class Replay:
         self.seed_deltas()
         with torch.enable_grad():
             for entry in start.entries:
-                if any(slot in self.deltas or slot in self.unknown for slot in entry.slots):
+                if entry.results and any(slot in self.deltas or slot in self.unknown for slot in entry.slots):
                     self.pass_through(entry)
         if start.output in self.unknown:
             raise NoRule(self.unknown[start.output])

@@ -35,6 +35,11 @@ class View(NamedTuple):
         """The elements that this view shows of a tensor laid out like the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
 
+    @property
+    def extent(self) -> int:
+        """How many elements of the parameter lie up to the last one shown."""
+        return 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
 
 @dataclass(frozen=True, eq=False)
 class Derived:

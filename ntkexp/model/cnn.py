@@ -24,6 +24,7 @@ from ntkexp.model.base import AbstractLayered
 class CNN(AbstractLayered):
     """`depth` convolutions of `width` channels, each followed by its activation and, after the first, pooling."""
 
+    width: int = Field(64, ge=1)
     depth: int = Field(2, ge=1)
     kernel: PositiveInt = 3
     stride: PositiveInt = 1

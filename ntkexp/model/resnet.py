@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer
@@ -25,6 +25,7 @@ from ntkexp.model.base import AbstractLayered
 class ResNet(AbstractLayered):
     """`stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the channels."""
 
+    width: int = Field(32, ge=1)
     stages: PositiveInt = 3
     blocks: PositiveInt = 1
     norm: Norm = None

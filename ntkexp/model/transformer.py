@@ -24,6 +24,7 @@ from ntkexp.model.base import AbstractArchitecture
 class Transformer(AbstractArchitecture):
     """`depth` blocks of `width` channels; heads are the most, up to `heads`, that divide the width."""
 
+    width: int = Field(32, ge=1)
     depth: int = Field(1, ge=1)
     heads: PositiveInt = 4
     patch: PositiveInt = 4

@@ -5,22 +5,28 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import functional_call
 
 from ntkexp.shapes import Weights
 
 
 def jacobians(module: nn.Module, x: Tensor, weights: Weights | None = None) -> dict[str, Float[Tensor, "n out size"]]:
-    """∂f(x_i)/∂θ for every parameter that requires gradients."""
+    """∂f(x_i)/∂θ for every parameter that requires gradients, one back-propagation for each output of each example."""
     own = {name: weight.detach() for name, weight in module.named_parameters()} | (weights or {})
-    trained = {name: own[name] for name, weight in module.named_parameters() if weight.requires_grad}
-
-    def outputs(chosen: Weights, example: Tensor) -> Tensor:
-        found: Tensor = functional_call(module, own | chosen, (example[None],), tie_weights=True)
-        return found.flatten()
-
-    found = vmap(jacrev(outputs), (None, 0))(trained, x)
-    return {name: jacobian.reshape(*jacobian.shape[:2], -1) for name, jacobian in found.items()}
+    trained = {name: own[name].clone().requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
+    rows = []
+    for example in x:
+        outputs = functional_call(module, own | trained, (example[None],), tie_weights=True).flatten()
+        rows.append(
+            [
+                torch.autograd.grad(output, list(trained.values()), retain_graph=True, materialize_grads=True)
+                for output in outputs
+            ]
+        )
+    return {
+        name: torch.stack([torch.stack([gradients[k].flatten() for gradients in one]) for one in rows])
+        for k, name in enumerate(trained)
+    }
 
 
 def tangent(

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ntkexp.layer.pointwise import ACTIVATIONS, Pointwise
 from ntkexp.shapes import Weights
+from tests.kernel.networks import NETWORKS
 
 
 class Formula(nn.Module):
@@ -131,10 +132,6 @@ READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear attention": (formula(attention, q=(3, 3), k=(3, 3), v=(3, 2)), (4, 3)),
     "unused parameter": (formula(lambda x, w, v: x @ w, w=(4, 2), v=(3,)), (4,)),
     "written in place": (formula(written_in_place, w=(4, 3), g=()), (4,)),
-}
-"""What the difference rules read."""
-
-DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "einsum": (
         formula(lambda x, w, v: torch.einsum("nti,io->no", torch.tanh(x @ w), v), w=(3, 5), v=(5, 2)),
         (4, 3),
@@ -147,9 +144,16 @@ DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "layer norm": (lambda: nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 2)), (3,)),
     "batch norm in evaluation": (lambda: nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), (3,)),
     "softmax": (formula(lambda x, w: torch.softmax(x @ w, 1), w=(4, 3)), (4,)),
+    **NETWORKS,
+}
+"""What the difference rules read."""
+
+DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "running products": (formula(lambda x, w: torch.tanh(x @ w).cumprod(1), w=(4, 3)), (4,)),
+    "determinants": (formula(lambda x, w: torch.linalg.det(torch.tanh(x @ w)), w=(3, 3)), (3, 3)),
     "outputs without inputs": (formula(lambda x, b: b.expand(len(x), 2) * 1.0, b=(2,)), (4,)),
 }
-"""What is read by plain Jacobians, or was when this was written."""
+"""What no rule knows, and plain Jacobians read."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
+from tests.kernel import oracle
 from tests.kernel.compare import agree
 from tests.kernel.problems import READ, Formula, Problem, problem
 
@@ -42,7 +43,7 @@ def test_a_tape_holds_what_the_module_gives(name: str) -> None:
     given = problem(name)
     _, tape, _ = recorded(given)
     expected = given.module(given.x).detach().reshape(len(given.x), -1)
-    assert torch.equal(tape.outputs, expected)
+    agree(tape.outputs, expected, 100 * torch.finfo(torch.float64).eps)  # attention runs by other kernels
 
 
 @pytest.mark.parametrize("name", READ)
@@ -75,6 +76,12 @@ def test_a_branch_that_both_ends_take_is_read() -> None:
     reading = reader.secant(reader.record(own, x), reader.record(end, x))
     # rounding of two outputs of size about one
     agree(reading.push, change.detach(), 100 * torch.finfo(torch.float64).eps, made(x).abs().max().detach())
+
+
+def test_a_number_read_into_python_is_a_constant_of_a_tangent() -> None:
+    """As it is for autograd."""
+    made, x = module(lambda x, w: x @ w * float(w.detach().sum()), w=(3, 2)), inputs(4, 3)
+    agree(tangent_kernel(made, x), oracle.tangent(made, x, x), 100 * torch.finfo(torch.float64).eps)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from torch import Tensor
 from ntkexp.layer.affine import Dense
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.layer.linear import Flatten
-from ntkexp.layer.pointwise import ACTIVATIONS, LeakyReLU, named
+from ntkexp.layer.named import named
+from ntkexp.layer.pointwise import ACTIVATIONS, LeakyReLU
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 
@@ -40,7 +41,7 @@ def test_an_activation_is_what_its_name_says(name: str) -> None:
     module = build((ACTIVATIONS[name],), (7,), torch.Generator())
     agree(module(z), FORMULAS[name](z), 10 * EPS)
     assert not list(module.parameters())
-    assert named(name) is ACTIVATIONS[name]
+    assert named("activation", ACTIVATIONS)(name) is ACTIVATIONS[name]
 
 
 def test_the_slope_of_a_leaky_relu_is_a_field() -> None:
@@ -69,4 +70,4 @@ def test_a_dense_layer_refuses_examples_with_several_axes() -> None:
 
 def test_an_unknown_activation_is_refused_with_the_nearest() -> None:
     with pytest.raises(Mistake, match=r"'rleu' is no activation; choose from .* did you mean 'relu'"):
-        named("rleu")
+        named("activation", ACTIVATIONS)("rleu")

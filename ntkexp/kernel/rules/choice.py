@@ -144,7 +144,7 @@ def max_pool(call: AbstractCall) -> Result:
     windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(call.delta(value), 0.0), False, True)
     delta = tournament(call, windows, 1).delta
     assert delta is not None
-    return (delta, None) if len(call.entry.results) == 2 else delta
+    return delta, None
 
 
 def spelled_out(given: Any, default: int, space: int) -> list[int]:
@@ -185,11 +185,11 @@ def selected(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
     """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes, no = wide(call, yes, shape), wide(call, no, shape)
-    inside = share_of_mask(mask, shape, call.start.dtype)
+    chosen = as_numbers(mask, shape, call.start.dtype)
     zero = call.start.new_zeros(())
     terms = [
         torch.where(part > 0, part * value.delta, zero)
-        for part, value in ((inside, yes), (1 - inside, no))
+        for part, value in ((call.mean(chosen), yes), (call.mean(chosen.view(lambda m: 1 - m)), no))
         if value.delta is not None
     ]
     if mask.delta is not None:
@@ -201,9 +201,10 @@ def selected(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
     return total(terms, shape)
 
 
-def share_of_mask(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The mean of the mask over both ends; of numbers, since true + true is true."""
-    return ((mask.start.to(dtype) + mask.end.to(dtype)) / 2).expand(shape)
+def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
+    """The mask as zeros and ones, for its mean: of bools, true + true is true."""
+    start, end = (value.expand(shape).to(dtype) for value in (mask.start, mask.end))
+    return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
 
 def compared(call: AbstractCall) -> Tensor:
@@ -238,7 +239,7 @@ RULES: dict[str, Rule] = {
     "minimum": minimum,
     **dict.fromkeys(("max", "amax"), largest),
     **dict.fromkeys(("min", "amin"), smallest),
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "max_pool3d_with_indices"), max_pool),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), max_pool),
     **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), ordered),
     "where": where,
     "masked_fill": masked_fill,

@@ -117,19 +117,17 @@ def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
 
 
 FIRST = """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d _reshape_alias _upsample_bilinear2d_aa _upsample_nearest_exact2d
-    _unsafe_index adaptive_avg_pool1d alias avg_pool1d avg_pool2d avg_pool3d channel_shuffle clone col2im
-    cumsum detach diag_embed diagonal diagonal_copy expand flip gather im2col index index_select
-    lift_fresh lift_fresh_copy masked_select mean movedim narrow nansum neg permute pixel_shuffle pixel_unshuffle
-    positive reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
-    replication_pad2d replication_pad3d roll rot90 select slice split split_with_sizes squeeze sum t take trace
-    transpose tril triu unbind unfold unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d
-    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    upsample_trilinear3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bilinear2d_aa _upsample_nearest_exact2d alias avg_pool2d
+    avg_pool3d channel_shuffle clone col2im cumsum detach diag_embed diagonal expand flip gather im2col index
+    index_select masked_select mean nansum neg permute pixel_shuffle pixel_unshuffle reflection_pad1d
+    reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d roll rot90 select
+    slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold unsafe_split
+    unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
+    upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
 UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zeros_like"
 JOINED = """
-    _index_put_impl cat diagonal_scatter index_add index_copy index_put masked_scatter scatter scatter_add
+    cat diagonal_scatter index_add index_copy index_put masked_scatter scatter scatter_add
     select_scatter slice_scatter stack
 """
 RULES: dict[str, Rule] = {

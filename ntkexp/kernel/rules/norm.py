@@ -1,4 +1,4 @@
-"""Normalisation: y = c/√(mean c² + ε), c = x − mean x or x itself, then a gain and a bias. Variances and lengths.
+"""Normalisation: y = c/√(mean c² + ε), c = x − mean x, then a gain and a bias. Variances and lengths.
 
 Δ(mean c²) = 2 mean(c̄ Δc)        Δ(v⁻¹ᐟ²) = −(r₀r₁)²/(r₀ + r₁) Δv,  r = v⁻¹ᐟ²
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from math import prod
 
-import torch
 from torch import Tensor
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
@@ -22,13 +21,6 @@ def layer_norm(call: AbstractCall) -> Result:
     return affine(call, normed, gain, bias), None, None
 
 
-def rms_norm(call: AbstractCall) -> Result:
-    """Over the last axes, without centring."""
-    x, shape, gain, eps = call.args
-    eps = torch.finfo(x.start.dtype).eps if eps is None else eps
-    return affine(call, normalised(call, x, tuple(range(-len(shape), 0)), eps, centre=False), gain, None), None
-
-
 def group_norm(call: AbstractCall) -> Result:
     """Over groups of channels."""
     x, gain, bias, examples, channels, _, groups, eps = call.args
@@ -41,8 +33,7 @@ def group_norm(call: AbstractCall) -> Result:
 
 def batch_norm(call: AbstractCall) -> Result:
     """In evaluation, an affine map of each channel."""
-    x, gain, bias, mean, variance, *rest = call.args
-    training, eps = (rest[0], rest[2]) if len(rest) == 3 else (False, rest[1])
+    x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
         raise NoRule("batch norm in training mode couples the examples of a batch")
     along = [1, -1] + [1] * (x.start.dim() - 2)
@@ -51,12 +42,12 @@ def batch_norm(call: AbstractCall) -> Result:
     delta = None if x.delta is None else call.delta(x) * scale
     normed = Ends((x.start - centre) * scale, (x.end - centre) * scale, delta, x.from_weights, x.from_inputs)
     gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
-    return affine(call, normed, gain, bias), *[None] * (len(call.entry.results) - 1)
+    return affine(call, normed, gain, bias), None, None
 
 
-def normalised(call: AbstractCall, x: Ends, dims: tuple[int, ...], eps: float, centre: bool = True) -> Ends:
+def normalised(call: AbstractCall, x: Ends, dims: tuple[int, ...], eps: float) -> Ends:
     """c/√(mean c² + ε) at both ends, with its difference."""
-    c = x.view(lambda v: v - v.mean(dims, keepdim=True)) if centre else x
+    c = x.view(lambda v: v - v.mean(dims, keepdim=True))
     variance = squared_mean(call, c, dims, eps)
     scale = Ends(variance.start.rsqrt(), variance.end.rsqrt(), None, x.from_weights, x.from_inputs)
     delta = None
@@ -114,9 +105,8 @@ def vector_norm(call: AbstractCall) -> Tensor:
 
 RULES: dict[str, Rule] = {
     "native_layer_norm": layer_norm,
-    "_fused_rms_norm": rms_norm,
     "native_group_norm": group_norm,
-    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"), batch_norm),
+    "native_batch_norm": batch_norm,
     "var": variance,
     "var_mean": variance,
     **dict.fromkeys(("linalg_vector_norm", "norm"), vector_norm),

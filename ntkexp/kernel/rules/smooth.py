@@ -2,8 +2,8 @@
 
 The quotient, or three Gauss nodes of the derivative where both ends lie near each other on the same analytic piece:
 closer than `NEAR` times the distance to the nearest break (a kink or a singularity, which a rule has to name), where
-the quotient would lose the slope's digits and the nodes lose nothing. What is linear between its breaks needs the
-quotient alone.
+the quotient would lose the slope's digits and the nodes lose nothing. What is linear between its breaks has the
+derivative for a slope on each piece, and the quotient across them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import inf, pi
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.rules.base import AbstractCall, Ends, Rule, total
+from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule, total
 from ntkexp.kernel.rules.elementwise import NEAR, NODES, quotient, relu
 
 
@@ -33,8 +35,11 @@ def slope(function: Callable[[Tensor], Tensor], breaks: tuple[float, ...], z0: T
 
 
 def linear_pieces(function: Callable[[Tensor], Tensor], z0: Tensor, z1: Tensor) -> Tensor:
-    """The quotient, and σ′ where there is nothing to divide by."""
-    return quotient(function(z1) - function(z0), z1 - z0, derivative(function, z0))
+    """σ′ where it explains the change to rounding, so that both ends lie on one piece; else the quotient."""
+    start, end, tangent, d = function(z0), function(z1), derivative(function, z0), z1 - z0
+    size = start.abs() + end.abs() + z0.abs() + z1.abs()
+    explained = (end - start - tangent * d).abs() <= 4 * torch.finfo(z0.dtype).eps * size
+    return torch.where(explained, tangent, quotient(end - start, d, tangent))
 
 
 def derivative(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
@@ -50,10 +55,16 @@ def derivative(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 def function_of(call: AbstractCall) -> Callable[[Tensor], Tensor]:
     """The operation as a function of its first argument."""
-    rest = [value.start if isinstance(value, Ends) else value for value in call.args[1:]]
+
+    def fixed(value: Any) -> Any:
+        if isinstance(value, Ends) and value.delta is not None:
+            raise NoRule(f"several arguments of {call.entry.op} change")
+        return value.start if isinstance(value, Ends) else value
+
+    rest, named = tree_map(fixed, (call.args[1:], call.kwargs))
 
     def function(z: Tensor) -> Tensor:
-        result = call.entry.op(z, *rest, **call.kwargs)
+        result = call.entry.op(z, *rest, **named)
         value: Tensor = result if isinstance(result, Tensor) else result[0]
         return value
 
@@ -65,6 +76,17 @@ def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor | tuple[Te
     value: Ends = call.args[0]
     delta = call.slope(value, partial(slope, function_of(call), breaks)) * call.delta(value)
     return delta if len(call.entry.results) == 1 else (delta, *[None] * (len(call.entry.results) - 1))
+
+
+def celu(call: AbstractCall) -> Tensor:
+    """As ELU, since torch differentiates CELU with 1/α in single precision."""
+    value, alpha = call.args[0], call.args[1] if len(call.args) > 1 else call.kwargs.get("alpha", 1.0)
+
+    def function(z: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten.elu(z, alpha, 1, 1 / alpha)
+        return result
+
+    return call.slope(value, partial(slope, function, (0.0,))) * call.delta(value)
 
 
 def piecewise(call: AbstractCall) -> Tensor:
@@ -86,31 +108,6 @@ def prelu(call: AbstractCall) -> Tensor:
     return total(terms, shape)
 
 
-def of_two(call: AbstractCall) -> Tensor:
-    """Any f(a, b): the slopes of a ↦ f(a, b₀) and a ↦ f(a, b₁) averaged, and likewise in b."""
-    left, right = call.args[:2]
-    shape = call.start.shape
-    terms = []
-    for place, (value, other) in enumerate(((left, right), (right, left))):
-        if isinstance(value, Ends) and value.delta is not None:
-            fixed = (other.start, other.end) if isinstance(other, Ends) else (other, other)
-            slopes = [call.slope(wide(value, shape), partial(linear_pieces, beside(call, end, place))) for end in fixed]
-            terms.append((slopes[0] + slopes[1]) / 2 * call.delta(value, shape))
-    return total(terms, shape)
-
-
-def beside(call: AbstractCall, fixed: Tensor | float, place: int) -> Callable[[Tensor], Tensor]:
-    """The operation as a function of one of two arguments."""
-    if place == 0:
-        return lambda z: call.entry.op(z, fixed, **call.kwargs)
-    return lambda z: call.entry.op(fixed, z, **call.kwargs)
-
-
-def wide(value: Ends, shape: torch.Size) -> Ends:
-    """A value at the shape of the result, for its slope."""
-    return Ends(value.start.expand(shape), value.end.expand(shape), None, value.from_weights, value.from_inputs)
-
-
 ANALYTIC: dict[str, tuple[float, ...]] = {
     "acos": (-1.0, 1.0),
     "acosh": (1.0,),
@@ -118,7 +115,6 @@ ANALYTIC: dict[str, tuple[float, ...]] = {
     "asinh": (),
     "atan": (),
     "atanh": (-1.0, 1.0),
-    "celu": (0.0,),
     "cosh": (),
     "elu": (0.0,),
     "erfc": (),
@@ -134,16 +130,15 @@ ANALYTIC: dict[str, tuple[float, ...]] = {
     "mish": (20.0,),
     "sinh": (),
     "softplus": (20.0,),
-    "special_expit": (),
     "tan": tuple(pi / 2 + k * pi for k in range(-8, 8)),
 }
 PIECEWISE = """
-    ceil clamp clamp_max clamp_min floor frac hardshrink hardsigmoid hardtanh nan_to_num relu6 round sgn sign
+    ceil clamp clamp_max clamp_min floor frac hardshrink hardsigmoid hardtanh nan_to_num round sgn sign
     softshrink threshold trunc
 """
 RULES: dict[str, Rule] = {
     **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},
     **dict.fromkeys(PIECEWISE.split(), piecewise),
-    **dict.fromkeys(("atan2", "hypot", "xlogy", "fmod", "remainder"), of_two),
+    "celu": celu,
     "_prelu_kernel": prelu,
 }

@@ -55,7 +55,7 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("_softmax", "_safe_softmax", "softmax"), softmax),
-    **dict.fromkeys(("_log_softmax", "log_softmax"), log_softmax),
+    **dict.fromkeys(("_softmax", "_safe_softmax"), softmax),
+    "_log_softmax": log_softmax,
     "logsumexp": logsumexp,
 }

@@ -1,24 +1,12 @@
-"""A sample for every rule: a function of two tensors [example, 6] that both change, in which the operation occurs."""
+"""Sums, products, views, writes, and the functions of one number that have closed forms."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Sample = Callable[[Tensor, Tensor], Tensor]
-
-
-def square(h: Tensor) -> Tensor:
-    """A matrix for every example."""
-    return h.reshape(len(h), 2, 3)
-
-
-def positive(h: Tensor) -> Tensor:
-    """Numbers from ½ on."""
-    return 0.5 + h * h
+from tests.kernel.samples.base import Sample, positive, square
 
 
 def part_replaced(h: Tensor, k: Tensor) -> Tensor:
@@ -31,7 +19,7 @@ def part_replaced(h: Tensor, k: Tensor) -> Tensor:
     return h
 
 
-SAMPLES: dict[str, Sample] = {
+PLAIN: dict[str, Sample] = {
     "_unsafe_view": lambda h, k: square(h) @ torch.arange(6, dtype=h.dtype).view(3, 2),
     "abs": lambda h, k: h.abs(),
     "add": lambda h, k: torch.add(h, k, alpha=0.3) + 1 + k[:, :1],

@@ -1,0 +1,36 @@
+"""Choices, many of which change in the course of a long step."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from tests.kernel.samples.base import Sample, image, ranked, square, volume
+
+CHOSEN: dict[str, Sample] = {
+    "amax": lambda h, k: square(h).amax(2) + k.amax((1,), keepdim=True),
+    "amin": lambda h, k: square(h).amin(2) + k.amin((1,), keepdim=True),
+    "bitwise_not": lambda h, k: torch.where(~(h > 0), h, k),
+    "cummax": lambda h, k: ranked(h).cummax(1).values,
+    "cummin": lambda h, k: ranked(h).cummin(1).values,
+    "eq": lambda h, k: (h.round() == k.round()) * (h + 2 * k),
+    "ge": lambda h, k: (h >= k) * (h + 2 * k),
+    "gt": lambda h, k: (h > 0.1) * (h + 2 * k),
+    "kthvalue": lambda h, k: ranked(h).kthvalue(2, 1).values,
+    "le": lambda h, k: (h <= k[:, :1]) * (h + 2 * k),
+    "logical_not": lambda h, k: torch.logical_not(h > 0) * (h + 2 * k),
+    "lt": lambda h, k: (h < k) * (h + 2 * k),
+    "masked_fill": lambda h, k: h.masked_fill(h > 0.3, 2.0) + k.masked_fill(h > 0, 0.5),
+    "max": lambda h, k: square(h).max(2).values + torch.stack([row.max() for row in k])[:, None],
+    "max_pool2d_with_indices": lambda h, k: functional.max_pool2d(image(h), 2, stride=1, padding=1, dilation=(1, 2)),
+    "max_pool3d_with_indices": lambda h, k: functional.max_pool3d(volume(h), (1, 2, 2), stride=1, padding=(0, 1, 1)),
+    "maximum": lambda h, k: torch.maximum(h, k[:, :1]) + torch.maximum(k, torch.ones(6, dtype=h.dtype)),
+    "median": lambda h, k: ranked(h).median(1).values,
+    "min": lambda h, k: square(h).min(2).values + torch.stack([row.min() for row in k])[:, None],
+    "minimum": lambda h, k: torch.minimum(h, k[:, :1]) + torch.minimum(k, torch.ones(6, dtype=h.dtype)),
+    "mode": lambda h, k: ranked(h).mode(1).values,
+    "ne": lambda h, k: (h.round() != k.round()) * (h + 2 * k),
+    "sort": lambda h, k: ranked(h).sort(1).values * k,
+    "topk": lambda h, k: ranked(h).topk(2, 1).values,
+    "where": lambda h, k: torch.where(h > k, h * k, h - 1),
+}
