@@ -96,7 +96,7 @@ def pictures(rows: list[Explained]) -> Figure:
     figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
     tall = HEAD + ROW * len(rows)
     remark(figure, 12, "point")
-    remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, red: lowered)")
+    remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, orange: lowered)")
     for down, row in enumerate(rows):
         bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
         image(figure, row.point.shown, 12, bottom).set_xlabel(f"{row.point.name}\n{row.role}", fontsize=7, labelpad=2)
