@@ -21,8 +21,8 @@ SEVERAL = ("data=digits", "data.classes=all", "data.train=256", "data.probe=256"
 
 
 def peak(out: Path, *overrides: str) -> float:
-    """Gigabytes that a run of a few steps used at most."""
-    shared = ("steps=2", "threads=1", "path.count=2", "path.error_samples=1", "--quiet", f"--out={out}")
+    """Gigabytes that a run of one step used at most."""
+    shared = ("steps=1", "threads=1", "path.count=2", "path.error_samples=1", "--quiet", f"--out={out}")
     ended = subprocess.run(
         [sys.executable, "-c", MEASURED, "train", *overrides, *shared],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -35,10 +35,9 @@ def peak(out: Path, *overrides: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory_gb", [4.0, 6.0])
-def test_ten_times_wider_with_ten_times_the_points(tmp_path: Path, memory_gb: float) -> None:
+def test_ten_times_wider_with_ten_times_the_points(tmp_path: Path) -> None:
     sizes = [f"{name}={10 * size}" for name, size in SMALL.items()]
-    assert peak(tmp_path, "data=teacher", "data.test=128", *sizes, f"memory_gb={memory_gb}") < memory_gb
+    assert peak(tmp_path, "data=teacher", "data.test=128", *sizes, "memory_gb=4") < 4.0
 
 
 @pytest.mark.slow
