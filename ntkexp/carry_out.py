@@ -106,7 +106,7 @@ def conduct(
             setting = prepare(experiment)
         if saved is None:
             begin(folder, setting, overrides)
-        folder.write_json("provenance.json", provenance(experiment, threads))
+        folder.write_json("provenance.json", provenance(experiment, overrides, threads))
         with clock.times("run"), diary(folder, setting, saved, threads, progress) as journal:
             outcome = run(setting, journal, saved["walk"] if saved else None)
         with clock.times("write"):
@@ -151,6 +151,8 @@ def conclude(folder: RunFolder, setting: Setting, outcome: Outcome, clock: Clock
     """The timings, and the word that the run is finished."""
     machines = {MACHINE + rung.name: rung.seconds for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.seconds | machines)
+    steps = setting.experiment.steps
+    folder.write_json("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
     pictures = sorted(f"plots/{file.name}" for file in (folder.path / "plots").iterdir())
     folder.finish(
         [*SAME_BYTES, *pictures],

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ntkexp.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.version import package_version, results_version
+
+LIBRARIES = ("torch", "numpy", "scikit-learn", "zarr", "pandas", "matplotlib")
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package lies in, if it lies in one; with a + if anything is changed."""
+    folder = Path(__file__).resolve().parent
+    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        asked = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    beside = (folder.parent / "pyproject.toml").is_file()  # else it is installed into somebody else's checkout
+    return asked.stdout.strip() or None if beside else None
 
 
 def settle(experiment: Experiment, threads: int | None = None) -> int:
@@ -28,18 +46,20 @@ def check_device(name: str) -> None:
     """A device that this machine has."""
     known = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
     if name not in known and not (name == "cuda" and len(known) > 1):
-        raise Mistake(f"device={name}: this machine has {', '.join(known)}" + ("" if len(known) > 1 else " alone"))
+        raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(known)} only")
 
 
-def provenance(experiment: Experiment, threads: int) -> dict[str, Any]:
+def provenance(experiment: Experiment, overrides: Sequence[str], threads: int) -> dict[str, Any]:
     """What wrote a run, and where."""
     device = torch.device(experiment.device)
     return {
+        "command": shlex.join(["ntkexp", "train", *overrides]),
+        "seed": experiment.seed,
         "ntkexp": package_version(),
+        "commit": commit(),
         "results_version": results_version,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
         "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "threads": threads,

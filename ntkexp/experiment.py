@@ -18,7 +18,7 @@ from ntkexp.schedule.base import AbstractSchedule
 
 
 class Experiment(Component):
-    """Everything that decides what a run computes, and the circumstances in which it does."""
+    """Everything that decides what a run computes, and the circumstances (`records.folder`) in which it does."""
 
     data: AbstractSource
     model: AbstractArchitecture
@@ -36,7 +36,3 @@ class Experiment(Component):
     threads: PositiveInt | None = None
     memory_gb: float = Field(4.0, gt=0)
     checkpoint_seconds: float = Field(30.0, ge=0)
-
-
-CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
-"""Fields that do not decide what is computed: runs that differ in them alone are the same run."""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ntkexp.component import Component
-from ntkexp.experiment import CIRCUMSTANCES, Experiment
+from ntkexp.experiment import Experiment
 from ntkexp.mistake import Mistake
+from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.version import results_version
 
 

@@ -10,14 +10,14 @@ from difflib import get_close_matches
 
 
 class Mistake(ValueError):
-    """Something the user can put right; its message is one line, with advice.
+    r"""Something the user can put right; its message is one line, with advice.
 
-    >>> print(Mistake("data.path=two\\nlines"))
-    data.path=two lines
+    >>> print(Mistake("data.path=two\nlines"))
+    data.path=two\nlines
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__("\\n".join(message.splitlines()))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

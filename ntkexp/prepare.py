@@ -79,7 +79,7 @@ def prepare(experiment: Experiment) -> Setting:
         scale,
         experiment.optimizer,
         experiment.schedule,
-        experiment.optimizer.step_size or experiment.optimizer.stable_fraction * stable,
+        experiment.optimizer.chosen_step(stable),
         experiment.steps,
         experiment.seed,
     )

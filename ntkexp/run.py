@@ -32,7 +32,7 @@ def finish(walk: Walk, journal: AbstractJournal) -> Outcome:
     setting, observer = walk.setting, Observer(walk.setting)
     first = observer.loss(setting.outputs)
     snapshots = setting.experiment.path.snapshots(setting.experiment.steps)
-    ending = Ending(f"{setting.experiment.steps} steps")
+    ending = Ending(counted(setting.experiment.steps))
     for step in setting.descent.walk(walk.weights, walk.step):
         loss = observer.loss(step.outputs)
         if (reason := end_of(setting, loss, first, step.index)) is not None:
@@ -48,16 +48,21 @@ def finish(walk: Walk, journal: AbstractJournal) -> Outcome:
     outputs, right = setting.points.read(walk.weights)
     kernel = setting.points.tangent_kernel(walk.weights, right)
     row = observer.step(walk.step, walk.time, outputs, walk.weights)
-    journal.row(row | observer.kernel(kernel, outputs, walk.weights, None))
+    journal.row(row | observer.kernel(kernel, outputs, walk.weights, walk.step_sizes[-1] if walk.step else None))
     journal.snapshot(walk.step, kernel)
     return look_back(walk, outputs, kernel, ending)
+
+
+def counted(steps: int) -> str:
+    """A number of steps in words."""
+    return "trained for 1 step" if steps == 1 else f"trained for {steps} steps"
 
 
 def end_of(setting: Setting, loss: float, first: float, step: int) -> Ending | None:
     """Whether the run ends before this step."""
     target = setting.experiment.stop_at_loss
     if target is not None and loss <= target:
-        return Ending(f"{step} steps, to a loss of {loss:.3g}")
+        return Ending(f"{counted(step)}, to a loss of {loss:.3g}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
     ratio = setting.descent.step_size / setting.largest_stable_step

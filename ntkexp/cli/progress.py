@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.progress import AbstractProgress, Silent
@@ -58,8 +59,9 @@ class Lines(AbstractProgress):
             self.say(f"{self.name}: step {step} of {self.steps}  {measured(loss, drift)}")
 
     def say(self, text: str) -> None:
-        self.stream.write(f"{text}\n")
-        self.stream.flush()
+        with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop training
+            self.stream.write(f"{text}\n")
+            self.stream.flush()
 
     def stop(self) -> None:
         pass

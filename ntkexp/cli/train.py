@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -35,7 +37,7 @@ def train(
     from ntkexp.identity import folder_name
 
     folder = place / "runs" / folder_name(experiment)
-    with interruptible(f"the same command, or `ntkexp resume {folder}`, goes on from the last checkpoint"):
+    with interruptible(folder, f"the same command, or `ntkexp resume {folder}`, goes on from the last checkpoint"):
         folder = carry_out(experiment, overrides, place, force, listener(quiet))
     show(folder, quiet=quiet, as_json=as_json)
 
@@ -47,7 +49,7 @@ def resume(run: Path, *, quiet: bool, as_json: bool, trust: Sequence[str]) -> No
     admitted = admit(trust)
     from ntkexp import carry_out
 
-    with interruptible(f"`ntkexp resume {run}` goes on from the last checkpoint"):
+    with interruptible(run, f"`ntkexp resume {run}` goes on from the last checkpoint"):
         folder = carry_out.resume(run.expanduser(), listener(quiet), admitted)
     show(folder, quiet=quiet, as_json=as_json)
 
@@ -71,18 +73,23 @@ def writable(folder: Path) -> Path:
 
 
 @contextmanager
-def interruptible(advice: str) -> Iterator[None]:
+def interruptible(folder: Path, advice: str) -> Iterator[None]:
     """Ctrl-C says how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; {advice}") from None
+        begun = (folder / "config.json").is_file()
+        raise KeyboardInterrupt(f"interrupted{f'; {advice}' if begun else ' before the first step'}") from None
+
+
+def wrapped(text: str) -> str:
+    """Text that breaks at blanks, on a terminal; a pipe gets it as one line."""
+    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
 def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     """What came out: the ladder, what it means, and where everything lies."""
-    from ntkexp.records.folder import DONE
-    from ntkexp.records.json_file import read_object, to_text
+    from ntkexp.records.json_file import to_text
     from ntkexp.records.timings import of_machines, read_timings
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
@@ -92,9 +99,9 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
         return
     run = load_run(folder)
     if as_json:
-        outcome = read_object(folder / DONE).get("outcome")
         rows = [asdict(row) for row in run.ladder]
-        sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
+        sys.stdout.write(to_text({"folder": str(folder), "outcome": run.outcome, "results": rows}))
     else:
         table = ladder_table(run.ladder, of_machines(read_timings(folder / "timings.csv")))
-        sys.stdout.write(f"\n{table.rstrip()}\n\n{sentence(run.ladder)}\n{folder}\n")
+        told = wrapped(sentence(run.ladder))
+        sys.stdout.write(f"\n{wrapped(run.outcome)}\n\n{table.rstrip()}\n\n{told}\n{folder}\n")

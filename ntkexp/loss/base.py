@@ -34,7 +34,8 @@ class AbstractLoss(Component):
 
     def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
         """Real values as targets."""
-        raise Mistake(f"{type(self).__name__} takes class labels, and the data has real values; choose loss=squared")
+        name = type(self).__module__.rpartition(".")[2]
+        raise Mistake(f"loss={name} takes class labels, and the data has real values; choose loss=squared")
 
     @abstractmethod
     def value(

@@ -57,9 +57,14 @@ class Evidence:
     course: Course
 
     @property
+    def rule(self) -> str:
+        """The first rule of the run, whose 𝒦 and 𝒮 the machines use that need one."""
+        return next(iter(self.paths))
+
+    @property
     def path(self) -> PathKernel:
-        """By the first rule of the run."""
-        return next(iter(self.paths.values()))
+        """By that rule."""
+        return self.paths[self.rule]
 
     @property
     def learned(self) -> Float[Tensor, "train out"]:

@@ -17,4 +17,4 @@ class FixedCoefficients(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         coefficients = -evidence.course.summed_gradient / evidence.course.time
-        return Prediction(evidence.start + applied(evidence.path.kernel, coefficients))
+        return Prediction(evidence.start + applied(evidence.path.kernel, coefficients), f"𝒦 by {evidence.rule}")

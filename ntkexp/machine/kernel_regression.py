@@ -14,4 +14,5 @@ class KernelRegression(AbstractMachine):
         return "kernel_regression"
 
     def predict(self, evidence: Evidence) -> Prediction:
-        return regression(evidence.path.kernel, evidence)
+        prediction = regression(evidence.path.kernel, evidence)
+        return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.report.text import short
 
 
 class PathSum(AbstractMachine):
@@ -30,7 +31,9 @@ def parts(facts: Mapping[str, float]) -> str:
     """How well the single contributions are known, though their sum may be exact.
 
     >>> parts({"cancellation": 20.3, "error_bar": 1.2e-4})
-    'parts cancel 20-fold, ± 1.2e-04'
+    'its parts exceed their sum 20.3-fold and are known to 1e-4'
     """
-    cancel = f"parts cancel {facts['cancellation']:.2g}-fold" if "cancellation" in facts else ""
-    return f"{cancel}, ± {facts['error_bar']:.1e}" if "error_bar" in facts else cancel
+    if "cancellation" not in facts:
+        return ""
+    said = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
+    return f"{said} and are known to {short(facts['error_bar'])}" if "error_bar" in facts else said

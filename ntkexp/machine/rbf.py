@@ -30,7 +30,9 @@ class RBFIdentity(AbstractMachine):
         if (kernel == 0).any():
             raise DoesNotApply("the Gaussian kernel vanishes between distant points, so nothing can be divided by it")
         coefficients = evidence.path.contributions / kernel[:, None]
-        return Prediction(evidence.start + (coefficients * kernel[:, None]).sum(2), f"h={width:.3g}")
+        return Prediction(
+            evidence.start + (coefficients * kernel[:, None]).sum(2), f"h={width:.3g}, 𝒮 by {evidence.rule}"
+        )
 
 
 class RBFRegression(AbstractMachine):

@@ -17,12 +17,14 @@ from ntkexp.machine.base import DoesNotApply, Evidence, Prediction, applied, squ
 def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:
     """The machine that reproduces what was learned at the training examples."""
     matrix = square(kernel)
+    if matrix.isnan().all():
+        raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
     if not matrix.isfinite().all():
-        raise DoesNotApply("the kernel among the training examples is not finite, or was not read: see path.probes")
+        raise DoesNotApply("the kernel among the training examples is not finite")
     U, singular, Vh = torch.linalg.svd(matrix)
     cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
     kept = singular > cutoff * singular.max()
     inverse = torch.where(kept, 1 / singular, 0.0)
     coefficients = Vh.mH @ (inverse * (U.mH @ evidence.learned.flatten()))
     outputs = evidence.start + applied(kernel, coefficients.view(evidence.targets.shape))
-    return Prediction(outputs, f"rank {int(kept.sum())} of {len(matrix)}, cut-off {cutoff:.1e}")
+    return Prediction(outputs, f"rank {int(kept.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -78,5 +79,9 @@ class Descent:
 def total(right: list[Features], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
     """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
     parts = torch.split(output_gradient, [block.examples for block in right])
-    gradients = [block.weighted(part).total(weights) for block, part in zip(right, parts, strict=True)]
-    return {name: sum((other[name] for other in gradients[1:]), start=gradients[0][name]) for name in weights}
+    return reduce(added, (block.weighted(part).total(weights) for block, part in zip(right, parts, strict=True)))
+
+
+def added(gradient: Weights, other: Weights) -> Weights:
+    """The sum, in the place of the first: two gradients are held at a time, however many blocks there are."""
+    return {name: value.add_(other[name]) for name, value in gradient.items()}

@@ -16,11 +16,15 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, moved into its place at the end: a kill or a power cut leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}{PARTIAL}")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:  # a full disk: what was begun would keep it full
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -24,6 +24,9 @@ from ntkexp.records.lock import acquire, is_held
 
 LOCK, CONFIG, DONE = ".lock", "config.json", "DONE.json"
 
+CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
+"""Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
+
 State: TypeAlias = Literal["done", "running", "dead", "absent"]
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
-from ntkexp.records.folder import CONFIG, RunFolder, looks_like_a_run
+from ntkexp.records.folder import CONFIG, DONE, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.results import COLUMNS, Result, read_results
 
@@ -41,6 +41,13 @@ class Run:
     def name(self) -> str:
         """The folder's name."""
         return self.path.name
+
+    @property
+    def outcome(self) -> str:
+        """How training ended, in words; nothing before it has."""
+        if not (self.path / DONE).is_file():
+            return ""
+        return str(read_object(self.path / DONE).get("outcome", ""))
 
     @cached_property
     def results(self) -> pd.DataFrame:

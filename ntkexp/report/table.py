@@ -7,24 +7,32 @@ from typing import Any
 
 import pandas as pd
 
+from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.results import Result
 from ntkexp.report.run import SPLITS, Run
 from ntkexp.report.text import MISSING, aligned, short
 
 
 def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
-    """A line per machine: its relative error on every split, and agreement and R² where the run is judged."""
+    """A line per machine: its relative error on every split, and agreement and R² where the run is judged.
+
+    What there is to note, and why a machine has nothing to say, stands below.
+    """
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
-    header = ["machine", "detail", *splits, "agreement", "R²", *(["seconds"] if seconds else []), ""]
-    machines = dict.fromkeys((result.machine, result.detail) for result in results)
-    rows = []
-    for name, detail in machines:
+    main = main_split(results)
+    header = ["machine", "detail", *splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
+    rows, notes = [], []
+    for name, detail in dict.fromkeys((result.machine, result.detail) for result in results):
         found = {result.split: result for result in results if (result.machine, result.detail) == (name, detail)}
-        here = found.get(main_split(results), Result("", name))
+        here = found.get(main, Result("", name))
+        notes += [f"{name}: {here.note}"] if here.note else []
+        if all(result.relative_error is None and result.max_error is None for result in found.values()):
+            continue
         errors = [short(found[split].relative_error) if split in found else MISSING for split in splits]
         clock = [short(seconds.get(name))] if seconds else []
-        rows.append([name, detail, *errors, short(here.agreement), short(here.r2), *clock, here.note])
-    return aligned(header, rows, [False, False, *[True] * (len(header) - 3), False])
+        rows.append([name, detail, *errors, short(here.agreement), short(here.r2), *clock])
+    table = aligned(header, rows, [False, False, *[True] * (len(header) - 2)])
+    return "\n\n".join([table, *(["\n".join(notes)] if notes else [])])
 
 
 def main_split(results: Sequence[Result]) -> str:
@@ -42,7 +50,8 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
         {"run": run.name} | {key: config.get(key) for key in varying} | errors(run)
         for run, config in zip(runs, configs, strict=True)
     ]
-    return pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
+    table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
+    return table.assign(outcome=[run.outcome for run in runs])
 
 
 def errors(run: Run) -> dict[str, str | float | None]:
@@ -53,20 +62,35 @@ def errors(run: Run) -> dict[str, str | float | None]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested configuration by dotted keys; a component's class goes by its own name.
+    """Nested configuration by dotted keys, without circumstances; a component goes by its own name.
 
-    >>> flat({"model": {"_target_": "ntkexp.model.mlp.MLP", "width": 8}, "seed": 0})
-    {'model': 'MLP', 'model.width': 8, 'seed': 0}
+    >>> flat({"model": {"_target_": "ntkexp.model.mlp.MLP", "width": 8}, "seed": 0, "threads": 2})
+    {'model': 'mlp', 'model.width': 8, 'seed': 0}
     """
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
         elif key == "_target_":
-            found |= {prefix.rstrip("."): str(value).rpartition(".")[2]} if prefix else {}
-        else:
-            found[prefix + key] = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+            found |= {prefix.rstrip("."): named(str(value))} if prefix else {}
+        elif prefix or key not in CIRCUMSTANCES:
+            found[prefix + key] = f"[{','.join(map(item, value))}]" if isinstance(value, list) else value
     return found
+
+
+def item(value: object) -> str:
+    """One of a list, in few letters."""
+    return named(str(value.get("_target_"))) if isinstance(value, Mapping) else str(value)
+
+
+def named(target: str) -> str:
+    """A component's name: that of its file, where the file is called after it.
+
+    >>> named("ntkexp.loss.cross_entropy.CrossEntropy"), named("ntkexp.layer.pointwise.ReLU")
+    ('cross_entropy', 'relu')
+    """
+    *_, file, kind = target.split(".")
+    return file if file.replace("_", "") == kind.lower() else kind.lower()
 
 
 def to_text(table: pd.DataFrame) -> str:

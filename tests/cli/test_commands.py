@@ -16,8 +16,10 @@ import pytest
 from ntkexp.cli.progress import Bar, Lines, listener
 from ntkexp.config.compose import compose
 from ntkexp.experiment import Experiment
+from ntkexp.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.records.folder import RunFolder
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
 
@@ -92,15 +94,24 @@ def test_json_is_one_object(command: Command, training: Replace, finished: Path)
     assert {"split", "machine", "relative_error", "floor"} <= set(printed["results"][0])
 
 
-def test_an_interrupt_says_how_to_go_on(command: Command, training: Replace) -> None:
-    def act(progress: AbstractProgress) -> Path:
-        raise KeyboardInterrupt
+def interrupted(progress: AbstractProgress) -> Path:
+    raise KeyboardInterrupt
 
-    training(act)
-    ended = command("train", "seed=4")
+
+def test_an_interrupt_says_how_to_go_on(command: Command, training: Replace, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / folder_name(compose(["seed=4"]))
+    RunFolder(folder).write("config.json", "{}")
+    training(interrupted)
+    ended = command("train", "seed=4", "--out", str(tmp_path))
     assert (ended.status, ended.err.count("\n")) == (130, 1)
-    assert "ntkexp resume outputs/runs/mlp-w512-s4-" in ended.err
-    assert command("resume", "there").status == 130
+    assert f"ntkexp resume {folder}" in ended.err
+    assert command("resume", str(folder)).status == 130
+
+
+def test_an_interrupt_before_the_first_step_leaves_nothing_to_resume(command: Command, training: Replace) -> None:
+    training(interrupted)
+    ended = command("train", "seed=4")
+    assert (ended.status, ended.err) == (130, "ntkexp: interrupted before the first step\n")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EDQUOT], ids=errno.errorcode.get)

@@ -266,7 +266,7 @@ def test_without_pyarrow_it_is_said_how_to_get_it(
     written: Written, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install 'ntkexp[parquet]'" in refusal(table(written(GOOD, "t.parquet")))
+    assert "pip install pyarrow" in refusal(table(written(GOOD, "t.parquet")))
 
 
 def test_a_file_that_may_not_be_read_is_refused(

@@ -47,19 +47,20 @@ def ladder() -> list[Result]:
     return [*found, *(Result(split, "nngp", note="no limit") for split in ("train", "probe", "test"))]
 
 
-def test_the_ladder_has_a_line_per_machine() -> None:
+def test_the_ladder_has_a_line_per_machine_and_notes_below() -> None:
     assert ladder_table(ladder()) == "\n".join(
         [
-            "machine  detail  train  probe   test  agreement  R²",
-            "secant   n=1     4e-15  4e-15  4e-15          1   –",
-            "left              0.12   0.12   0.12          1   –",
-            "nngp                 –      –      –          –   –  no limit",
+            "machine  detail  train  probe   test  agreement (probe)  R²",
+            "secant   n=1     4e-15  4e-15  4e-15                  1   –",
+            "left              0.12   0.12   0.12                  1   –",
+            "",
+            "nngp: no limit",
         ]
     )
 
 
 def test_seconds_stand_beside_it_when_they_are_known() -> None:
-    header, secant, left, _ = ladder_table(ladder(), {"secant": 1.5}).split("\n")
+    header, secant, left, *_ = ladder_table(ladder(), {"secant": 1.5}).split("\n")
     assert header.split()[-1] == "seconds"
     assert (secant.split()[-1], left.split()[-1]) == ("1.5", "–")
 

@@ -59,14 +59,23 @@ class Ran:
         return [row for (name, _), row in self.table.items() if name == machine]
 
     def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
-        """𝒮 by one rule."""
-        return self.outcome.evidence.paths[rule].contributions
+        """𝒮 by one rule, at the points where the path is read."""
+        return self.outcome.evidence.paths[rule].contributions[self.setting.read]
+
+    @property
+    def change(self) -> Float[Tensor, "point out"]:
+        """f_T − f_0 at these points."""
+        evidence = self.outcome.evidence
+        return (evidence.end - evidence.start)[self.setting.read]
 
     def error(self, rule: str) -> float:
-        """‖f_0 + Σ𝒮 − f_T‖/‖f_T − f_0‖ over all points."""
-        evidence = self.outcome.evidence
-        moved = evidence.end - evidence.start
-        return float((self.contributions(rule).sum(2) - moved).norm() / moved.norm())
+        """‖Σ𝒮 − (f_T − f_0)‖/‖f_T − f_0‖ over these points."""
+        return float((self.contributions(rule).sum(2) - self.change).norm() / self.change.norm())
+
+    @property
+    def error_bar(self) -> float:
+        """What the run says of the error of its secant parts, relative to ‖𝒮‖."""
+        return self.outcome.evidence.paths["secant"].facts["error_bar"]
 
 
 def small(*overrides: str) -> Experiment:

@@ -1,4 +1,4 @@
-"""The claim of the whole: a kernel machine with secants is the trained network to rounding; the textbook sum is not."""
+"""The claim: the kernel machine with secants is the trained network, to rounding; the textbook sum is not."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def read(path: Path) -> Grid:
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise Mistake("reading Parquet needs pyarrow, which is not installed: pip install 'ntkexp[parquet]'") from error
+        raise Mistake("reading Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
     try:
         table = parquet.ParquetFile(BytesIO(raw)).read()
         columns = [[cell(value) for value in column.to_pylist()] for column in table.columns]

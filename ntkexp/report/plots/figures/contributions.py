@@ -21,7 +21,7 @@ from ntkexp.report.text import percent, short
 TOP = 8
 LONGEST = 11  # letters that fit below an image
 DPI = 200  # pixels are counted at this resolution
-CELL, ROW, HEAD = 108, 176, 112  # pixels: an image, a row with its labels, the title
+CELL, ROW, HEAD = 108, 196, 112  # pixels: an image, a row with its labels, the title
 FIRST, ACROSS = 180, 147  # pixels: where the examples begin, and from one to the next
 
 
@@ -39,6 +39,7 @@ class Explained:
     """A point and the examples that contributed most."""
 
     role: str
+    said: str  # what the network gives the point
     point: Example
     top: tuple[Example, ...]
     shares: NDArray[np.float64]  # 𝒮 of each
@@ -66,11 +67,19 @@ def explain(run: Run, split: str, parts: NDArray[np.float64], outputs: NDArray[n
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
     found = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
-        here = parts[k, outputs[k].argmax()]
+        chosen = int(outputs[k].argmax())
+        here = parts[k, chosen]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         examples = tuple(example(run, "train", i) for i in top.tolist())
-        found.append(Explained(role, example(run, split, k), examples, here[top]))
+        said = f"{output_name(run, chosen, outputs.shape[1])} {minus(float(outputs[k, chosen]))}"
+        found.append(Explained(role, said, example(run, split, k), examples, here[top]))
     return found
+
+
+def output_name(run: Run, chosen: int, outputs: int) -> str:
+    """The output that is explained: f, or that of a class."""
+    classes = run.data["classes"]
+    return f"f for {classes[chosen]}:" if 1 < outputs == len(classes) else "f:"
 
 
 def example(run: Run, split: str, k: int) -> Example:
@@ -96,14 +105,19 @@ def pictures(rows: list[Explained]) -> Figure:
     figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
     tall = HEAD + ROW * len(rows)
     remark(figure, 12, "point")
-    remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, red: lowered)")
+    remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, orange: lowered)")
     for down, row in enumerate(rows):
         bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
-        image(figure, row.point.shown, 12, bottom).set_xlabel(f"{row.point.name}\n{row.role}", fontsize=7, labelpad=2)
+        image(figure, row.point.shown, 12, bottom).set_xlabel(point_label(row), fontsize=7, labelpad=2)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             axes = image(figure, shown.shown, FIRST + ACROSS * k, bottom)
             axes.set_xlabel(f"{shown.name}\n{signed(value)}", fontsize=7, labelpad=2, color=ink(value))
     return figure
+
+
+def point_label(row: Explained) -> str:
+    """The point's class, why it was chosen, and what is explained."""
+    return f"{row.point.name}\n{row.role}\n{row.said}"
 
 
 def remark(figure: Figure, x: int, text: str) -> None:
@@ -132,14 +146,14 @@ def image(figure: Figure, shown: NDArray[Any], x: int, y: int) -> Axes:
 
 def bars(rows: list[Explained]) -> Figure:
     """A panel per point, a bar per example, named by its class or target."""
-    figure = Figure(figsize=(WIDE, 1.9), layout="constrained")
+    figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
     for axes, row in zip(figure.subplots(1, len(rows)), rows, strict=True):
         axes.barh(range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7)
         axes.set_yticks(range(len(row.top)), [f"{shown.name}  #{shown.index}" for shown in row.top])
         axes.invert_yaxis()
         axes.axvline(0, color=BLACK, linewidth=0.6)
         axes.tick_params(axis="y", length=0)
-        axes.set_title(f"{row.role}: {row.point.name}  #{row.point.index}")
+        axes.set_title(f"{row.role}, {row.said}\ntarget {row.point.name}  #{row.point.index}")
         axes.set_xlabel("contribution")
     figure.supylabel("training example", fontsize=8)
     return figure

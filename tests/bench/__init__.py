@@ -1,0 +1,1 @@
+"""How fast kernels are read, against the plain ways of doing the same: `python -m tests.bench`."""

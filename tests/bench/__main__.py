@@ -1,0 +1,30 @@
+"""`python -m tests.bench` prints three tables; with `--quick` the same for sizes that take seconds.
+
+Numbers that are compared are measured in turns within one run, and their medians are taken: machines drift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+
+from tests.bench import default_run, tangent, training
+
+
+def main(arguments: list[str]) -> None:
+    """All benchmarks."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Speed of kernels and of training.")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(chosen.threads)
+    sys.stdout.write(f"torch {torch.__version__}, {chosen.threads} threads, float64\n")
+    for benchmark in (tangent, training, default_run):
+        sys.stdout.write("\n" + benchmark.report(quick=chosen.quick))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":  # so that importing this module runs nothing
+    main(sys.argv[1:])

@@ -1,0 +1,16 @@
+"""The benchmark runs, and prints its tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.bench.__main__ import main
+
+
+def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    main(["--quick", "--threads=1"])
+    torch.set_num_threads(threads)
+    titles = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
+    assert [title.split()[0] for title in titles] == ["torch", "Tangent", "A", "A"]

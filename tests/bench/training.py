@@ -1,0 +1,77 @@
+"""Training with the secant path kernel at every step, against the same steps in plain PyTorch.
+
+The network is 64-w-w-w-1, the loss squared; a plain step is a forward pass, a backward pass and the update. Probes are
+the training examples themselves, or as many other points.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ntkexp.kernel.reader import Reader
+from ntkexp.loss.squared import Squared
+from ntkexp.model.functional import function_of, weights_of
+from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.path.descent import Descent
+from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.points import Block, Points
+from ntkexp.path.rule.secant import Secant
+from ntkexp.schedule.constant import Constant
+from tests.bench.network import mlp, points
+from tests.bench.stopwatch import medians, milliseconds, table
+
+STEP_SIZE = 0.05
+HEADER = ("probes", "points", "plain ms", "path kernel ms", "ratio")
+
+
+def report(*, quick: bool) -> str:
+    """A row for each choice of probes."""
+    examples, width, steps, times = (32, 32, 2, 2) if quick else (256, 512, 10, 5)
+    rows = [row(name, width, examples, others, steps, times) for name, others in choices(examples)]
+    title = f"A step of training with the secant path kernel, MLP 64-w-w-w-1, w = {width}, N = Q = {examples}"
+    return table(title, HEADER, rows)
+
+
+def choices(examples: int) -> tuple[tuple[str, int], ...]:
+    """Where the path is read, and how many points there are beside the training examples."""
+    return (("training examples", 0), ("other points", examples))
+
+
+def row(name: str, width: int, examples: int, others: int, steps: int, times: int) -> list[str]:
+    """One choice."""
+    module, inputs = mlp(width, 1), points(examples + others, 1)
+    targets = points(examples, 2)[:, :1]
+    acts = {
+        "plain": lambda: plainly(module, inputs[:examples], targets, steps),
+        "path": lambda: with_path_kernel(module, inputs, targets, steps),
+    }
+    found = medians(acts, times)
+    shown = [milliseconds(found[each] / steps) for each in ("plain", "path")]
+    return [name, str(examples + others), *shown, f"{found['path'] / found['plain']:.2f}×"]
+
+
+def plainly(module: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> None:
+    """The loop that everyone writes, from the module's weights, which it leaves as they are."""
+    start = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=STEP_SIZE)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (module(inputs) - targets).square().sum() / (2 * len(inputs))
+        loss.backward()
+        optimizer.step()
+    module.load_state_dict(start)
+
+
+def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> None:
+    """The same steps, with 𝒦 and 𝒮 accumulated."""
+    train = len(targets)
+    weights = weights_of(module)
+    read = Points(Reader(function_of(module), frozenset(weights)), inputs, train, len(inputs), keep=True)
+    descent = Descent(read, targets, Squared(), 1.0, GradientDescent(), Constant(), STEP_SIZE, steps, seed=0)
+    places = read.other_blocks or read.train_blocks
+    room = inputs.new_zeros(len(inputs), 1, train, 1)
+    integrals = Integrals(Secant().quadrature(1, 1, 0), room, room.new_zeros(room.shape[:3]))
+    for step in descent.walk(weights):
+        for place in places:
+            integrals.add(step, Block(read, step.segment, place), Tally())

@@ -1,0 +1,64 @@
+"""The README's commands, verbatim and in order, in an empty folder; and the table it shows is the one they print."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sklearn.datasets import load_iris
+
+from tests.docs.readme import COMMANDS, ROOT, SETUPS, blocks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `ntkexp` in `.venv/bin`, where the README puts it, and a table of measurements."""
+    place = tmp_path_factory.mktemp("stranger")
+    program = place / ".venv" / "bin" / "ntkexp"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m ntkexp "$@"\n')
+    program.chmod(0o755)
+    iris = load_iris()
+    rows = [[*map(str, x), iris.target_names[label]] for x, label in zip(iris.data, iris.target, strict=True)]
+    lines = [",".join(row) for row in [["length", "width", "petal length", "petal width", "species"], *rows]]
+    (place / "measurements.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return place
+
+
+def shell(line: str, folder: Path) -> str:
+    """What a line prints on stdout; nothing but progress may go to stderr."""
+    path = f"{folder}/.venv/bin{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "arning" not in ended.stderr
+    return ended.stdout
+
+
+def test_the_default_run_prints_the_table_shown(folder: Path) -> None:
+    (_, _, command) = SETUPS[0].split(" && ")
+    printed, shown = rows(shell(command, folder)), rows(blocks("text")[0])
+    assert list(printed) == list(shown)
+    for machine, errors in shown.items():
+        # processors round differently, and kinks amplify that: errors at rounding agree in kind, others to 5 %
+        for error, other in zip(errors, printed[machine], strict=True):
+            assert other == pytest.approx(error, rel=0.05, abs=1e-12, nan_ok=True), machine
+
+
+def rows(text: str) -> dict[str, list[float]]:
+    """The errors of each machine on the three splits, read under their headings."""
+    header, *lines = text.partition("machine ")[2].partition("\n\n")[0].splitlines()
+    ends = [len("machine ") + header.index(split) + len(split) for split in ("train", "probe", "test")]
+    cells = {line.split()[0]: [line[:end].split()[-1] for end in ends] for line in lines}
+    return {machine: [float(cell.replace("–", "nan")) for cell in found] for machine, found in cells.items()}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_runs(line: str, folder: Path) -> None:
+    assert shell(line, folder)

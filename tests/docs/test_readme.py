@@ -1,0 +1,94 @@
+"""What the README says is so: its commands parse, its keys and options exist, its example prints what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import stat
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+
+from ntkexp.cli.entry import run
+from ntkexp.config.choices import Choices
+from ntkexp.config.compose import resolve
+from ntkexp.config.folders import folders
+from tests.docs.readme import COMMANDS, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
+
+CI = ROOT / ".ci" / "run"
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.split()[1] in {"train", "config"}])
+def test_every_experiment_is_one(line: str) -> None:
+    overrides = [word for word in shlex.split(line)[2:] if not word.startswith("--")]
+    resolve(overrides, None, ())
+
+
+@pytest.mark.parametrize("command", sorted({line.split()[1] for line in COMMANDS} | {"resume"}))
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert f"ntkexp {command}" in shown.out
+
+
+def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["train"], ["config"], ["resume"], ["report"]):
+        assert run([*arguments, "--help"]) == 0
+    known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PROSE)) <= known
+
+
+def test_every_key_exists() -> None:
+    choices = Choices(folders(None))
+    known = set(choices.common()) | {
+        key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
+    }
+    heads = {key.split(".")[0] for key in known}
+    named = {word.partition("=")[0] for word in QUOTED if re.fullmatch(r"[a-z_]+\.\w+(=\S*)?", word) and word[0] != "."}
+    keys = {word for word in named if word.split(".")[0] in heads and not (word.endswith(("json", "csv", "npz")))}
+    assert keys
+    assert keys <= known
+
+
+def test_machines_are_named_as_they_are() -> None:
+    machines = set(Choices(folders(None)).options("machine"))
+    ladder = TEXT.partition("## The ladder")[2].partition("## ")[0]
+    assert set(re.findall(r"`(\w+)`", ladder)) <= machines
+
+
+def test_links_lead_to_files() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        assert (ROOT / target).is_file(), target
+
+
+def test_pictures_are_small() -> None:
+    assert all(file.stat().st_size < 100_000 for file in (ROOT / "docs").iterdir())
+
+
+def test_the_example_prints_what_it_says() -> None:
+    (example,) = blocks("python")
+    printed = StringIO()
+    with redirect_stdout(printed):
+        exec(compile(example, "README.md", "exec"), {})  # the README's own code
+    assert printed.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", example, flags=re.MULTILINE)
+
+
+def test_setting_up_is_one_line_each_with_the_pinned_versions() -> None:
+    assert len(SETUPS) == 2
+    for line in SETUPS:
+        assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")
+
+
+def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
+    script = CI.read_text(encoding="utf-8")
+    (pattern,) = re.findall(r"grep -E '([^']+)' README\.md", script)
+    found = [line for line in TEXT.splitlines() if re.search(pattern, line)]
+    assert found == [line for line in LINES if line.endswith("pytest")]
+    assert len(found) == 1
+    assert 'step "$test_command"' in script
+
+
+def test_continuous_integration_can_be_run() -> None:
+    assert CI.stat().st_mode & stat.S_IXUSR

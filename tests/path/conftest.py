@@ -1,0 +1,11 @@
+"""One thread: small matrices gain nothing from more, and tests share their cores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)

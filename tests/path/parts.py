@@ -1,0 +1,39 @@
+"""The contributions of one walk, read in many ways at once: the ways share the tapes inside each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.points import Block
+from ntkexp.path.rule.base import Piece
+from ntkexp.prepare import Setting, prepare
+from tests.run.small import small
+
+Ways = Mapping[str, tuple[Piece, ...]]
+
+
+def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "probe out train"]]:
+    """𝒮 at the probe points by each quadrature of the steps."""
+    setting = prepare(small("path.probes=[probe]", *overrides))
+    found = {name: with_room(pieces, setting) for name, pieces in ways.items()}
+    for step in setting.descent.walk(setting.weights):
+        for place in setting.read_blocks:
+            block = Block(setting.points, step.segment, place)
+            for integrals in found.values():
+                integrals.add(step, block, Tally())
+    return {name: integrals.contributions[setting.read] for name, integrals in found.items()}
+
+
+def with_room(pieces: tuple[Piece, ...], setting: Setting) -> Integrals:
+    """Nothing accumulated yet."""
+    shape = setting.kernel.shape
+    return Integrals(pieces, setting.kernel.new_zeros(shape), setting.kernel.new_zeros(shape[:3]))
+
+
+def distance(left: Float[Tensor, "probe out train"], right: Float[Tensor, "probe out train"]) -> float:
+    """‖𝒮 − 𝒮′‖/‖𝒮′‖."""
+    return float((left - right).norm() / right.norm())

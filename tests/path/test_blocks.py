@@ -1,0 +1,51 @@
+"""How many points are read at once moves results by rounding alone, and whether tapes are kept not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.look_back import Outcome
+from ntkexp.path.points import Points
+from ntkexp.prepare import prepare
+from ntkexp.run import run
+from tests.run.small import Memory, small
+
+CHOSEN = ("path.rule=[secant,left,gauss]", "path.error_samples=4", "ladder.machine=[secant,left]")
+WHOLE = 48
+ROUNDING = 1e-12  # sums of 24 products in another order, through 20 steps
+
+
+def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
+    """The same run, with points read so many at a time."""
+    setting = prepare(small(*CHOSEN, *overrides))
+    points = setting.points
+    cut = Points(points.reader, points.inputs, points.train, block, keep)
+    return run(replace(setting, descent=replace(setting.descent, points=cut)), Memory())
+
+
+def numbers(found: Outcome) -> dict[str, Tensor]:
+    """All that a run leaves."""
+    paths = {f"{name}.{what}": getattr(path, what) for name, path in found.evidence.paths.items() for what in PARTS}
+    return paths | {"end": found.evidence.end, "kernel": found.evidence.kernel_end} | found.weights
+
+
+PARTS = ("kernel", "contributions")
+
+
+@pytest.mark.parametrize(("block", "probes"), [(1, "[probe]"), (7, "[probe]"), (7, "[train,probe,test]")])
+def test_small_blocks_change_rounding_alone(block: int, probes: str) -> None:
+    whole, cut = (numbers(outcome(size, f"path.probes={probes}")) for size in (WHOLE, block))
+    for name, value in whole.items():
+        scale = float(value.nan_to_num().abs().max())
+        torch.testing.assert_close(cut[name], value, rtol=0, atol=ROUNDING * scale, equal_nan=True)
+
+
+@pytest.mark.parametrize("block", [7, WHOLE])
+def test_keeping_tapes_changes_nothing(block: int) -> None:
+    kept, dropped = (numbers(outcome(block, keep=keep)) for keep in (True, False))
+    for name, value in kept.items():
+        assert torch.equal(dropped[name], value), name

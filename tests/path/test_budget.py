@@ -1,0 +1,63 @@
+"""The memory of a run: estimated from sizes alone, spent on blocks, refused in one line when it is too little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ntkexp.mistake import Mistake
+from ntkexp.path.budget import Budget
+from ntkexp.prepare import prepare
+from tests.run.small import small
+
+BASE = Budget(
+    memory_gb=4.0,
+    parameters=300_000,
+    points=500,
+    train=128,
+    outputs=1,
+    rules=2,
+    tapes=3,
+    tape_bytes=2e4,
+    number_bytes=8,
+)
+SIZES = ("parameters", "points", "train", "outputs", "rules", "tapes", "tape_bytes", "number_bytes")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@given(times=some.integers(1, 8))
+def test_a_larger_run_needs_no_less(size: str, times: int) -> None:
+    larger = replace(BASE, memory_gb=1e6, **{size: getattr(BASE, size) * times})
+    assert larger.fixed >= BASE.fixed
+    assert larger.per_point >= BASE.per_point
+
+
+@given(some.floats(2, 100), some.floats(1, 10))
+def test_more_memory_reads_no_fewer_points_and_keeps_no_fewer_tapes(memory: float, times: float) -> None:
+    large = replace(BASE, points=10**6, train=8, memory_gb=memory)
+    more = replace(large, memory_gb=memory * times)
+    assert large.block <= more.block
+    whole = replace(BASE, memory_gb=memory)
+    assert replace(whole, memory_gb=memory * times).keep >= whole.keep
+
+
+@given(some.floats(2, 100))
+def test_what_is_planned_fits(memory: float) -> None:
+    budget = replace(BASE, points=10**5, train=100, memory_gb=memory)
+    kept = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
+    assert budget.fixed + budget.block * budget.per_point + kept <= memory * 1e9
+
+
+def test_too_little_memory_is_a_mistake_that_says_how_much_is_needed() -> None:
+    with pytest.raises(Mistake, match=r"memory_gb=0\.1: this run needs at least 0\.\d; raise memory_gb, or lower"):
+        prepare(small("memory_gb=0.1"))
+
+
+def test_what_it_says_is_needed_is_enough() -> None:
+    needed = (BASE.fixed + 2 * BASE.per_point) / 1e9
+    assert replace(BASE, memory_gb=needed * (1 + 1e-9)).block >= 1
+    with pytest.raises(Mistake):
+        _ = replace(BASE, memory_gb=needed * (1 - 1e-9)).block

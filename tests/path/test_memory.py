@@ -1,0 +1,51 @@
+"""Peak memory stays under `memory_gb`, whatever the size of the run: measured on whole commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MEASURED = """
+import resource, sys
+from ntkexp.cli.entry import run
+status = run(sys.argv[1:])
+sys.stderr.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}")
+raise SystemExit(status)
+"""
+SMALL = {"model.width": 512, "data.train": 128, "data.probe": 128}
+SEVERAL = ("data=digits", "data.classes=all", "data.train=256", "data.probe=256", "data.test=256", "model.width=2560")
+
+
+def peak(out: Path, *overrides: str) -> float:
+    """Gigabytes that a run of one step used at most."""
+    shared = ("steps=1", "threads=1", "path.count=2", "path.error_samples=1", "--quiet", f"--out={out}")
+    ended = subprocess.run(
+        [sys.executable, "-c", MEASURED, "train", *overrides, *shared],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return int(ended.stderr.splitlines()[-1]) * 1024 / 1e9
+
+
+@pytest.mark.slow
+def test_ten_times_wider_with_ten_times_the_points(tmp_path: Path) -> None:
+    sizes = [f"{name}={10 * size}" for name, size in SMALL.items()]
+    assert peak(tmp_path, "data=teacher", "data.test=128", *sizes, "memory_gb=4") < 4.0
+
+
+@pytest.mark.slow
+def test_many_pieces(tmp_path: Path) -> None:
+    cut = ("data=teacher", "data.train=320", "data.probe=640", "data.test=640", "path.pieces=32", "path.rule=[secant]")
+    assert peak(tmp_path, *cut, "memory_gb=1.2") < 1.2
+
+
+@pytest.mark.slow
+def test_several_outputs(tmp_path: Path) -> None:
+    assert peak(tmp_path, *SEVERAL, "memory_gb=4") < 4.0

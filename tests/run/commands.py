@@ -1,0 +1,48 @@
+"""Commands in processes of their own, forked from one in which the package is loaded already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from ntkexp.cli.entry import run
+from ntkexp.records.folder import DONE
+from ntkexp.records.json_file import read_object
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["ntkexp.carry_out", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"])
+
+TINY = (
+    *("data.train=12", "data.probe=6", "data.test=6", "model.width=8", "threads=1"),
+    *("steps=30", "path.count=4", "path.error_samples=4", "checkpoint_seconds=0"),
+)
+
+
+def started(arguments: Sequence[str], out: Path, said: Path) -> ForkServerProcess:
+    """`ntkexp train …`, running; what it says on stderr goes to a file."""
+    process = FORKS.Process(target=obey, args=(["train", *arguments, "--quiet", f"--out={out}"], said))
+    process.start()
+    return process
+
+
+def obey(arguments: list[str], said: Path) -> None:
+    """Run a command as the entry point does, without a terminal."""
+    for name, descriptor in ((os.devnull, 1), (said, 2)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
+    raise SystemExit(run(arguments))
+
+
+def only_run(out: Path) -> Path:
+    """The folder of the one run."""
+    (found,) = (out / "runs").iterdir()
+    return found
+
+
+def promised(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file that DONE.json lists, folders file by file."""
+    listed = [folder / name for name in read_object(folder / DONE)["sizes"]]
+    files = [file for path in listed for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}

@@ -1,0 +1,54 @@
+"""An exact machine cannot beat rounding: its error follows the floor, whatever makes the network's change small."""
+
+from __future__ import annotations
+
+import pytest
+
+from ntkexp.records.results import Result
+from tests.run.small import Ran, ran
+
+LADDER = "ladder.machine=[secant]"
+ACTIVATIONS = ("relu", "tanh")
+EXACT = 1e-12
+SLACK = 1e4  # the floor is 100 eps times norms; twenty errors of about eps, many of them cancelling, lie well below
+
+
+def follows_the_floor(row: Result) -> bool:
+    """No larger than the floor, and the floor no larger than it must be."""
+    assert row.relative_error is not None
+    assert row.floor is not None
+    fits = row.relative_error <= max(EXACT, row.floor)
+    return fits and (row.floor <= EXACT or row.relative_error >= row.floor / SLACK)
+
+
+def all_follow(run: Ran) -> bool:
+    return all(follows_the_floor(row) for row in run.rows("secant"))
+
+
+def largest_floor(run: Ran) -> float:
+    return max(row.floor or 0.0 for row in run.rows("secant"))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("step_size", ["1e-9", "1e-7", "1e-5", "1e-3", "1e-1"])
+def test_the_error_follows_the_floor_at_every_step_size(step_size: str, activation: str) -> None:
+    run = ran(f"optimizer.step_size={step_size}", f"model.activation={activation}", LADDER)
+    assert all_follow(run)
+    # the network moves in proportion to so small a step size; 1e-13 is what the floor is where it moves by its own size
+    assert largest_floor(run) > 1e-15 / float(step_size)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_error_follows_the_floor_at_the_largest_stable_step(activation: str) -> None:
+    assert all_follow(ran("optimizer.stable_fraction=1", f"model.activation={activation}", LADDER))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("alpha", ["1", "1e2", "1e4", "1e6"])
+@pytest.mark.parametrize("reading", ["init.alpha=1", "init.centred=true", "init.antisymmetric=true"])
+def test_the_error_follows_the_floor_at_every_output_scale(reading: str, alpha: str, activation: str) -> None:
+    run = ran(reading, f"init.alpha={alpha}", f"model.activation={activation}", LADDER)
+    assert all_follow(run)
+    # a difference of large terms knows itself worse as they grow; a plain output grows with its rounding
+    lazy = reading != "init.alpha=1"
+    assert (largest_floor(run) > EXACT) == (lazy and float(alpha) >= 100)

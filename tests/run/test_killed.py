@@ -1,0 +1,94 @@
+"""Killed without warning, at any moment, a run is finished by the same command, to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.run.commands import TINY, only_run, promised, started
+
+STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that nobody disturbed, and how long it took."""
+
+    files: dict[str, bytes]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    out = tmp_path_factory.mktemp("undisturbed")
+    finish(out)  # the first child waits for the fork server
+    start = time.monotonic()
+    finish(out, "--force")
+    return Undisturbed(promised(only_run(out)), time.monotonic() - start)
+
+
+def finish(out: Path, *flags: str) -> None:
+    """The command, to its end."""
+    process = started([*STOPPING, *flags], out, out / "said.txt")
+    process.join()
+    assert process.exitcode == 0, (out / "said.txt").read_text("utf-8")
+
+
+def kill(out: Path, after: float, *flags: str) -> bool:
+    """Start the command and kill it after so many seconds; whether it was still running."""
+    process = started([*STOPPING, *flags], out, out / "said.txt")
+    process.join(after)
+    process.kill()
+    process.join()
+    assert process.exitcode in {0, -signal.SIGKILL}, (out / "said.txt").read_text("utf-8")
+    return process.exitcode != 0
+
+
+def hunt(out: Path, undisturbed: Undisturbed, kills: int) -> None:
+    """Kill it so many times at moments drawn over the length of a run, starting anew whenever it came to its end."""
+    moments = random.Random(kills)
+    flags: tuple[str, ...] = ("--force",)
+    while kills:
+        killed = kill(out, moments.uniform(0, undisturbed.seconds), *flags)
+        kills -= killed
+        flags = () if killed else ("--force",)
+        if not killed:
+            assert promised(only_run(out)) == undisturbed.files
+    finish(out)
+    assert promised(only_run(out)) == undisturbed.files
+
+
+def test_three_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    hunt(tmp_path, undisturbed, 3)
+
+
+@pytest.mark.slow
+def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    hunt(tmp_path, undisturbed, 20)
+
+
+def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    said = tmp_path / "said.txt"
+    process = started([*STOPPING, "checkpoint_seconds=1000"], tmp_path, said)
+    while process.is_alive() and not list(tmp_path.glob("runs/*/progress.json")):
+        time.sleep(0.001)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    folder = only_run(tmp_path)
+    assert (process.exitcode, (folder / "checkpoint.pt").is_file()) == (130, True)
+    line = said.read_text("utf-8")
+    assert line.startswith("ntkexp: interrupted; ")
+    assert line.count("\n") == 1
+    assert f"ntkexp resume {folder}" in line
+    finish(tmp_path)
+    files = promised(folder)
+    assert {name: files[name] for name in files if name != "config.json"} == {
+        name: undisturbed.files[name] for name in files if name != "config.json"
+    }  # config.json also holds the circumstances, and the interval of checkpoints is one
