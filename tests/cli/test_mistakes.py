@@ -52,7 +52,7 @@ MISTAKES = [
     ("model.width", "write model.width=VALUE"),
     ("model.width=???", "write model.width=VALUE"),
     ("data=", "one of breast_cancer"),
-    ("model", "one of mlp"),
+    ("model", "mlp"),
     ("data=table", "data.path=VALUE"),
     # several values
     ("model.width=64,128", "write model.width=64"),
