@@ -14,9 +14,10 @@ from ntkexp.prepare import prepare
 from ntkexp.run import run
 from tests.run.small import Memory, small
 
-CHOSEN = ("path.rule=[secant,left,gauss]", "path.error_samples=4", "ladder.machine=[secant,left]")
-WHOLE = 48
-ROUNDING = 1e-12  # sums of 24 products in another order, through 20 steps
+SIZES = ("data.train=10", "data.probe=6", "data.test=4", "steps=5", "path.count=2")
+CHOSEN = (*SIZES, "path.rule=[secant,left,gauss]", "path.error_samples=2", "ladder.machine=[secant,left]")
+WHOLE = 20
+ROUNDING = 1e-12  # sums of ten products in another order, through five steps
 
 
 def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
