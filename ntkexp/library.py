@@ -11,6 +11,8 @@ tensor([[ 6.,  7.],
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -65,13 +67,18 @@ def secant_kernel(
     return gram(left.features, reader.tangent(reader.record(before, train)))
 
 
+OWNERSHIP: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+"""What was found of each module that is still alive: which example owns what, asked once for every structure."""
+
+
 def reader_of(module: nn.Module) -> tuple[Reader, Weights]:
     """A reader of the module, and all its parameters."""
     own = {name: weight.detach() for name, weight in module.named_parameters()}
     trained = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad)
     if not trained:
         raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
-    return Reader(function_of(module), trained), own
+    known = OWNERSHIP.setdefault(module, {})
+    return Reader(function_of(module), trained, known.setdefault(trained, {})), own
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:
