@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import Conv
 from ntkexp.layer.base import AbstractLayer, build
-from ntkexp.layer.linear import AvgPool, GlobalAvgPool
+from ntkexp.layer.linear import GlobalAvgPool
 from ntkexp.layer.norm import BatchNorm, GroupNorm, LayerNorm
-from ntkexp.layer.pooling import MaxPool
+from ntkexp.layer.pooling import AvgPool, MaxPool
 from ntkexp.layer.residual import Residual
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
