@@ -1,7 +1,7 @@
 """An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn.
 
 provenance.json, timings.csv, progress.json   what the clock and the machine say
-checkpoint.pt                                 where the run stands; gone when it is finished
+checkpoint.pt, trajectory.bin                 where the run stands, and its weights; gone when it is finished
 everything else                               the same bytes each time, at the same number of threads
 """
 
@@ -19,7 +19,7 @@ import torch
 
 from ntkexp.circumstances import provenance, settle
 from ntkexp.config.build import build
-from ntkexp.diary import CHECKPOINT, diary
+from ntkexp.diary import CHECKPOINT, TRAJECTORY, diary
 from ntkexp.experiment import Experiment
 from ntkexp.identity import canonical, folder_name
 from ntkexp.look_back import Outcome
@@ -108,7 +108,7 @@ def conduct(
             begin(folder, setting, overrides)
         folder.write_json("provenance.json", provenance(experiment, overrides, threads))
         with clock.times("run"), diary(folder, setting, saved, threads, progress) as journal:
-            outcome = run(setting, journal, saved["walk"] if saved else None)
+            outcome = run(setting, journal, saved)
         with clock.times("write"):
             write(folder, setting, outcome)
         with clock.times("draw"):
@@ -162,5 +162,5 @@ def conclude(folder: RunFolder, setting: Setting, outcome: Outcome, clock: Clock
         step_size=setting.descent.step_size,
         largest_stable_step=setting.largest_stable_step,
     )
-    for leftover in (CHECKPOINT, "error.txt"):
+    for leftover in (CHECKPOINT, TRAJECTORY, "error.txt"):
         (folder.path / leftover).unlink(missing_ok=True)

@@ -20,12 +20,15 @@ from ntkexp.prepare import Setting
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
+from ntkexp.records.json_file import Json
 from ntkexp.records.kernels import write_snapshot
 from ntkexp.records.metrics import MetricsWriter
+from ntkexp.records.trajectory import Trajectory
+from ntkexp.retrace import Retrace
 from ntkexp.walk import Walk
 from ntkexp.write_down import array
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT, TRAJECTORY = "checkpoint.pt", "trajectory.bin"
 
 
 @contextmanager
@@ -57,6 +60,8 @@ class Diary(AbstractJournal):
     progress: AbstractProgress
     stop: list[int]
     snapshots: int = 0
+    rows: Trajectory | None = None
+    back: bool = False  # whether the run is on its way back
     drift: float | None = None
     saved_at: float = field(default_factory=time.monotonic)
     shown_at: float = 0.0
@@ -70,23 +75,51 @@ class Diary(AbstractJournal):
         write_snapshot(self.folder.path / "kernels.zarr", self.snapshots, step, read)
         self.snapshots += 1
 
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        kind = self.setting.experiment.dtype
+        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind)
+        self.rows.take_room()
+        setting = self.setting
+        self.progress.say(
+            f"this optimizer remembers: {len(setting.attributed)} points (path.attributed) are attributed by a second "
+            f"pass, {setting.chunk} at a time, over a trajectory of {self.rows.bytes / 1e9:.2g} GB"
+        )
+        return self.rows
+
     def stepped(self, walk: Walk, loss: float) -> None:
         self.progress.step(walk.step, loss, self.drift)
-        now = time.monotonic()
-        if now - self.shown_at >= 1.0:
-            self.shown_at = now
-            steps = self.setting.experiment.steps
-            self.folder.write_json("progress.json", {"step": walk.step, "steps": steps, "loss": loss})
-        if self.stop or now - self.saved_at >= self.setting.experiment.checkpoint_seconds:
-            self.save(walk)
+        self.show({"step": walk.step, "steps": self.setting.experiment.steps, "loss": loss})
+        self.checkpoint(walk, None)
+
+    def retraced(self, retrace: Retrace) -> None:
+        if not self.back:
+            self.back = True
+            self.progress.start(f"{self.folder.path.name}, back", retrace.steps, retrace.done - 1)
+        self.progress.step(retrace.done, None, None)
+        self.show({"step": retrace.walk.step, "steps": self.setting.experiment.steps, "back": retrace.done})
+        self.checkpoint(retrace.walk, retrace)
+
+    def show(self, state: dict[str, Json]) -> None:
+        """Keep progress.json, once a second."""
+        if time.monotonic() - self.shown_at >= 1.0:
+            self.shown_at = time.monotonic()
+            self.folder.write_json("progress.json", state)
+
+    def checkpoint(self, walk: Walk, retrace: Retrace | None) -> None:
+        """Save now and then, and when the run is asked to stop."""
+        if self.stop or time.monotonic() - self.saved_at >= self.setting.experiment.checkpoint_seconds:
+            self.save(walk, retrace)
             self.saved_at = time.monotonic()
         if self.stop:
             raise KeyboardInterrupt
 
-    def save(self, walk: Walk) -> None:
+    def save(self, walk: Walk, retrace: Retrace | None) -> None:
         """The checkpoint; what it counts is on disk before it."""
+        if self.rows is not None:
+            self.rows.secure()
         state = {
             "walk": walk.state,
+            "retrace": None if retrace is None else retrace.state,
             "threads": self.threads,
             "snapshots": self.snapshots,
             "metrics": self.metrics.position,

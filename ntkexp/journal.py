@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.observe import Row
+from ntkexp.records.trajectory import Trajectory
+from ntkexp.retrace import Retrace
 from ntkexp.walk import Walk
 
 
@@ -21,6 +23,14 @@ class AbstractJournal(ABC):
     @abstractmethod
     def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
         """The tangent kernel at a step."""
+
+    @abstractmethod
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        """Room for so many rows of so many numbers, for a run that is walked again from its end."""
+
+    @abstractmethod
+    def retraced(self, retrace: Retrace) -> None:
+        """A step back is complete: the moment for a checkpoint."""
 
     @abstractmethod
     def stepped(self, walk: Walk, loss: float) -> None:

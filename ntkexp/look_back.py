@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from ntkexp.loss.squared import Squared
 from ntkexp.machine.base import Course, Evidence, PathKernel
 from ntkexp.machine.ladder import Place, Rung
 from ntkexp.path.summary import summary
+from ntkexp.prepare import Setting
 from ntkexp.shapes import Weights
 from ntkexp.walk import Walk
 
@@ -51,6 +53,8 @@ def look_back(
         paths=path_kernels(walk),
         kernel_start=setting.kernel,
         kernel_end=kernel,
+        start_pull=start_pull(setting),
+        attributed=torch.isin(torch.arange(len(outputs), device=outputs.device), setting.attributed),
         course=course(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)
@@ -62,7 +66,7 @@ def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     path = walk.setting.experiment.path
     details = {rule.name: path.detail(rule) for rule in path.rule}
     return {
-        name: PathKernel(integrals.kernel, integrals.contributions, details[name], known(walk, name))
+        name: PathKernel(integrals.kernel, integrals.contributions, integrals.decay, details[name], known(walk, name))
         for name, integrals in walk.integrals.items()
     }
 
@@ -71,11 +75,21 @@ def course(walk: Walk) -> Course:
     """How training went."""
     return Course(
         step_sizes=tuple(walk.step_sizes),
-        output_gradient=walk.setting.descent.output_gradient,
+        output_gradient=lambda step, f: walk.setting.descent.output_gradient(step, f) * walk.clippings[step],
         summed_gradient=walk.summed_gradient,
         weight=walk.setting.weight,
         is_squared=isinstance(walk.setting.experiment.loss, Squared),
+        optimizer=walk.setting.experiment.optimizer,
     )
+
+
+def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
+    """J(θ_0)·θ_0 at all points, where weights decay; zeros where nobody asks."""
+    if not setting.experiment.optimizer.weight_decay:
+        return torch.zeros_like(setting.outputs)
+    points = setting.points
+    tapes = (points.tape(setting.weights, block) for block in points.train_blocks + points.other_blocks)
+    return torch.cat([points.reader.tangent(tape).applied(setting.weights) for tape in tapes])
 
 
 def sizes(walk: Walk) -> dict[str, Place]:
@@ -84,18 +98,22 @@ def sizes(walk: Walk) -> dict[str, Place]:
     found = {}
     for name, place in setting.places.items():
         inputs = setting.points.inputs[place]
-        size = sum(setting.module.size(weights, inputs) for weights in (setting.weights, walk.weights))
-        found[name] = Place(place, size)
+        norms = [setting.module.sizes(weights, inputs) for weights in (setting.weights, walk.weights)]
+        found[name] = Place(place, torch.cat(norms))
     return found
 
 
 def known(walk: Walk, rule: str) -> dict[str, float]:
     """What can be said of the contributions by a rule, with the error of secant parts relative to ‖𝒮‖."""
     setting, integrals = walk.setting, walk.integrals[rule]
-    kernel, contributions = integrals.kernel[setting.read], integrals.contributions[setting.read]
+    read, train = setting.attributed, setting.points.train
+    kernel, contributions = integrals.kernel[read], integrals.contributions[read]
     if not (kernel.isfinite().all() and contributions.isfinite().all()):
         return {}
-    found = summary(kernel, contributions, setting.points.train if "train" in setting.places else 0)
+    found = summary(kernel, contributions, train if int((read < train).sum()) == train else 0)
+    if setting.experiment.optimizer.weight_decay:
+        decay = integrals.decay[read]
+        found["decay_share"] = float(decay.norm() / (contributions.sum(2) + decay).norm())
     if rule == "secant" and walk.error_bar is not None:
         size = float(contributions.norm())
         found["error_bar"] = walk.error_bar.estimate(walk.step) / size if size else float("nan")

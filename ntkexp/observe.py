@@ -13,13 +13,24 @@ from torch import Tensor
 from ntkexp.kernel.patterns import pattern
 from ntkexp.kernel.spectrum import DENSE, TOP, alignment, label_alignment, largest, spectrum
 from ntkexp.machine.ladder import label
+from ntkexp.path.descent import Step
 from ntkexp.path.integrals import Tally
 from ntkexp.prepare import Setting
 from ntkexp.shapes import Weights
 
 Row: TypeAlias = dict[str, float | int | None]
 
-STEP_COLUMNS = ("step", "time", "step_size", "loss", "accuracy", "loss_probe", "accuracy_probe", "weights_moved")
+STEP_COLUMNS = (
+    "step",
+    "time",
+    "step_size",
+    "clipping",
+    "loss",
+    "accuracy",
+    "loss_probe",
+    "accuracy_probe",
+    "weights_moved",
+)
 SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mass")
 RESIDUAL_TOPS = (1, 5, 10)
 KERNEL_COLUMNS = (
@@ -83,6 +94,11 @@ class Observer:
             row["accuracy_probe"] = self.accuracy(outputs, probe)
         return row | self.moved(weights)
 
+    def size(self, step: Step) -> Row:
+        """How long the step is, and by how much its gradient was shortened, where it might have been."""
+        clips = self.setting.experiment.optimizer.clip_norm is not None
+        return {"step_size": step.step_size, "clipping": step.clipping if clips else None}
+
     def moved(self, weights: Weights) -> Row:
         """‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter."""
         start = self.setting.weights
@@ -131,7 +147,9 @@ class Observer:
 
 
 def shared(tallies: dict[str, Tally]) -> Row:
-    """What the first rule said of a step, and whether the secant closed it."""
+    """What the first rule said of a step, and whether the secant closed it; nothing before the path is integrated."""
+    if not tallies:
+        return {}
     first = next(iter(tallies.values()))
     return {
         "closure": tallies["secant"].closure if "secant" in tallies else None,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.data.base import Data
@@ -17,6 +17,7 @@ from ntkexp.kernel.spectrum import largest
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.output import Reading
+from ntkexp.path.attributed import shares
 from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
@@ -37,6 +38,8 @@ class Setting:
     outputs: Float[Tensor, "point out"]
     kernel: Float[Tensor, "point out train out_"]
     largest_stable_step: float
+    attributed: Int[Tensor, " attributed"]  # the points at which the path is integrated
+    chunk: int  # how many of them at once, where that takes a pass backwards
 
     @property
     def points(self) -> Points:
@@ -65,7 +68,7 @@ def prepare(experiment: Experiment) -> Setting:
     targets, places = laid_out(experiment, data)
     module = network(experiment, data, targets.shape[1])
     weights = weights_of(module)
-    points = placed(experiment, data, module, weights, targets.shape[1])
+    points, budget = placed(experiment, data, module, weights, targets.shape[1])
     outputs, right = points.read(weights)
     refuse_infinite(outputs)
     kernel = points.tangent_kernel(weights, right)
@@ -78,12 +81,23 @@ def prepare(experiment: Experiment) -> Setting:
         experiment.loss,
         scale,
         experiment.optimizer,
+        experiment.optimizer.factors(weights),
         experiment.schedule,
         experiment.optimizer.chosen_step(stable),
         experiment.steps,
         experiment.seed,
     )
-    return Setting(experiment, data, module, weights, places, targets, descent, outputs, kernel, stable)
+    chosen = attributed(experiment, places)
+    chunk = budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen)
+    return Setting(experiment, data, module, weights, places, targets, descent, outputs, kernel, stable, chosen, chunk)
+
+
+def attributed(experiment: Experiment, places: Mapping[str, slice]) -> Int[Tensor, " attributed"]:
+    """All points that are read, or `path.attributed` of them where the optimizer remembers."""
+    sizes = [place.stop - place.start for place in places.values()]
+    taken = shares(experiment.path.attributed, sizes) if experiment.optimizer.remembers else sizes
+    parts = [torch.arange(place.start, place.start + n) for place, n in zip(places.values(), taken, strict=True)]
+    return torch.cat(parts).to(experiment.device)
 
 
 def laid_out(experiment: Experiment, data: Data) -> tuple[Float[Tensor, "point out"], dict[str, slice]]:
@@ -113,8 +127,10 @@ def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
-def placed(experiment: Experiment, data: Data, module: Reading, weights: Weights, outputs: int) -> Points:
-    """The points, in blocks that the memory allows."""
+def placed(
+    experiment: Experiment, data: Data, module: Reading, weights: Weights, outputs: int
+) -> tuple[Points, Budget]:
+    """The points, in blocks that the memory allows, and that memory."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
     reader = Reader(function_of(module), point(weights).trained)
@@ -130,7 +146,7 @@ def placed(experiment: Experiment, data: Data, module: Reading, weights: Weights
         reader.record(weights, inputs[:2]).bytes_per_example,
         inputs.element_size(),
     )
-    return Points(reader, inputs, train, budget.block, budget.keep)
+    return Points(reader, inputs, train, budget.block, budget.keep), budget
 
 
 def refuse_infinite(outputs: Float[Tensor, "point out"]) -> None:

@@ -13,8 +13,8 @@ class AbstractProgress(ABC):
         """A task of so many steps begins, some of them already done."""
 
     @abstractmethod
-    def step(self, step: int, loss: float, drift: float | None) -> None:
-        """So many steps are done; the training loss, and how far the kernel has moved where that is known."""
+    def step(self, step: int, loss: float | None, drift: float | None) -> None:
+        """So many steps are done; the training loss, and how far the kernel has moved, where they are known."""
 
     @abstractmethod
     def say(self, text: str) -> None:
@@ -34,7 +34,7 @@ class Silent(AbstractProgress):
     def start(self, name: str, steps: int, done: int) -> None:
         pass
 
-    def step(self, step: int, loss: float, drift: float | None) -> None:
+    def step(self, step: int, loss: float | None, drift: float | None) -> None:
         pass
 
     def say(self, text: str) -> None:

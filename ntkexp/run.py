@@ -1,4 +1,5 @@
-"""The story of a run: walk the path from where it stands, tell a journal what happens, look back.
+"""The story of a run: walk the path from where it stands, walk it back if the optimizer remembers, tell a journal what
+happens, look back.
 
 A run is pure: it writes nothing itself. The journal may keep checkpoints, from which the same run goes on to the same
 bits.
@@ -13,8 +14,11 @@ from typing import Any
 from ntkexp.journal import AbstractJournal
 from ntkexp.look_back import Ending, Outcome, look_back
 from ntkexp.observe import Observer, shared
+from ntkexp.optimizer.stable import AbstractStable
+from ntkexp.path.recording import Recording, length
 from ntkexp.prepare import Setting
-from ntkexp.walk import Walk, begin
+from ntkexp.retrace import Retrace
+from ntkexp.walk import Walk, begin, opened
 
 BLOWN_UP = 1e6  # times the first loss: far beyond what a run that converges passes through
 
@@ -23,28 +27,56 @@ def run(setting: Setting, journal: AbstractJournal, saved: Mapping[str, Any] | N
     """A whole run, or the rest of one."""
     walk = begin(setting)
     if saved is not None:
-        walk.restore(saved)
-    return finish(walk, journal)
+        walk.restore(saved["walk"])
+    recording = recorded(setting, journal) if setting.experiment.optimizer.remembers else None
+    ending = go(walk, journal, recording)
+    if recording is not None:
+        recording.write(walk.step, walk.weights, {})
+        go_back(walk, journal, recording, saved["retrace"] if saved else None)
+    return finish(walk, journal, ending)
 
 
-def finish(walk: Walk, journal: AbstractJournal) -> Outcome:
-    """Take the remaining steps, and look back."""
+def recorded(setting: Setting, journal: AbstractJournal) -> Recording:
+    """Room for the weights of every step."""
+    weights, records = setting.weights, setting.experiment.optimizer.records
+    size = length(weights, records)
+    return Recording(journal.trajectory(setting.experiment.steps + 1, size), weights, records)
+
+
+def go(walk: Walk, journal: AbstractJournal, recording: Recording | None) -> Ending:
+    """Take the remaining steps; why there are no more."""
     setting, observer = walk.setting, Observer(walk.setting)
     first = observer.loss(setting.outputs)
     snapshots = setting.experiment.path.snapshots(setting.experiment.steps)
-    ending = Ending(counted(setting.experiment.steps))
-    for step in setting.descent.walk(walk.weights, walk.step):
+    for step in setting.descent.walk(walk.weights, walk.memory, walk.step):
         loss = observer.loss(step.outputs)
         if (reason := end_of(setting, loss, first, step.index)) is not None:
-            ending = reason
-            break
-        row = observer.step(step.index, walk.time, step.outputs, step.segment.start) | {"step_size": step.step_size}
+            return reason
+        row = observer.step(step.index, walk.time, step.outputs, step.segment.start) | observer.size(step)
         if step.index in snapshots:
             kernel = setting.points.tangent_kernel(step.segment.start, step.right)
             row |= observer.kernel(kernel, step.outputs, step.segment.start, step.step_size)
             journal.snapshot(step.index, kernel)
         journal.row(row | shared(walk.advance(step)))
+        if recording is not None:
+            recording.write(step.index, step.segment.start, step.memory)
         journal.stepped(walk, loss)
+    return Ending(counted(setting.experiment.steps))
+
+
+def go_back(walk: Walk, journal: AbstractJournal, recording: Recording, saved: Mapping[str, Any] | None = None) -> None:
+    """Integrate the path from its end, which is where an optimizer with memory is understood from."""
+    retrace = Retrace(walk, recording, opened(walk.setting))
+    if saved is not None:
+        retrace.restore(saved)
+    for _ in retrace.steps_back():
+        journal.retraced(retrace)
+    walk.integrals = retrace.integrals
+
+
+def finish(walk: Walk, journal: AbstractJournal, ending: Ending) -> Outcome:
+    """See where the path has led, and look back."""
+    setting, observer = walk.setting, Observer(walk.setting)
     outputs, right = setting.points.read(walk.weights)
     kernel = setting.points.tangent_kernel(walk.weights, right)
     row = observer.step(walk.step, walk.time, outputs, walk.weights)
@@ -65,9 +97,9 @@ def end_of(setting: Setting, loss: float, first: float, step: int) -> Ending | N
         return Ending(f"{counted(step)}, to a loss of {loss:.3g}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
-    ratio = setting.descent.step_size / setting.largest_stable_step
-    return Ending(
-        f"diverged at step {step}: the step size {setting.descent.step_size:.3g} is {ratio:.3g} times the largest "
-        f"stable one at the start, {setting.largest_stable_step:.3g}; try optimizer.stable_fraction=0.5",
-        diverged=True,
-    )
+    size, stable = setting.descent.step_size, setting.largest_stable_step
+    if isinstance(setting.experiment.optimizer, AbstractStable):
+        said = f"is {size / stable:.3g} times the largest stable one at the start, {stable:.3g}"
+        return Ending(f"diverged at step {step}: the step size {size:.3g} {said}; try optimizer.stable_fraction=0.5",
+                      diverged=True)  # fmt: skip
+    return Ending(f"diverged at step {step}; try optimizer.step_size={size / 10:.3g}", diverged=True)

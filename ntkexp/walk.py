@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.optimizer.base import Memory
 from ntkexp.path.descent import Step
 from ntkexp.path.error_bar import ErrorBar
 from ntkexp.path.integrals import Integrals, Tally
@@ -24,10 +25,12 @@ class Walk:
 
     setting: Setting
     weights: Weights
+    memory: Memory
     integrals: dict[str, Integrals]
     error_bar: ErrorBar | None
     summed_gradient: Float[Tensor, "train out"]
     step_sizes: list[float]
+    clippings: list[float]
 
     @property
     def step(self) -> int:
@@ -40,9 +43,9 @@ class Walk:
         return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step) -> dict[str, Tally]:
-        """Accumulate one step, block by block of points."""
+        """Take one step; accumulate it, block by block of points, unless that must wait for the steps to come."""
         tallies = {name: Tally() for name in self.integrals}
-        for place in self.setting.read_blocks:
+        for place in self.setting.read_blocks if self.integrals else ():
             block = Block(self.setting.points, step.segment, place)
             for name, integrals in self.integrals.items():
                 integrals.add(step, block, tallies[name])
@@ -50,7 +53,8 @@ class Walk:
                 self.error_bar.add(step, block)
         self.summed_gradient += step.step_size * step.output_gradient
         self.step_sizes.append(step.step_size)
-        self.weights = step.segment.end
+        self.clippings.append(step.clipping)
+        self.weights, self.memory = step.segment.end, step.memory
         return tallies
 
     @property
@@ -58,32 +62,37 @@ class Walk:
         """All that a checkpoint needs, as plain data and tensors."""
         return {
             "weights": self.weights,
+            "memory": dict(self.memory),
             "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
             "error_bar": {} if self.error_bar is None else self.error_bar.state,
             "summed_gradient": self.summed_gradient,
             "step_sizes": self.step_sizes,
+            "clippings": self.clippings,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
-        self.weights = {name: weight.to(self.summed_gradient.device) for name, weight in state["weights"].items()}
+        self.weights = self.placed(state["weights"])
+        self.memory = {part: self.placed(weights) for part, weights in state["memory"].items()}
         for name, integrals in self.integrals.items():
             integrals.restore(state["integrals"][name])
         if self.error_bar is not None:
             self.error_bar.restore(state["error_bar"])
         self.summed_gradient.copy_(state["summed_gradient"])
         self.step_sizes = list(state["step_sizes"])
+        self.clippings = list(state["clippings"])
+
+    def placed(self, weights: Weights) -> Weights:
+        """Weights on the device of the run."""
+        return {name: weight.to(self.summed_gradient.device) for name, weight in weights.items()}
 
 
 def begin(setting: Setting) -> Walk:
     """The walk before its first step."""
     path, shape = setting.experiment.path, setting.kernel.shape
-    integrals = {
-        rule.name: Integrals(path.quadrature(rule), room(setting, shape), room(setting, shape[:3]))
-        for rule in path.rule
-    }
+    integrals = {} if setting.experiment.optimizer.remembers else opened(setting)
     error_bar = None
-    if path.finer:
+    if path.finer and integrals:
         error_bar = ErrorBar(
             coarse=integrals["secant"].pieces,
             fine=path.finer,
@@ -92,12 +101,20 @@ def begin(setting: Setting) -> Walk:
             total=setting.kernel.new_zeros(shape[:3]),
         )
     gradient = torch.zeros_like(setting.targets[: setting.points.train])
-    return Walk(setting, setting.weights, integrals, error_bar, gradient, [])
+    return Walk(setting, setting.weights, {}, integrals, error_bar, gradient, [], [])
+
+
+def opened(setting: Setting) -> dict[str, Integrals]:
+    """The integrals by all rules, at zero."""
+    path, shape = setting.experiment.path, setting.kernel.shape
+    return {
+        rule.name: Integrals(path.quadrature(rule), *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
+        for rule in path.rule
+    }
 
 
 def room(setting: Setting, shape: torch.Size) -> Tensor:
     """Zeros to accumulate in; NaN at points where the path is not integrated."""
     room = setting.kernel.new_full(shape, torch.nan)
-    for place in setting.read_blocks:
-        room[place] = 0.0
+    room[setting.attributed] = 0.0
     return room

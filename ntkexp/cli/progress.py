@@ -25,13 +25,14 @@ def listener(quiet: bool) -> AbstractProgress:
     return Bar() if sys.stderr.isatty() else Lines(sys.stderr)
 
 
-def measured(loss: float, drift: float | None) -> str:
-    """The numbers of a step.
+def measured(loss: float | None, drift: float | None) -> str:
+    """The numbers of a step, those that are known.
 
     >>> measured(0.25, None), measured(0.25, 0.125)
     ('loss 0.25', 'loss 0.25  drift 0.125')
     """
-    return f"loss {loss:.3g}" + ("" if drift is None else f"  drift {drift:.3g}")
+    known = {"loss": loss, "drift": drift}
+    return "  ".join(f"{name} {value:.3g}" for name, value in known.items() if value is not None)
 
 
 class Lines(AbstractProgress):
@@ -52,11 +53,11 @@ class Lines(AbstractProgress):
         self.name, self.steps, self.said, self.at = name, steps, done, time.monotonic()
         self.say(f"{name}: {steps} steps" + (f", {done} of them done" if done else ""))
 
-    def step(self, step: int, loss: float, drift: float | None) -> None:
+    def step(self, step: int, loss: float | None, drift: float | None) -> None:
         tenth = 10 * step // self.steps > 10 * self.said // self.steps
         if tenth or time.monotonic() - self.at > SECONDS:
             self.said, self.at = step, time.monotonic()
-            self.say(f"{self.name}: step {step} of {self.steps}  {measured(loss, drift)}")
+            self.say(f"{self.name}: step {step} of {self.steps}  {measured(loss, drift)}".rstrip())
 
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop training
@@ -89,7 +90,7 @@ class Bar(AbstractProgress):
         self.task = self.bar.add_task(name, total=steps, completed=done, now="")
         self.bar.start()
 
-    def step(self, step: int, loss: float, drift: float | None) -> None:
+    def step(self, step: int, loss: float | None, drift: float | None) -> None:
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=step, now=measured(loss, drift))
 

@@ -32,7 +32,27 @@ class Factored:
 
     def dense(self) -> Float[Tensor, "example out in_ features"]:
         """The gradients, multiplied out."""
-        return torch.einsum("nui,ncuo->ncio", self.inputs, self.outputs)
+        if self.inputs.shape[1] == 1:
+            return self.inputs[:, :, :, None] * self.outputs
+        return self.inputs.mT[:, None] @ self.outputs
+
+    def only(self, examples: slice) -> Factored:
+        """Some of the examples."""
+        return Factored(self.inputs[examples], self.outputs[examples], self.weight, self.bias, self.biases)
+
+    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+        """J v, for a v in the shape of the weights."""
+        products = self.inputs @ laid_out(self.weight, self.bias, weights)
+        return torch.einsum("nuo,ncuo->nc", products, self.outputs)
+
+    def scaled(self, factors: Mapping[str, float]) -> Factored:
+        """Each parameter's gradients times its factor."""
+        inputs = self.inputs.clone()
+        if self.bias is not None:
+            inputs[..., : self.biases] *= factors[self.bias.name]
+        if self.weight is not None:
+            inputs[..., self.biases :] *= factors[self.weight.name]
+        return Factored(inputs, self.outputs, self.weight, self.bias, self.biases)
 
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Factored:
         """Σ_c ℓ′_c of the gradients, as a single output."""
@@ -69,6 +89,14 @@ class Rows:
         """How many elements of the parameter there are gradients of."""
         return self.rows.shape[2]
 
+    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+        """J v, for a v in the shape of the weights."""
+        return self.rows @ weights[self.name].reshape(-1)[: self.size]
+
+    def scaled(self, factors: Mapping[str, float]) -> Rows:
+        """The gradients times the parameter's factor."""
+        return Rows(self.rows * factors[self.name], self.name)
+
     def upto(self, size: int) -> Rows:
         """The gradients of the first elements."""
         return Rows(self.rows[:, :, :size], self.name)
@@ -89,6 +117,16 @@ class Rows:
 Block: TypeAlias = Factored | Rows
 
 
+def laid_out(weight: View | None, bias: View | None, weights: Weights) -> Float[Tensor, "in_ features"]:
+    """What `weights` holds for the parameters of a block, in the block's order: the bias, then the weight."""
+    rows = []
+    if bias is not None:
+        rows.append(bias.of(weights[bias.name].contiguous()).reshape(1, -1))
+    if weight is not None:
+        rows.append(weight.of(weights[weight.name].contiguous()))
+    return torch.cat(rows)
+
+
 def spread(gradient: Float[Tensor, "example out size"], view: View) -> Float[Tensor, "example out extent"]:
     """The gradient of a view of a parameter as that of the parameter."""
     positions = view.of(torch.arange(view.extent, device=gradient.device)).reshape(-1)
@@ -107,6 +145,16 @@ class Features:
         """The Jacobian contracted with ℓ′ on its outputs: J(x)ᵀℓ′ for every example."""
         blocks = {key: block.weighted(output_gradient) for key, block in self.blocks.items()}
         return Features(blocks, self.examples, 1)
+
+    def scaled(self, factors: Mapping[str, float]) -> Features:
+        """The Jacobian, each parameter's part times its factor."""
+        blocks = {key: block.scaled(factors) for key, block in self.blocks.items()}
+        return Features(blocks, self.examples, self.outputs)
+
+    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+        """J v, for a v in the shape of the weights."""
+        first, *rest = (block.applied(weights) for block in self.blocks.values())
+        return sum(rest, start=first)
 
     def total(self, weights: Weights) -> Weights:
         """The sum over examples and outputs, in the shape of the weights: the gradient, for weighted features."""

@@ -10,18 +10,20 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ntkexp.component import Component
+from ntkexp.optimizer.base import AbstractOptimizer
 
 
 @dataclass(frozen=True)
 class PathKernel:
-    """𝒦 and 𝒮 by one rule, and what is known of them (`path.summary`)."""
+    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`path.summary`)."""
 
     kernel: Float[Tensor, "probe out train out_"]
     contributions: Float[Tensor, "probe out train"]
+    decay: Float[Tensor, "probe out"]
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
 
@@ -35,6 +37,14 @@ class Course:
     summed_gradient: Float[Tensor, "train out"]  # Σ_s η_s ℓ′(s)
     weight: float  # wᵢ of full-batch training
     is_squared: bool
+    optimizer: AbstractOptimizer
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether training by small steps is a flow along the gradient of a quadratic function of f."""
+        optimizer = self.optimizer
+        plain = not (optimizer.remembers or optimizer.weight_decay or optimizer.clip_norm or optimizer.layers)
+        return self.is_squared and plain
 
     @property
     def time(self) -> float:
@@ -54,6 +64,8 @@ class Evidence:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "probe out train out_"]
     kernel_end: Float[Tensor, "probe out train out_"]
+    start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
+    attributed: Bool[Tensor, " probe"]  # the points at which there are 𝒦 and 𝒮
     course: Course
 
     @property
@@ -74,11 +86,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Prediction:
-    """f̂ at every point, the numbers that the machine chose, and what else to know."""
+    """f̂ at every point (`partial`: at the attributed ones), the numbers that the machine chose, what else to know."""
 
     outputs: Float[Tensor, "probe out"]
     detail: str = ""
     note: str = ""
+    partial: bool = False
 
 
 class DoesNotApply(Exception):

@@ -1,11 +1,17 @@
 """A true kernel machine: the path kernel with coefficients that do not depend on the query,
 
 f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
+
+Where the optimizer remembers, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the training points x.
 """
 
 from __future__ import annotations
 
-from ntkexp.machine.base import AbstractMachine, Evidence, Prediction, applied
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction, applied
 
 
 class FixedCoefficients(AbstractMachine):
@@ -16,5 +22,22 @@ class FixedCoefficients(AbstractMachine):
         return "fixed_coefficients"
 
     def predict(self, evidence: Evidence) -> Prediction:
-        coefficients = -evidence.course.summed_gradient / evidence.course.time
-        return Prediction(evidence.start + applied(evidence.path.kernel, coefficients), f"𝒦 by {evidence.rule}")
+        if evidence.course.optimizer.remembers:
+            coefficients = fitted(evidence)
+        else:
+            coefficients = -evidence.course.summed_gradient / evidence.course.time
+        outputs = evidence.start + applied(evidence.path.kernel, coefficients)
+        return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
+
+
+def fitted(evidence: Evidence) -> Float[Tensor, "train out_"]:
+    """Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by pseudo-inverse."""
+    here = evidence.attributed[: evidence.train].nonzero()[:, 0]
+    if not len(here):
+        raise DoesNotApply("no training example is attributed: add train to path.probes")
+    kernel = evidence.path.kernel[here].permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
+    parts = evidence.path.contributions[here].flatten(0, 1).t()[..., None]
+    if not (kernel.isfinite().all() and parts.isfinite().all()):
+        raise DoesNotApply("the path kernel among the training examples is not finite")
+    coefficients: Tensor = torch.linalg.pinv(kernel) @ parts
+    return coefficients[..., 0]

@@ -1,6 +1,6 @@
 """Training with the tangent kernel frozen, at the start (K_0) or at the end (K_T), for the same time.
 
-Under squared loss by gradient flow, in closed form; under other losses by the same steps.
+Under squared loss by gradient flow, in closed form; under other losses, or with another optimizer, by the same steps.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ class Frozen(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = evidence.kernel_start if self.at == "start" else evidence.kernel_end
-        if evidence.course.is_squared:
+        if evidence.course.is_flow:
             return Prediction(flow(kernel, evidence), f"flow to t={evidence.course.time:.4g}")
         return Prediction(descent(kernel, evidence), "same steps")

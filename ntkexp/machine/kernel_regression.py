@@ -15,4 +15,4 @@ class KernelRegression(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         prediction = regression(evidence.path.kernel, evidence)
-        return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}")
+        return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True)

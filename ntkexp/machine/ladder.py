@@ -44,10 +44,14 @@ class Rung:
 
 @dataclass(frozen=True)
 class Place:
-    """A split: where its points are, and the size of what rounds there."""
+    """A split: where its points are, and the norms at each of what rounds there."""
 
     points: slice
-    size: float
+    norms: Float[Tensor, "term point"]
+
+    def size(self, among: Tensor) -> float:
+        """Σ‖terms‖ over some of the points."""
+        return float(self.norms[:, among].norm(dim=1).sum())
 
 
 def climbed(machine: AbstractMachine, evidence: Evidence) -> Rung:
@@ -72,8 +76,11 @@ def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bo
     """One machine on one split."""
     if isinstance(rung.outcome, DoesNotApply):
         return Result(split, rung.name, note=str(rung.outcome))
-    start, end = evidence.start[place.points], evidence.end[place.points]
-    error = rung.outcome.outputs[place.points] - end
+    known = evidence.attributed[place.points] if rung.outcome.partial else evidence.attributed[place.points] | True
+    if not known.any():
+        return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
+    start, end = evidence.start[place.points][known], evidence.end[place.points][known]
+    error = rung.outcome.outputs[place.points][known] - end
     moved = float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
     missed = float(error.norm())
@@ -83,12 +90,18 @@ def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bo
         rung.name,
         rung.outcome.detail,
         relative_error=missed / moved if moved else None,
-        floor=100 * eps * place.size / moved if moved else None,
+        floor=100 * eps * place.size(known) / moved if moved else None,
         max_error=float(error.abs().max()),
         agreement=float((label(end + error) == label(end)).double().mean()) if classifies else None,
         r2=1 - missed**2 / spread if spread else None,
-        note=rung.outcome.note if moved else "the network did not move here",
+        note=noted(rung.outcome.note, known) if moved else "the network did not move here",
     )
+
+
+def noted(note: str, known: Bool[Tensor, " point"]) -> str:
+    """A note, and at how many points a row was measured, where not at all of them."""
+    share = "" if known.all() else f"at {int(known.sum())} of {len(known)} points"
+    return "; ".join(part for part in (note, share) if part)
 
 
 def label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:

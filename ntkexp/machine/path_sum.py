@@ -1,4 +1,4 @@
-"""The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ), coefficients that depend on the query x.
+"""The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), coefficients that depend on the query x.
 
 With 𝒮 by secants it is the trained network, to rounding; from left ends it is the published sum.
 """
@@ -24,7 +24,8 @@ class PathSum(AbstractMachine):
         if self.rule not in evidence.paths:
             raise DoesNotApply(f"not accumulated: add {self.rule} to path.rule")
         path = evidence.paths[self.rule]
-        return Prediction(evidence.start + path.contributions.sum(2), path.detail, parts(path.facts))
+        outputs = evidence.start + path.contributions.sum(2) + path.decay
+        return Prediction(outputs, path.detail, parts(path.facts), partial=True)
 
 
 def parts(facts: Mapping[str, float]) -> str:
@@ -32,8 +33,14 @@ def parts(facts: Mapping[str, float]) -> str:
 
     >>> parts({"cancellation": 20.3, "error_bar": 1.2e-4})
     'its parts exceed their sum 20.3-fold and are known to 1e-4'
+    >>> parts({"cancellation": 3.0, "decay_share": 0.125})
+    'its parts exceed their sum 3-fold; decay moved the outputs by 0.125 of what training did'
     """
     if "cancellation" not in facts:
         return ""
     said = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
-    return f"{said} and are known to {short(facts['error_bar'])}" if "error_bar" in facts else said
+    if "error_bar" in facts:
+        said += f" and are known to {short(facts['error_bar'])}"
+    if "decay_share" in facts:
+        said += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
+    return said

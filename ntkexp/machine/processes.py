@@ -4,9 +4,12 @@ Under squared loss with weights w, gradient flow has the closed form (λ the eig
 
     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ,  g(0) = tw,
 
-and for any loss, steps of gradient descent are
+and for any loss the steps of an optimizer that scales all weights alike keep them at θ_s = ρ_s θ_0 + J(X)ᵀ a_s, where
+ρ and a move as weights do whose gradients are 0 and ℓ′, so that
 
-    f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
+    f_s(x) = f_0(x) + Θ(x, X) a_s + (ρ_s − 1) J(x)·θ_0,
+
+by gradient descent f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import Evidence, applied, square
+from ntkexp.machine.base import DoesNotApply, Evidence, applied, square
+from ntkexp.optimizer.base import AbstractOptimizer, Memory
 
 
 def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
@@ -40,12 +44,23 @@ def decayed(spectrum: Float[Tensor, " mode"], time: float) -> Float[Tensor, " mo
 
 def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
     """f_T after the steps that training took."""
-    train = evidence.train
-    outputs = evidence.start[:train].clone()
-    matrix = square(kernel)
-    summed = torch.zeros_like(outputs)
-    for step, step_size in enumerate(evidence.course.step_sizes):
-        pull = step_size * evidence.course.output_gradient(step, outputs)
-        summed += pull
-        outputs -= (matrix @ pull.flatten()).view_as(outputs)
-    return evidence.start - applied(kernel, summed)
+    course, train = evidence.course, evidence.train
+    refuse_unlike_steps(course.optimizer)
+    matrix, start, pull = square(kernel), evidence.start[:train], evidence.start_pull[:train]
+    coordinates = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
+    memory: Memory = {}
+    for step, step_size in enumerate(course.step_sizes):
+        learned = (matrix @ coordinates["examples"].flatten()).view_as(start)
+        output_gradient = course.output_gradient(step, start + learned + (coordinates["start"] - 1) * pull)
+        gradient = {"examples": output_gradient, "start": start.new_zeros(())}
+        sizes = dict.fromkeys(gradient, step_size)
+        coordinates, memory = course.optimizer.update(step, coordinates, gradient, sizes, memory)
+    return evidence.start + applied(kernel, coordinates["examples"]) + (coordinates["start"] - 1) * evidence.start_pull
+
+
+def refuse_unlike_steps(optimizer: AbstractOptimizer) -> None:
+    """A kernel knows of steps that scale all weights alike."""
+    if optimizer.elementwise:
+        raise DoesNotApply(f"{type(optimizer).__name__} scales every weight by itself, which no frozen kernel knows of")
+    if optimizer.layers:
+        raise DoesNotApply("the step size differs between layers, which no frozen kernel knows of")

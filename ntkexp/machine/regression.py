@@ -19,6 +19,11 @@ def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
     matrix = square(kernel)
     if matrix.isnan().all():
         raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
+    attributed = evidence.attributed[: evidence.train]
+    if matrix.isnan().any() and not attributed.all():
+        raise DoesNotApply(
+            f"{int(attributed.sum())} of {evidence.train} training examples are attributed: raise path.attributed"
+        )
     if not matrix.isfinite().all():
         raise DoesNotApply("the kernel among the training examples is not finite")
     U, singular, Vh = torch.linalg.svd(matrix)

@@ -35,12 +35,12 @@ class Reading(nn.Module):
         total = sum(rest, start=first)
         return total if self.alpha == 1 else self.alpha * total
 
-    def size(self, weights: Weights, x: Float[Tensor, "example *shape"]) -> float:
-        """α Σ‖trained terms‖ at these weights: f cannot be known to better than rounding of that."""
+    def sizes(self, weights: Weights, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "term example"]:
+        """α‖trained term‖ for every example at these weights: f cannot be known to better than rounding of that."""
         twin = deepcopy(self)
         twin.load_state_dict(weights, strict=False)
         with torch.no_grad():
-            return self.alpha * sum(float(term.norm()) for term in twin.trained_terms(x))
+            return self.alpha * torch.stack([term.norm(dim=1) for term in twin.trained_terms(x)])
 
 
 class Antisymmetric(Reading):

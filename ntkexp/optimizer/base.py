@@ -1,52 +1,121 @@
-"""How the weights move, and on which examples each step is taken."""
+"""How the weights move: step by step forwards, and backwards as a sum of all gradients so far.
+
+Forwards a step follows PyTorch: the gradient is clipped, coupled decay is added, the memory of past gradients takes it
+in, the weights move. With the optimizer's own scalings along the run taken as given, every step is linear in past
+gradients. Summed backwards, from the last step to the first, one vector U(x) per output carries all that (J̄(r) the
+secant Jacobian of step r, η_r a size for every weight, ⊙ weight by weight):
+
+    U ← scale ⊙ J̄(r) + carry · U        V = past · U + now ⊙ J̄(r)
+
+    contribution of example i at step r     −⟨V, Jᵢ(r)⟩ ℓ′ᵢ(r)
+    decay                                   −λ V·θ_r  if coupled,  −λ (η_r ⊙ J̄(r))·θ_r  if not
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Int
-from pydantic import PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from ntkexp.component import Component
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, nearest
 from ntkexp.shapes import Weights
+
+Memory: TypeAlias = Mapping[str, Weights]
+"""What an optimizer remembers of past gradients, by name."""
+
+Sizes: TypeAlias = Mapping[str, float]
+"""The step size of every weight."""
+
+
+class Recursion(NamedTuple):
+    """The coefficients of one step of the sum backwards."""
+
+    scale: Weights
+    carry: float = 0.0
+    past: float = 1.0
+    now: Sizes | None = None
 
 
 class AbstractOptimizer(Component):
-    """A step size, given outright or as a fraction of the largest stable one at the start; half of it by default."""
+    """An update rule; `layers` multiplies the step size of the parameters whose names begin so."""
 
-    step_size: PositiveFloat | None = None
-    stable_fraction: PositiveFloat | None = None
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: PositiveFloat | None = None
+    layers: dict[str, PositiveFloat] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def refuse_both(self) -> AbstractOptimizer:
-        """Two sizes of one step."""
-        if self.step_size is not None and self.stable_fraction is not None:
-            raise Mistake(
-                f"optimizer.step_size={self.step_size:g} optimizer.stable_fraction={self.stable_fraction:g}: both set "
-                "the step size; give one of them"
-            )
-        return self
+    remembers: ClassVar[bool] = False  # whether past gradients move the weights, so that U is needed
+    records: ClassVar[tuple[str, ...]] = ()  # the memory that the recursion needs of every step
+    decouples: ClassVar[bool] = False  # whether weights decay by themselves, past the memory
+    elementwise: ClassVar[bool] = False  # whether each weight is scaled by itself, which no kernel knows of
 
+    @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
-        """The step size before its schedule."""
-        return self.step_size or (self.stable_fraction or 0.5) * largest_stable
+        """The step size before its schedule, given the largest one at which gradient descent is stable."""
 
     @abstractmethod
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
         """The training examples of this step; `None` for all of them."""
 
     @abstractmethod
-    def update(self, weights: Weights, gradient: Weights, step_size: float) -> Weights:
-        """The weights after one step."""
+    def update(
+        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+    ) -> tuple[Weights, Memory]:
+        """The weights and the memory after one step."""
+
+    @abstractmethod
+    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
+        """How the step enters the sum backwards; `memory` holds what is recorded, as it was after the step."""
+
+    def factors(self, weights: Weights) -> dict[str, float]:
+        """What the step size of every weight is multiplied with: by the longest beginning of its name.
+
+        >>> from ntkexp.optimizer.gd import GradientDescent
+        >>> GradientDescent(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
+        {'body.weight': 1.0, 'head.weight': 0.1}
+        """
+        for beginning in self.layers:
+            if not any(belongs(name, beginning) for name in weights):
+                raise Mistake(
+                    f"optimizer.layers: no parameter is called {beginning}{nearest(beginning, weights)}; there are "
+                    f"{', '.join(weights)}"
+                )
+        known = {"": 1.0} | self.layers
+        return {name: known[max((b for b in known if not b or belongs(name, b)), key=len)] for name in weights}
+
+    def clipping(self, gradient: Weights) -> float:
+        """min(1, clip_norm/‖g‖), with PyTorch's guard against ‖g‖ = 0."""
+        if self.clip_norm is None:
+            return 1.0
+        norm = torch.stack([part.norm() for part in gradient.values()]).norm()
+        return min(1.0, float(self.clip_norm / (norm + 1e-6)))
+
+    def with_decay(self, gradient: Weights, weights: Weights) -> Weights:
+        """g + λθ."""
+        if not self.weight_decay:
+            return gradient
+        return {name: part.add(weights[name], alpha=self.weight_decay) for name, part in gradient.items()}
 
 
-def descend(weights: Weights, gradient: Weights, step_size: float) -> Weights:
-    """θ − η g.
+def belongs(name: str, beginning: str) -> bool:
+    """Whether a parameter's name is this, or begins with it and a dot."""
+    return f"{name}.".startswith(f"{beginning}.")
 
-    >>> descend({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, 0.25)
+
+def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
+    """θ − η ⊙ direction.
+
+    >>> moved({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
     {'w': tensor([0.5000])}
     """
-    return {name: torch.sub(weight, gradient[name], alpha=step_size) for name, weight in weights.items()}
+    return {name: torch.sub(weight, direction[name], alpha=sizes[name]) for name, weight in weights.items()}
+
+
+def filled(weights: Weights, sizes: Sizes) -> Weights:
+    """A number for each weight, in its shape."""
+    return {name: torch.full_like(weight, sizes[name]) for name, weight in weights.items()}

@@ -5,15 +5,11 @@ from __future__ import annotations
 from jaxtyping import Int
 from torch import Tensor
 
-from ntkexp.optimizer.base import AbstractOptimizer, descend
-from ntkexp.shapes import Weights
+from ntkexp.optimizer.plain import AbstractPlain
 
 
-class GradientDescent(AbstractOptimizer):
+class GradientDescent(AbstractPlain):
     """Full-batch gradient descent."""
 
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
         return None
-
-    def update(self, weights: Weights, gradient: Weights, step_size: float) -> Weights:
-        return descend(weights, gradient, step_size)

@@ -61,6 +61,25 @@ class Budget:
             )
         return min(self.points, int(free / 2 / self.per_point))
 
+    def chunk(self, wanted: int) -> int:
+        """How many points are attributed at once by a sum backwards: each has a bracket for every rule and output."""
+        bracket = (self.rules + 1) * self.outputs * self.parameters * self.number_bytes
+        kept = 2 * self.train * self.tape_bytes
+        free = self.memory_gb * 1e9 - self.fixed - kept
+        each = bracket + self.per_point + 2 * self.tape_bytes + 2 * self.features_row
+        if free < each:
+            needed = (self.fixed + kept + each) / 1e9
+            raise Mistake(
+                f"memory_gb={self.memory_gb:g}: attributing a point of this run needs at least {needed:.1f}; raise "
+                "memory_gb, or lower model.width or data.train"
+            )
+        return min(wanted, int(free / each))
+
+    @property
+    def features_row(self) -> float:
+        """Bytes of what one point's bracket makes of all training examples, at the widest layer."""
+        return self.outputs * self.train * self.tape_bytes
+
     @property
     def keep(self) -> bool:
         """Whether the tapes of all points at both ends of a step may be kept."""

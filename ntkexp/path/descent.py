@@ -6,9 +6,9 @@ The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from torch import Tensor
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.segment import Segment
 from ntkexp.loss.base import AbstractLoss
-from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.optimizer.base import AbstractOptimizer, Memory, Sizes
 from ntkexp.path.points import Points
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.shapes import Weights
@@ -25,14 +25,34 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True)
 class Step:
-    """From θ_s to θ_{s+1}, with f(θ_s) at all points, the features of the training examples, and their wᵢ ∂ℓ/∂f."""
+    """From θ_s to θ_{s+1}, with f(θ_s) at all points, the features of the training examples, and their wᵢ ∂ℓ/∂f,
+    times the factor `clipping` by which the gradient was shortened.
+
+    Every weight has a step size of its own, the step's times its factor; `memory` is the optimizer's after the step.
+    """
 
     index: int
     step_size: float
+    factors: Mapping[str, float]
+    weight_decay: float
     segment: Segment
+    memory: Memory
     outputs: Float[Tensor, "point out"]
     right: list[Features]
     output_gradient: Float[Tensor, "train out"]
+    clipping: float
+
+    @cached_property
+    def steered(self) -> list[Features]:
+        """The features of the training examples, each weight's part times its factor of the step size."""
+        if all(factor == 1 for factor in self.factors.values()):
+            return self.right
+        return [block.scaled(self.factors) for block in self.right]
+
+    @cached_property
+    def decay(self) -> Weights | None:
+        """λη ⊙ θ_s, by which the weights shrink in a step without memory."""
+        return decay(self.segment.start, self.weight_decay, sizes(self.factors, self.step_size))
 
 
 @dataclass(frozen=True)
@@ -44,27 +64,47 @@ class Descent:
     loss: AbstractLoss
     scale: float  # multiplies the loss: 1/α² where the network is centred
     optimizer: AbstractOptimizer
+    factors: Mapping[str, float]  # of the step size, by weight
     schedule: AbstractSchedule
     step_size: float
     steps: int
     seed: int
 
-    def walk(self, weights: Weights, done: int = 0) -> Iterator[Step]:
+    def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
         """The steps from these weights on, when so many are done."""
         for index in range(done, self.steps):
-            step = self.step(index, weights)
+            step = self.step(index, weights, memory or {})
             yield step
-            weights = step.segment.end
+            weights, memory = step.segment.end, step.memory
 
-    def step(self, index: int, weights: Weights) -> Step:
+    def step(self, index: int, weights: Weights, memory: Memory) -> Step:
         """One step."""
         outputs, right = self.points.read(weights)
         output_gradient = self.output_gradient(index, outputs[: self.points.train])
         gradient = total(right, output_gradient, weights)
-        step_size = self.step_size * self.schedule.factor(index, self.steps)
-        after = self.optimizer.update(weights, gradient, step_size)
+        clipping = self.optimizer.clipping(gradient)
+        if clipping < 1:
+            gradient = {name: part * clipping for name, part in gradient.items()}
+            output_gradient = output_gradient * clipping
+        step_size = self.size(index)
+        after, memory = self.optimizer.update(index, weights, gradient, sizes(self.factors, step_size), memory)
         segment = Segment(weights, after, self.points.reader.trained)
-        return Step(index, step_size, segment, outputs, right, output_gradient)
+        return Step(
+            index,
+            step_size,
+            self.factors,
+            self.optimizer.weight_decay,
+            segment,
+            memory,
+            outputs,
+            right,
+            output_gradient,
+            clipping,
+        )
+
+    def size(self, index: int) -> float:
+        """η_s."""
+        return self.step_size * self.schedule.factor(index, self.steps)
 
     def output_gradient(self, index: int, outputs: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
         """ℓ′ᵢ, with its weight; an example drawn twice counts twice."""
@@ -74,6 +114,18 @@ class Descent:
             return derivative * (self.loss.weight(self.points.train) * self.scale)
         times = torch.bincount(batch, minlength=self.points.train).to(derivative)
         return derivative * times[:, None] * (self.loss.weight(len(batch)) * self.scale)
+
+
+def sizes(factors: Mapping[str, float], step_size: float) -> Sizes:
+    """The step size of every weight."""
+    return {name: step_size * factor for name, factor in factors.items()}
+
+
+def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None:
+    """λη ⊙ θ, or nothing."""
+    if not weight_decay:
+        return None
+    return {name: weight * (weight_decay * sizes[name]) for name, weight in weights.items()}
 
 
 def total(right: list[Features], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:

@@ -44,7 +44,7 @@ class ErrorBar:
 
     def add(self, step: Step, block: Block) -> None:
         """Measure a step of the sample at one block of points."""
-        difference = block.kernel(self.fine, step.right) - block.kernel(self.coarse, step.right)
+        difference = block.kernel(self.fine, step.steered) - block.kernel(self.coarse, step.steered)
         error = contracted(difference, step.output_gradient).mul_(step.step_size * self.gain)
         self.total[block.place].add_(error)
         self.squares += float(error.square().sum())

@@ -2,8 +2,9 @@
 
     path kernel     𝒦(x, xᵢ) = Σ_s η_s K_s(x, xᵢ)            [probe, out, train, out_]
     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
+    decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [probe, out]
 
-so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) to the accuracy with which the rule reads a step; exactly, for secants.
+so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x) to the accuracy with which the rule reads a step; exactly, for secants.
 """
 
 from __future__ import annotations
@@ -49,14 +50,17 @@ class Integrals:
     pieces: tuple[Piece, ...]
     kernel: Float[Tensor, "probe out train out_"]
     contributions: Float[Tensor, "probe out train"]
+    decay: Float[Tensor, "probe out"]
 
     def add(self, step: Step, block: Block, tally: Tally) -> None:
         """Accumulate one step at one block of points."""
-        kernel = block.kernel(self.pieces, step.right).mul_(step.step_size)
+        kernel, shrunk = block.integrated(self.pieces, step.steered, step.decay)
+        kernel.mul_(step.step_size)
         parts = contracted(kernel, step.output_gradient).neg_()
         self.kernel[block.place].add_(kernel)
         self.contributions[block.place].add_(parts)
-        change, summed = block.change(), parts.sum(2)
+        self.decay[block.place].sub_(shrunk)
+        change, summed = block.change(), parts.sum(2) - shrunk
         tally.missed += float((summed - change).square().sum())
         tally.changed += float(change.square().sum())
         tally.contribution_mass += float(parts.abs().sum())
@@ -66,7 +70,7 @@ class Integrals:
     @property
     def state(self) -> dict[str, Tensor]:
         """The accumulators, for a checkpoint."""
-        return {"kernel": self.kernel, "contributions": self.contributions}
+        return {"kernel": self.kernel, "contributions": self.contributions, "decay": self.decay}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take the accumulators of a checkpoint."""

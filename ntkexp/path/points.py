@@ -110,11 +110,22 @@ class Block:
 
     def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""
+        return self.integrated(pieces, right, None)[0]
+
+    def integrated(
+        self, pieces: tuple[Piece, ...], right: list[Features], vector: Weights | None
+    ) -> tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]:
+        """The kernel of the step as a rule reads it, and the same Jacobian times a vector of weight space."""
         first, *rest = pieces
-        total = first.weight * between(self.features(first), right)
+        features = self.features(first)
+        total = first.weight * between(features, right)
+        pulled = first.weight * features.applied(vector) if vector else total.new_zeros(total.shape[:2])
         for piece in rest:
-            total.add_(between(self.features(piece), right), alpha=piece.weight)
-        return total
+            features = self.features(piece)
+            total.add_(between(features, right), alpha=piece.weight)
+            if vector:
+                pulled.add_(features.applied(vector), alpha=piece.weight)
+        return total, pulled
 
 
 def between(left: Features, right: list[Features]) -> Float[Tensor, "probe out train out_"]:

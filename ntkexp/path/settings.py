@@ -21,6 +21,7 @@ class Path(Component):
     romberg: NonNegativeInt = 0
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
     error_samples: NonNegativeInt = 16
+    attributed: PositiveInt = 64
     schedule: Literal["log"] | PositiveInt | tuple[NonNegativeInt, ...] = "log"
     count: int = Field(16, ge=2)
 

@@ -68,10 +68,12 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     train = len(targets)
     weights = weights_of(module)
     read = Points(Reader(function_of(module), frozenset(weights)), inputs, train, len(inputs), keep=True)
-    descent = Descent(read, targets, Squared(), 1.0, GradientDescent(), Constant(), STEP_SIZE, steps, seed=0)
+    alike = dict.fromkeys(weights, 1.0)
+    descent = Descent(read, targets, Squared(), 1.0, GradientDescent(), alike, Constant(), STEP_SIZE, steps, 0)
     places = read.other_blocks or read.train_blocks
     room = inputs.new_zeros(len(inputs), 1, train, 1)
-    integrals = Integrals(Secant().quadrature(1, 1, 0), room, room.new_zeros(room.shape[:3]))
+    rest = (room.new_zeros(room.shape[:axes]) for axes in (3, 2))
+    integrals = Integrals(Secant().quadrature(1, 1, 0), room, *rest)
     for step in descent.walk(weights):
         for place in places:
             integrals.add(step, Block(read, step.segment, place), Tally())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.machine.base import Course, Evidence, PathKernel
+from ntkexp.optimizer.gd import GradientDescent
 
 TRAIN, OTHERS, STEPS, STEP_SIZE = 5, 3, 40, 0.3
 POINTS = TRAIN + OTHERS
@@ -32,13 +33,14 @@ def squared(targets: Tensor, weight: float) -> Callable[[int, Tensor], Tensor]:
 def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
     """A run whose kernels are all the same, from outputs and to targets drawn at random."""
     outputs, weight = kernel.shape[1], 1 / TRAIN
-    targets = random(TRAIN, outputs, seed=1)
+    targets, none = random(TRAIN, outputs, seed=1), torch.zeros(POINTS, outputs, dtype=torch.float64)
     course = Course(
         step_sizes=(STEP_SIZE,) * STEPS,
         output_gradient=squared(targets, weight),
         summed_gradient=random(TRAIN, outputs, seed=2),
         weight=weight,
         is_squared=is_squared,
+        optimizer=GradientDescent(),
     )
     return Evidence(
         inputs=random(POINTS, 4, seed=3),
@@ -46,9 +48,11 @@ def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
         start=random(POINTS, outputs, seed=4),
         end=random(POINTS, outputs, seed=5),
         targets=targets,
-        paths={"secant": PathKernel(kernel, random(POINTS, outputs, TRAIN, seed=6), "pieces=1")},
+        paths={"secant": PathKernel(kernel, random(POINTS, outputs, TRAIN, seed=6), none, "pieces=1")},
         kernel_start=kernel,
         kernel_end=kernel,
+        start_pull=none,
+        attributed=torch.ones(POINTS, dtype=torch.bool),
         course=course,
     )
 

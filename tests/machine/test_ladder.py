@@ -17,7 +17,10 @@ from ntkexp.records.results import Result
 from tests.machine.evidence import POINTS, TRAIN, evidence, kernel_of, random
 
 EPS = torch.finfo(torch.float64).eps
-PLACES = {"train": Place(slice(0, TRAIN), 7.0), "probe": Place(slice(TRAIN, TRAIN + 2), 11.0)}
+PLACES = {
+    "train": Place(slice(0, TRAIN), torch.full((1, TRAIN), 7 / sqrt(TRAIN))),
+    "probe": Place(slice(TRAIN, TRAIN + 2), torch.tensor([[3.0, 4.0], [0.0, 6.0]])),
+}
 
 
 class Fixed(AbstractMachine):

@@ -89,7 +89,7 @@ def test_examples_that_coincide_still_have_a_width() -> None:
 
 def test_the_path_sum_adds_the_contributions_of_its_rule() -> None:
     found = regular(3)
-    other = PathKernel(found.path.kernel, 2 * found.path.contributions, "nodes=2")
+    other = PathKernel(found.path.kernel, 2 * found.path.contributions, found.path.decay, "nodes=2")
     both = along(found, {**found.paths, "gauss": other})
     for rule, times, detail in (("secant", 1, "pieces=1"), ("gauss", 2, "nodes=2")):
         prediction = PathSum(rule=rule).predict(both)

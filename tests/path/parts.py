@@ -30,8 +30,7 @@ def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "probe
 
 def with_room(pieces: tuple[Piece, ...], setting: Setting) -> Integrals:
     """Nothing accumulated yet."""
-    shape = setting.kernel.shape
-    return Integrals(pieces, setting.kernel.new_zeros(shape), setting.kernel.new_zeros(shape[:3]))
+    return Integrals(pieces, *(setting.kernel.new_zeros(setting.kernel.shape[:axes]) for axes in (4, 3, 2)))
 
 
 def distance(left: Float[Tensor, "probe out train"], right: Float[Tensor, "probe out train"]) -> float:

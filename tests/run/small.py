@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,13 +20,15 @@ from ntkexp.machine.ladder import results
 from ntkexp.observe import Row
 from ntkexp.prepare import Setting, prepare
 from ntkexp.records.results import Result
+from ntkexp.records.trajectory import Trajectory
+from ntkexp.retrace import Retrace
 from ntkexp.run import run
 from ntkexp.walk import Walk
 
 SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")
 
 
-@dataclass
+@dataclass(eq=False)
 class Memory(AbstractJournal):
     """Keeps rows, kernels and weights in lists."""
 
@@ -34,6 +41,21 @@ class Memory(AbstractJournal):
 
     def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
         self.kernels[step] = kernel
+
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
+        made.take_room()
+        return made
+
+    @cached_property
+    def folder(self) -> Path:
+        """A folder that is gone when the journal is."""
+        made = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, made)
+        return Path(made)
+
+    def retraced(self, retrace: Retrace) -> None:
+        pass
 
     def stepped(self, walk: Walk, loss: float) -> None:
         self.weights.append(walk.weights)

@@ -6,11 +6,13 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import ntkexp.carry_out
+import ntkexp.records.trajectory
 from ntkexp.cli.entry import run
 from ntkexp.config.compose import compose
 from ntkexp.identity import folder_name
@@ -159,4 +161,27 @@ def test_resume_goes_on_with_the_threads_of_the_checkpoint(
     assert command("resume", str(folder), "--quiet") == (0, "", "")
     assert torch.get_num_threads() == 1
     assert promised(folder) == undisturbed
+    assert not (folder / "checkpoint.pt").exists()
+
+
+ADAM = ("optimizer=adam", "optimizer.step_size=0.01")
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_trajectory_that_does_not_fit_is_found_out_before_the_first_step(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ntkexp.records.trajectory, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    status, out, error = command(*train(tmp_path, *ADAM))
+    assert (status, out, error.count("\n")) == (2, "", 1), error
+    assert "the trajectory takes 0.0003 GB and" in error
+    assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_run_that_walks_back_leaves_no_trajectory(tmp_path: Path, command: Command) -> None:
+    status, _, error = command(*train(tmp_path, *ADAM))
+    assert status == 0, error
+    folder = only_run(tmp_path)
+    assert not (folder / "trajectory.bin").exists()
     assert not (folder / "checkpoint.pt").exists()

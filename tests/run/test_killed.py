@@ -14,35 +14,37 @@ import pytest
 from tests.run.commands import TINY, only_run, promised, started
 
 STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
+OPTIMIZERS = ((), ("optimizer=adam", "optimizer.step_size=0.05"))  # the second walks its path back as well
 
 
 @dataclass(frozen=True)
 class Undisturbed:
     """A run that nobody disturbed, and how long it took."""
 
+    settings: tuple[str, ...]
     files: dict[str, bytes]
     seconds: float
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    out = tmp_path_factory.mktemp("undisturbed")
-    finish(out)  # the first child waits for the fork server
+@pytest.fixture(scope="module", params=OPTIMIZERS, ids=("online", "back"))
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    chosen, out = (*STOPPING, *request.param), tmp_path_factory.mktemp("undisturbed")
+    finish(chosen, out)  # the first child waits for the fork server
     start = time.monotonic()
-    finish(out, "--force")
-    return Undisturbed(promised(only_run(out)), time.monotonic() - start)
+    finish(chosen, out, "--force")
+    return Undisturbed(chosen, promised(only_run(out)), time.monotonic() - start)
 
 
-def finish(out: Path, *flags: str) -> None:
+def finish(chosen: tuple[str, ...], out: Path, *flags: str) -> None:
     """The command, to its end."""
-    process = started([*STOPPING, *flags], out, out / "said.txt")
+    process = started([*chosen, *flags], out, out / "said.txt")
     process.join()
     assert process.exitcode == 0, (out / "said.txt").read_text("utf-8")
 
 
-def kill(out: Path, after: float, *flags: str) -> bool:
+def kill(chosen: tuple[str, ...], out: Path, after: float, *flags: str) -> bool:
     """Start the command and kill it after so many seconds; whether it was still running."""
-    process = started([*STOPPING, *flags], out, out / "said.txt")
+    process = started([*chosen, *flags], out, out / "said.txt")
     process.join(after)
     process.kill()
     process.join()
@@ -55,12 +57,12 @@ def hunt(out: Path, undisturbed: Undisturbed, kills: int) -> None:
     moments = random.Random(kills)
     flags: tuple[str, ...] = ("--force",)
     while kills:
-        killed = kill(out, moments.uniform(0, undisturbed.seconds), *flags)
+        killed = kill(undisturbed.settings, out, moments.uniform(0, undisturbed.seconds), *flags)
         kills -= killed
         flags = () if killed else ("--force",)
         if not killed:
             assert promised(only_run(out)) == undisturbed.files
-    finish(out)
+    finish(undisturbed.settings, out)
     assert promised(only_run(out)) == undisturbed.files
 
 
@@ -75,7 +77,7 @@ def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
 
 def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
     said = tmp_path / "said.txt"
-    process = started([*STOPPING, "checkpoint_seconds=1000"], tmp_path, said)
+    process = started([*undisturbed.settings, "checkpoint_seconds=1000"], tmp_path, said)
     while process.is_alive() and not list(tmp_path.glob("runs/*/progress.json")):
         time.sleep(0.001)
     assert process.pid is not None
@@ -87,7 +89,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, undisturbed: Und
     assert line.startswith("ntkexp: interrupted; ")
     assert line.count("\n") == 1
     assert f"ntkexp resume {folder}" in line
-    finish(tmp_path)
+    finish(undisturbed.settings, tmp_path)
     files = promised(folder)
     assert {name: files[name] for name in files if name != "config.json"} == {
         name: undisturbed.files[name] for name in files if name != "config.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from jaxtyping import Float
@@ -9,13 +11,18 @@ from torch import Tensor
 from torch.func import functional_call, jacrev
 
 from ntkexp.machine.base import Prediction
+from ntkexp.optimizer.base import Memory
 from ntkexp.prepare import Setting, prepare
 from tests.run.small import Ran, ran, small
 
 BATCHES = (
-    ("optimizer=gd",),
+    ("optimizer=gd", "optimizer.clip_norm=0.1"),
     ("optimizer=sgd", "optimizer.batch=10"),
     ("optimizer=sgd", "optimizer.batch=40", "optimizer.replacement=true"),
+)
+REMEMBERING = (
+    ("optimizer=momentum", "optimizer.dampening=0.2", "optimizer.weight_decay=0.1"),
+    ("optimizer=nesterov", "optimizer.batch=10", "optimizer.weight_decay=0.1"),
 )
 LOSSES = ("squared", "cross_entropy", "logistic")
 ROUNDING = 1e-12  # 20 steps through a kernel of 24 rows
@@ -32,17 +39,17 @@ def jacobian(setting: Setting) -> dict[str, Tensor]:
     return found
 
 
-def trained(*overrides: str) -> Float[Tensor, "point out"]:
-    """f_0 + J(θ_0)(θ − θ_0) after training θ on it, step by step."""
+def trained(clippings: list[float], *overrides: str) -> Float[Tensor, "point out"]:
+    """f_0 + J(θ_0)(θ − θ_0) after training θ on it, step by step, with the clipping of the run."""
     setting = prepare(small(*overrides))
     descent, train, dense = setting.descent, setting.points.train, jacobian(setting)
-    moved = {name: torch.zeros_like(weight) for name, weight in setting.weights.items()}
-    outputs = setting.outputs
+    weights, outputs, memory = setting.weights, setting.outputs, cast("Memory", {})
     for step in range(setting.experiment.steps):
-        pull = descent.output_gradient(step, outputs[:train])
-        size = descent.step_size * setting.experiment.schedule.factor(step, setting.experiment.steps)
-        for name, rows in dense.items():
-            moved[name] = moved[name] - size * torch.tensordot(pull, rows[:train], dims=2)
+        pull = descent.output_gradient(step, outputs[:train]) * clippings[step]
+        gradient = {name: torch.tensordot(pull, rows[:train], dims=2) for name, rows in dense.items()}
+        sizes = dict.fromkeys(weights, descent.size(step))
+        weights, memory = descent.optimizer.update(step, weights, gradient, sizes, memory)
+        moved = {name: weights[name] - setting.weights[name] for name in weights}
         changes = [rows.flatten(2) @ moved[name].flatten() for name, rows in dense.items()]
         outputs = setting.outputs + torch.stack(changes).sum(0)
     return outputs
@@ -56,12 +63,13 @@ def predicted(run: Ran, machine: str) -> Float[Tensor, "point out"]:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("batch", BATCHES, ids=lambda overrides: overrides[-1])
+@pytest.mark.parametrize("batch", BATCHES + REMEMBERING, ids=lambda overrides: overrides[0] + overrides[-1])
 def test_the_linearised_machine_is_the_linear_model_trained_with_the_same_steps(
     batch: tuple[str, ...], loss: str
 ) -> None:
     chosen = (*batch, f"loss={loss}", "data.classes=all", "path.rule=[left]", "ladder.machine=[linearised]")
-    run, oracle = ran(*chosen), trained(*chosen)
+    run = ran(*chosen)
+    oracle = trained([float(row["clipping"] or 1) for row in run.memory.rows[:-1]], *chosen)
     assert (predicted(run, "linearised") - oracle).norm() < ROUNDING * run.change.norm()
 
 

@@ -1,0 +1,36 @@
+"""Mini-batches: which training examples a step is taken on, a function of (seed, step) alone, so that a run that is
+resumed draws the same ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from pydantic import PositiveInt
+from torch import Tensor
+
+from ntkexp.optimizer.base import AbstractOptimizer
+
+
+class AbstractBatched(AbstractOptimizer):
+    """Mini-batches, or all examples if `batch` is null.
+
+    Without replacement, each epoch passes over a new permutation and its last batch may be short.
+    """
+
+    batch: PositiveInt | None = None
+    replacement: bool = False
+
+    def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
+        if self.batch is None:
+            return None
+        if self.replacement:
+            return torch.randint(examples, (self.batch,), generator=self.generator(seed, step))
+        epoch, turn = divmod(step, -(-examples // self.batch))
+        order = torch.randperm(examples, generator=self.generator(seed, epoch))
+        return order[turn * self.batch : (turn + 1) * self.batch]
+
+    @staticmethod
+    def generator(seed: int, count: int) -> torch.Generator:
+        """An independent stream for every pair of numbers."""
+        return torch.Generator().manual_seed(seed * 1_000_003 + count)

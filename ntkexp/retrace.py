@@ -1,0 +1,106 @@
+"""Retracing: the second pass over a run whose optimizer remembers, from its last step to its first.
+
+The attributed points are taken a chunk at a time, so many that their brackets fit into the memory; every chunk walks
+the whole recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.segment import Segment
+from ntkexp.path.backward import Backward, StepBack
+from ntkexp.path.descent import sizes
+from ntkexp.path.integrals import Integrals
+from ntkexp.path.points import Block, Points, cut
+from ntkexp.path.recording import Recording
+from ntkexp.shapes import Weights
+from ntkexp.walk import Walk
+
+
+@dataclass
+class Retrace:
+    """Where the second pass stands: `done` steps back, over all chunks."""
+
+    walk: Walk
+    recording: Recording
+    integrals: dict[str, Integrals]
+    done: int = 0
+    points: Points | None = None  # of the chunk at work
+    end: Weights | None = None  # where the next step back comes from, if it is known
+    backward: dict[str, Backward] = field(default_factory=dict)
+    saved: dict[str, list[Tensor]] = field(default_factory=dict)  # brackets of a checkpoint
+
+    @property
+    def chunks(self) -> list[slice]:
+        """The attributed points, cut so that the brackets of a chunk fit into the memory."""
+        return cut(0, len(self.walk.setting.attributed), self.walk.setting.chunk)
+
+    @property
+    def steps(self) -> int:
+        """How many steps back there are."""
+        return len(self.chunks) * self.walk.step
+
+    def steps_back(self) -> Iterator[int]:
+        """Take those that are left, one at a time; how many are done."""
+        while self.done < self.steps:
+            chunk, turn = divmod(self.done, self.walk.step)
+            if turn == 0 or self.points is None:
+                self.points, self.end = self.begin_chunk(self.chunks[chunk]), None
+            self.end = self.step_back(self.walk.step - 1 - turn, self.points)
+            self.done += 1
+            yield self.done
+
+    def begin_chunk(self, chunk: slice) -> Points:
+        """Empty brackets (or those of a checkpoint), for the points of a chunk."""
+        setting = self.walk.setting
+        place = setting.attributed[chunk]
+        self.backward = {
+            name: Backward(integrals, place, self.saved.get(name, [])) for name, integrals in self.integrals.items()
+        }
+        self.saved = {}
+        reader, inputs = setting.points.reader, setting.points.inputs[place]
+        return Points(reader, inputs, 0, len(inputs), keep=True)
+
+    def step_back(self, index: int, points: Points) -> Weights:
+        """One step back, towards the weights that it began at."""
+        descent, training = self.walk.setting.descent, self.walk.setting.points
+        start, memory = self.recording.read(index)
+        segment = Segment(start, self.end or self.recording.read(index + 1)[0], training.reader.trained)
+        tapes = [training.tape(start, block) for block in training.train_blocks]
+        outputs = torch.cat([tape.outputs for tape in tapes])
+        step_sizes = sizes(descent.factors, descent.size(index))
+        step = StepBack(
+            step_sizes,
+            descent.optimizer.recursion(index, start, step_sizes, memory),
+            start,
+            [training.reader.tangent(tape) for tape in tapes],
+            descent.output_gradient(index, outputs) * self.walk.clippings[index],
+            descent.optimizer.weight_decay,
+            descent.optimizer.decouples,
+        )
+        block = Block(points, segment, slice(0, len(points.inputs)))
+        for backward in self.backward.values():
+            backward.add(step, block)
+        return start
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs, as plain data and tensors."""
+        return {
+            "done": self.done,
+            "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
+            "brackets": {name: backward.state for name, backward in self.backward.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where the checkpoint stood."""
+        self.done = state["done"]
+        for name, integrals in self.integrals.items():
+            integrals.restore(state["integrals"][name])
+        self.saved = dict(state["brackets"]) if self.done % self.walk.step else {}

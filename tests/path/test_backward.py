@@ -1,0 +1,175 @@
+"""The sum backwards, held against the sum forwards: a memory of its own for every training example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.features import Features
+from ntkexp.mistake import Mistake
+from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.path.attributed import shares
+from ntkexp.path.points import Block
+from ntkexp.prepare import Setting, prepare
+from ntkexp.retrace import Retrace
+from ntkexp.run import run
+from tests.run.small import Memory, ran, small
+
+ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4")
+QUICK = (*ALL, "path.rule=[secant]", "ladder.machine=[secant]")
+DECAY = "optimizer.weight_decay=0.3"
+CASES = {
+    "momentum": ("optimizer=momentum", "optimizer.dampening=0.3", DECAY),
+    "nesterov": ("optimizer=nesterov", "optimizer.batch=3", DECAY),
+    "adam": ("optimizer=adam", "optimizer.step_size=0.05", DECAY, "optimizer.clip_norm=0.2"),
+    "amsgrad": ("optimizer=adam", "optimizer.step_size=0.05", "optimizer.amsgrad=true", "optimizer.batch=3"),
+    "adamw": ("optimizer=adamw", "optimizer.step_size=0.05", DECAY, "schedule=cosine", "data.classes=all"),
+    "layers": ("optimizer=nesterov", "optimizer.layers={network.1: 0.25}", DECAY, "optimizer.clip_norm=0.2"),
+}
+ROUNDING = 1e-12  # 9 steps, each some tens of eps; Adam divides by small numbers
+
+
+def dense(features: Features, like: Mapping[str, Tensor]) -> Tensor:
+    """[example, out, P], multiplied out."""
+    parts = {name: torch.zeros(features.examples, features.outputs, w.numel(), dtype=w.dtype)
+             for name, w in like.items()}  # fmt: skip
+    for block in features.blocks.values():
+        for rows in block.by_name():
+            parts[rows.name][:, :, : rows.size] += rows.rows
+    return torch.cat(list(parts.values()), dim=2)
+
+
+def flat(weights: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([weight.flatten() for weight in weights.values()])
+
+
+def forwards(setting: Setting) -> tuple[Tensor, Tensor]:
+    """𝒮 and 𝒟: each example's gradients pass through a copy of the optimizer's memory, and decay through another."""
+    optimizer: Any = setting.experiment.optimizer
+    like, path = setting.weights, setting.experiment.path
+    (piece,) = path.quadrature(path.rule[0])
+    train, outputs = setting.points.train, setting.targets.shape[1]
+    found = torch.zeros(len(setting.targets), outputs, train + 1, dtype=torch.float64)
+    memory = torch.zeros(train + 1, flat(setting.weights).numel(), dtype=torch.float64)
+    for step in setting.descent.walk(setting.weights):
+        theta, r = flat(step.segment.start), step.index
+        rows = torch.cat([dense(block, like) for block in step.right])
+        own = torch.einsum("nc,ncp->np", step.output_gradient, rows)
+        sizes = flat({name: torch.full_like(w, step.step_size * step.factors[name]) for name, w in like.items()})
+        decay = optimizer.weight_decay * theta
+        pulls = torch.cat([own, (0 * decay if optimizer.decouples else decay)[None]])
+        if hasattr(optimizer, "betas"):
+            first, second = optimizer.betas
+            memory = first * memory + (1 - first) * pulls
+            spread = (flat(step.memory["square"]) / (1 - second ** (r + 1))).sqrt() + optimizer.eps
+            moved = sizes / (1 - first ** (r + 1)) / spread * memory
+        else:
+            fresh = 1 - getattr(optimizer, "dampening", 0.0) * (r > 0)
+            memory = optimizer.momentum * memory + fresh * pulls
+            moved = sizes * (memory if hasattr(optimizer, "dampening") else pulls + optimizer.momentum * memory)
+        if optimizer.decouples:
+            moved = torch.cat([moved[:-1], moved[-1:] + sizes * decay])
+        for place in setting.read_blocks:
+            block = Block(setting.points, step.segment, place)
+            found[place] -= dense(block.features(piece), like) @ moved.t()
+    return found[..., :-1], found[..., -1]
+
+
+@pytest.mark.parametrize("rule", ["secant", "left"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
+    found = ran(*QUICK, *CASES[case], f"path.rule=[{rule}]")
+    parts, decay = forwards(found.setting)
+    path = found.outcome.evidence.paths[rule]
+    assert (path.contributions - parts).norm() < ROUNDING * parts.norm()
+    assert (path.decay - decay).norm() <= ROUNDING * (decay.norm() + parts.norm())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_network_is_the_sum_of_its_parts(case: str) -> None:
+    for row in ran(*QUICK, *CASES[case]).rows("secant"):
+        assert row.exact, row
+
+
+class Remembering(GradientDescent):
+    """Gradient descent that is summed backwards, as if it had a memory."""
+
+    remembers: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("rule", ["[secant]", "[left]", "[gauss]"])
+@pytest.mark.parametrize(
+    "settings", [("path.pieces=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")]
+)
+def test_without_memory_backwards_is_forwards(settings: tuple[str, ...], rule: str) -> None:
+    """𝒦, 𝒮 and 𝒟, of a run with several outputs, a part of it skipped by clipping."""
+    experiment = small(*ALL, "data.classes=all", *settings, f"path.rule={rule}", "ladder.machine=[]")
+    backwards = experiment.model_copy(update={"optimizer": Remembering(**experiment.optimizer.model_dump())})
+    first, second = (run(prepare(chosen), Memory()).evidence for chosen in (experiment, backwards))
+    for one, other in ((first.path.kernel, second.path.kernel), (first.path.contributions, second.path.contributions),
+                       (first.path.decay, second.path.decay)):  # fmt: skip
+        assert (one - other).norm() <= ROUNDING * one.norm()
+
+
+def test_chunks_change_the_result_by_rounding() -> None:
+    setting = prepare(small(*QUICK, *CASES["adam"]))
+    whole, cut = (run(replace(setting, chunk=chunk), Memory()).evidence.path for chunk in (19, 4))
+    assert (whole.contributions - cut.contributions).norm() <= ROUNDING * whole.contributions.norm()
+    assert (whole.kernel - cut.kernel).norm() <= ROUNDING * whole.kernel.norm()
+
+
+class Interrupted(Memory):
+    """Stops after so many steps back, with the state that a checkpoint holds."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+        self.saved: dict[str, Any] = {}
+
+    def retraced(self, retrace: Retrace) -> None:
+        if retrace.done == self.after:
+            self.saved = {"walk": retrace.walk.state, "retrace": retrace.state}
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [1, 8, 9, 10, 17])
+def test_an_interrupted_way_back_goes_on_to_the_same_bits(after: int) -> None:
+    """Within a chunk of points, at its end, and in the next one; two chunks of nine steps."""
+    setting = replace(prepare(small(*QUICK, *CASES["adamw"])), chunk=10)
+    undisturbed, journal = run(setting, Memory()).evidence.path, Interrupted(after)
+    with pytest.raises(KeyboardInterrupt):
+        run(setting, journal)
+    resumed = run(setting, journal, journal.saved).evidence.path
+    assert torch.equal(resumed.contributions, undisturbed.contributions)
+    assert torch.equal(resumed.kernel, undisturbed.kernel)
+
+
+def test_a_few_points_of_every_split_are_attributed() -> None:
+    found = ran("optimizer=adam", "steps=3", "path.attributed=10")
+    evidence = found.outcome.evidence
+    assert evidence.attributed.nonzero()[:, 0].tolist() == [0, 1, 2, 3, 24, 25, 26, 36, 37, 38]
+    assert torch.equal(evidence.path.contributions.isfinite().all(2)[:, 0], evidence.attributed)
+    table = found.table
+    assert "at 3 of 12 points" in table["secant", "probe"].note
+    assert table["kernel_regression", "train"].note == "4 of 24 training examples are attributed: raise path.attributed"
+    assert "scales every weight by itself" in table["linearised", "test"].note
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 100])
+@pytest.mark.parametrize("sizes", [(5,), (1, 9), (3, 3, 3), ()])
+def test_shares_are_as_even_as_the_groups_allow(count: int, sizes: tuple[int, ...]) -> None:
+    taken = shares(count, sizes)
+    assert sum(taken) == min(count, sum(sizes))
+    assert all(t <= size for t, size in zip(taken, sizes, strict=True))
+    short = [t for t, size in zip(taken, sizes, strict=True) if t < size]
+    assert max(short, default=0) - min(short, default=0) <= 1
+
+
+def test_brackets_that_do_not_fit_are_a_mistake() -> None:
+    with pytest.raises(Mistake, match=r"memory_gb=0\.7\d*: attributing a point of this run needs at least"):
+        prepare(small("optimizer=adam", "model.width=1024", "memory_gb=0.75", "data.classes=all"))
