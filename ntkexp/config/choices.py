@@ -4,8 +4,8 @@ Completion and advice ask here, without Hydra and without importing a component.
 
 >>> from ntkexp.config.folders import folders
 >>> choices = Choices(folders(None))
->>> choices.options("optimizer")[:2], choices.keys("optimizer", "sgd")["optimizer.batch"]
-(['gd', 'sgd'], 32)
+>>> choices.options("init"), choices.keys("optimizer", "sgd")["optimizer.batch"]
+(['mean_field', 'ntk', 'standard'], 32)
 """
 
 from __future__ import annotations

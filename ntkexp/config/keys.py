@@ -40,7 +40,7 @@ def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str],
         (group, option) for group, option, other in others(choices, chosen) if other in {key, f"{group}.{key}"}
     ]
     if elsewhere:
-        group, option = elsewhere[0]
+        group, option = min(elsewhere, key=lambda found: len(choices.keys(*found)))  # the plainest
         return Mistake(
             f"{key}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"

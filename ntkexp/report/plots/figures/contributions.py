@@ -52,18 +52,21 @@ def draw(run: Run) -> Figure | None:
         return None
     parts = run.contributions[rule].isel(probe=run.points[split]).to_numpy()
     outputs = run.predictions.sel(machine="f_T").isel(probe=run.points[split]).to_numpy()
-    if not np.isfinite(parts).all() or not np.isfinite(outputs).all() or not parts.size:
+    known = np.flatnonzero(np.isfinite(parts).all(axis=(1, 2)))  # with some optimizers a few points alone
+    if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None
-    rows = explain(run, split, parts, outputs)
+    rows = explain(run, split, known, parts, outputs)
     figure = pictures(rows) if picture(rows[0].point.shown) is not None else bars(rows)
-    heading(figure, answer(parts, run.contributions[rule].attrs))
+    heading(figure, answer(parts[known], run.contributions[rule].attrs))
     return figure
 
 
-def explain(run: Run, split: str, parts: NDArray[np.float64], outputs: NDArray[np.float64]) -> list[Explained]:
-    """Three points, by how far their largest output is from zero or from the next one."""
+def explain(
+    run: Run, split: str, known: NDArray[np.int64], parts: NDArray[np.float64], outputs: NDArray[np.float64]
+) -> list[Explained]:
+    """Three of the points that are known, by how far their largest output is from zero or from the next one."""
     sure = np.abs(outputs[:, 0]) if outputs.shape[1] == 1 else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
-    order = np.argsort(sure, kind="stable")
+    order = known[np.argsort(sure[known], kind="stable")]
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
     found = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
