@@ -42,12 +42,15 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
             return " or ".join(f"'{part}'" for part in parts)
         case origin if origin is dict:
             return f"{{name: value, …}}, each value {allowed(parts[1])}"
-        case origin if origin is tuple and ... not in parts:
-            return f"a list of {len(parts)}, each {allowed(parts[0])}"
         case origin if origin in {tuple, list}:
-            least = [limit.min_length for limit in flat(limits) if isinstance(limit, MinLen)]
-            return f"a list{f' of at least {least[0]}' if least else ''}, each {allowed(parts[0])}"
+            return f"a list{count(parts, limits)}, each {allowed(parts[0])}"
     return f"{word(kind)} {' and '.join(bounds(limits))}".rstrip()
+
+
+def count(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
+    """How many a list takes, where that is limited."""
+    least = [f" of at least {limit.min_length}" for limit in flat(limits) if isinstance(limit, MinLen)]
+    return f" of {len(parts)}" if len(parts) > 1 and ... not in parts else "".join(least)
 
 
 def word(kind: Any) -> str:
