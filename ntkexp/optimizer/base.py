@@ -82,8 +82,8 @@ class AbstractOptimizer(Component):
         for beginning in self.layers:
             if not any(belongs(name, beginning) for name in weights):
                 raise Mistake(
-                    f"optimizer.layers: no parameter's name begins with {beginning}{nearest(beginning, weights)}; the first "
-                    f"of {len(weights)} is {next(iter(weights))}"
+                    f"optimizer.layers: no parameter's name begins with {beginning}{nearest(beginning, weights)}; the "
+                    f"first of {len(weights)} is {next(iter(weights))}"
                 )
         known = {"": 1.0} | self.layers
         return {name: known[max((b for b in known if not b or belongs(name, b)), key=len)] for name in weights}
