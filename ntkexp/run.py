@@ -17,8 +17,8 @@ from ntkexp.observe import Observer, shared
 from ntkexp.optimizer.stable import AbstractStable
 from ntkexp.path.recording import Recording, length
 from ntkexp.prepare import Setting
-from ntkexp.retrace import Retrace
-from ntkexp.walk import Walk, begin, opened
+from ntkexp.retrace import retraced
+from ntkexp.walk import Walk, begin
 
 BLOWN_UP = 1e6  # times the first loss: far beyond what a run that converges passes through
 
@@ -66,12 +66,13 @@ def go(walk: Walk, journal: AbstractJournal, recording: Recording | None) -> End
 
 def go_back(walk: Walk, journal: AbstractJournal, recording: Recording, saved: Mapping[str, Any] | None = None) -> None:
     """Integrate the path from its end, which is where an optimizer with memory is understood from."""
-    retrace = Retrace(walk, recording, opened(walk.setting))
+    retrace = retraced(walk, recording)
     if saved is not None:
         retrace.restore(saved)
     for _ in retrace.steps_back():
         journal.retraced(retrace)
     walk.integrals = retrace.integrals
+    journal.attributed([{"step": step} | shared(retrace.tallied(step)) for step in range(walk.step)])
 
 
 def finish(walk: Walk, journal: AbstractJournal, ending: Ending) -> Outcome:

@@ -32,6 +32,21 @@ class Tally:
     contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
     kernel_squares: float = 0.0  # ‖ηK_s‖²
 
+    def add(
+        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out train out_"]
+    ) -> Float[Tensor, "point out"]:
+        """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
+        summed = parts.sum(2)
+        self.contribution_mass += float(parts.abs().sum())
+        self.contribution_sum += float(summed.abs().sum())
+        self.kernel_squares += float(kernel.square().sum())
+        return summed
+
+    def close(self, change: Float[Tensor, "point out"], expected: Float[Tensor, "point out"]) -> None:
+        """Count how far the change of the outputs is from what it should be."""
+        self.missed += float((expected - change).square().sum())
+        self.changed += float(change.square().sum())
+
     @property
     def closure(self) -> float:
         """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
@@ -60,12 +75,7 @@ class Integrals:
         self.kernel[block.place].add_(kernel)
         self.contributions[block.place].add_(parts)
         self.decay[block.place].sub_(shrunk)
-        change, summed = block.change(), parts.sum(2) - shrunk
-        tally.missed += float((summed - change).square().sum())
-        tally.changed += float(change.square().sum())
-        tally.contribution_mass += float(parts.abs().sum())
-        tally.contribution_sum += float(summed.abs().sum())
-        tally.kernel_squares += float(kernel.square().sum())
+        tally.close(block.change(), tally.add(parts, kernel) - shrunk)
 
     @property
     def state(self) -> dict[str, Tensor]:

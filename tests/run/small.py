@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ class Memory(AbstractJournal):
     rows: list[Row] = field(default_factory=list)
     kernels: dict[int, Float[Tensor, "point out train out_"]] = field(default_factory=dict)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
+    shares: list[Row] = field(default_factory=list)
 
     def row(self, row: Row) -> None:
         self.rows.append(row)
@@ -56,6 +58,9 @@ class Memory(AbstractJournal):
 
     def retraced(self, retrace: Retrace) -> None:
         pass
+
+    def attributed(self, rows: Sequence[Row]) -> None:
+        self.shares = list(rows)
 
     def stepped(self, walk: Walk, loss: float) -> None:
         self.weights.append(walk.weights)
