@@ -40,6 +40,8 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
             return ", or ".join(allowed(part, limits if part is not NoneType else ()) for part in parts)
         case origin if origin is Literal:
             return " or ".join(f"'{part}'" for part in parts)
+        case origin if origin is dict:
+            return "a mapping such as {KEY: VALUE}"
         case origin if origin in {tuple, list}:
             least = [limit.min_length for limit in flat(limits) if isinstance(limit, MinLen)]
             return f"a list{f' of at least {least[0]}' if least else ''}, each {allowed(parts[0])}"

@@ -7,8 +7,9 @@ Before training it is tried on a few examples, so that what does not fit is said
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import training_modes
 from ntkexp.model.task import Task
+from ntkexp.model.trouble import one_line
 
 
 class Adapted(nn.Module):
@@ -35,6 +37,15 @@ class Adapted(nn.Module):
         """Whatever the module itself returns."""
         with making(x.dtype):
             return self.module(x.long() if self.tokens else x)
+
+
+def adapted(make: Callable[[], nn.Module], task: Task, seed: int, given: str, file: Path | None = None) -> Adapted:
+    """The module that is made, in double precision and evaluation mode, tried."""
+    with seeded(seed), making(torch.float64), one_line(given, file):
+        module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
+        with one_line(f"{given}: {task.said}, and the module says", file):
+            refuse_unfit(given, module, task)
+    return module
 
 
 @contextmanager

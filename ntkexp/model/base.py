@@ -39,7 +39,7 @@ class AbstractArchitecture(Component):
         return read(self.network(init, Task(shape, outputs, vocabulary), generator), init)
 
     @property
-    def name(self) -> str:
+    def kind(self) -> str:
         """How it is asked for."""
         return type(self).__module__.rpartition(".")[2]
 
@@ -52,5 +52,5 @@ class AbstractLayered(AbstractArchitecture):
         """The layers, from an example of the given shape to its outputs."""
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
-        task.refuse_tokens(self.name)
+        task.refuse_tokens(self.kind)
         return build(self.layers(init, task.shape, task.outputs), task.shape, generator)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,9 +30,9 @@ from torch import nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.model.adapted import Adapted, making, refuse_chance, refuse_unfit, seeded
+from ntkexp.model.adapted import adapted, refuse_chance
 from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.source import load, made_of, one_line
+from ntkexp.model.source import load, made_of
 from ntkexp.model.task import Task
 
 
@@ -72,15 +73,17 @@ class Module(AbstractArchitecture):
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
         build = function(load(self.file, self.given), parted(self.path)[2], self.given)
+        seed = generator.initial_seed()
         known = {
             "shape": task.shape,
             "outputs": task.outputs,
             "width": self.width,
-            "seed": generator.initial_seed(),
+            "seed": seed,
             "vocabulary": task.vocabulary,
         }
         arguments = self.arguments(build, known)
-        module, again = (self.built(build, arguments, task, generator.initial_seed()) for _ in range(2))
+        make = partial(self.made, build, arguments)
+        module, again = (adapted(make, task, seed, self.given, self.file) for _ in range(2))
         refuse_chance(self.given, module, again)
         return module
 
@@ -95,16 +98,12 @@ class Module(AbstractArchitecture):
                 )
         return {parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known}
 
-    def built(self, build: Callable[..., object], arguments: Mapping[str, object], task: Task, seed: int) -> Adapted:
-        """The module, tried."""
-        with seeded(seed), making(torch.float64), one_line(self.file, self.given):
-            module = build(**arguments)
-            if not isinstance(module, nn.Module):
-                raise Mistake(f"{self.given} returns a {type(module).__name__}; let it return an nn.Module")
-            adapted = Adapted(module.double().eval(), tokens=task.vocabulary > 0)
-            with one_line(self.file, f"{self.given}: {task.said}, and the module says"):
-                refuse_unfit(self.given, adapted, task)
-        return adapted
+    def made(self, build: Callable[..., object], arguments: Mapping[str, object]) -> nn.Module:
+        """What the function returns, if it is a module."""
+        module = build(**arguments)
+        if not isinstance(module, nn.Module):
+            raise Mistake(f"{self.given} returns a {type(module).__name__}; let it return an nn.Module")
+        return module
 
 
 def parted(path: str) -> tuple[str, str, str]:

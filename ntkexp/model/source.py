@@ -1,4 +1,4 @@
-"""A Python file of the user's: what it is made of, what importing it gives, and where in it something went wrong.
+"""A Python file of the user's: what it is made of, and what importing it gives.
 
 Importing runs it. Whoever calls `load` answers for that; the command line asks for `--trust my_net.py` first.
 """
@@ -6,15 +6,14 @@ Importing runs it. Whoever calls `load` answers for that; the command line asks 
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 from ntkexp.mistake import Mistake
+from ntkexp.model.trouble import one_line
 
 
 def load(file: Path, given: str) -> ModuleType:
@@ -37,33 +36,12 @@ def run(file: Path, given: str) -> ModuleType:
     assert spec.loader is not None
     module = sys.modules[file.stem] = module_from_spec(spec)
     try:
-        with one_line(file, given):
+        with one_line(given, file):
             spec.loader.exec_module(module)
     except Mistake:
         del sys.modules[file.stem]
         raise
     return module
-
-
-@contextmanager
-def one_line(file: Path, given: str) -> Iterator[None]:
-    """What goes wrong inside is said with its line in the file."""
-    try:
-        yield
-    except Mistake:
-        raise
-    except (Exception, SystemExit) as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        raise Mistake(f"{given}{place(error, file)}: {type(error).__name__}: {reason}") from None
-
-
-def place(error: BaseException, file: Path) -> str:
-    """The last line of the file that took part in an error."""
-    trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
-    lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]
-    if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):
-        lines = [error.lineno or 1]
-    return f", line {lines[-1]}" if lines else ""
 
 
 def made_of(file: Path) -> tuple[Path, ...]:

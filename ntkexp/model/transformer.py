@@ -34,7 +34,7 @@ class Transformer(AbstractArchitecture):
     tied: bool = False
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
-        heads = next(h for h in range(min(self.heads, self.width), 0, -1) if self.width % h == 0)
+        heads = dividing(self.heads, self.width)
         self.refuse_unfit(task)
         tokens = Tokens(task, self.width, generator) if task.vocabulary else None
         embedding = tokens or Patches(self, init, task.shape, generator)
@@ -150,6 +150,15 @@ def along(module: nn.Module, x: Float[Tensor, "example position inputs"]) -> Flo
     """A dense layer at every position."""
     rows: Tensor = module(x.flatten(0, 1))
     return rows.view(*x.shape[:2], -1)
+
+
+def dividing(most: int, width: int) -> int:
+    """The largest number of heads up to `most` that divides the width.
+
+    >>> dividing(4, 6)
+    3
+    """
+    return next(heads for heads in range(min(most, width), 0, -1) if width % heads == 0)
 
 
 def fitting(patch: int, shape: tuple[int, ...]) -> int:
