@@ -37,8 +37,6 @@ from ntkexp.model.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import along, dividing, fitting
 
-NO_SIGNS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-
 
 class HuggingFace(AbstractArchitecture):
     """`width`, `depth` and `heads` are those of a model by name; heads are the most that divide the width."""
@@ -100,13 +98,14 @@ class HuggingFace(AbstractArchitecture):
         usual = kind()
         if strange := [key for key in self.options if not hasattr(usual, key)]:
             raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], vars(usual))}")
-        sizes = {key: value for key, value in (self.sizes(task) | NO_SIGNS).items() if hasattr(usual, key)}
-        return kind(**(sizes | self.options))
+        own = kind.attribute_map  # some call them otherwise
+        sizes = {own.get(key, key): size for key, size in self.sizes(task).items() if hasattr(usual, key)}
+        return kind(**(sizes | {own.get(key, key): option for key, option in self.options.items()}))
 
     def sizes(self, task: Task) -> dict[str, Option | tuple[int, ...]]:
         """What configurations call the sizes of a model, and what we have in their place."""
         heads = dividing(self.heads, self.width)
-        return {
+        found: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
             "hidden_size": self.width,
             "num_hidden_layers": self.depth,
@@ -114,11 +113,15 @@ class HuggingFace(AbstractArchitecture):
             "num_key_value_heads": heads,
             "intermediate_size": 4 * self.width,
             "max_position_embeddings": rows(task.shape)[0],
-            "num_channels": task.shape[0],
-            "image_size": task.shape[1:],
-            "patch_size": fitting(4, task.shape),
+            "pad_token_id": None,
+            "bos_token_id": None,
+            "eos_token_id": None,
             "use_cache": False,
         }
+        if len(task.shape) == 3:
+            side = fitting(4, task.shape)
+            found |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
+        return found
 
     def entrance(self, model: Any, init: AbstractInit, task: Task, generator: torch.Generator) -> tuple[nn.Module, str]:
         """What comes before the model, and under which name the model takes it."""

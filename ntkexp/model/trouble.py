@@ -24,8 +24,18 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
     except Mistake:
         raise
     except (Exception, SystemExit) as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-        raise Mistake(f"{given}{place(error, file) if file else ''}: {type(error).__name__}: {reason}") from None
+        where = place(error, file) if file else ""
+        raise Mistake(f"{given}{where}: {type(error).__name__}: {first_line(str(error))}") from None
+
+
+def first_line(text: str) -> str:
+    """A line, and the next one if it only announces that.
+
+    >>> first_line("sizes differ:\\n  3 and 4\\nsee the manual")
+    'sizes differ: 3 and 4'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def place(error: BaseException, file: Path) -> str:
