@@ -71,7 +71,7 @@ def refuse_unfit(given: str, module: Adapted, task: Task) -> None:
     """Try the module on examples that are made up."""
     refuse_untrainable(given, module.module)
     if reasons := list(training_modes(module.module)):
-        raise Mistake(f"{given}: {reasons[0]}, even in evaluation mode; each output must depend on its example alone")
+        raise Mistake(f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own example")
     x = task.sample()
     outputs = module.answer(x)
     refuse_shape(given, outputs, task)
@@ -113,9 +113,9 @@ def refuse_shape(given: str, outputs: object, task: Task) -> None:
         raise Mistake(f"{given}: the module gives {outputs.dtype}, and real numbers are expected")
 
 
-def refuse_chance(given: str, module: nn.Module, again: nn.Module) -> None:
+def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
     """Two modules of the same seed have to be the same."""
-    first, second = module.state_dict(), again.state_dict()
+    first, second = module.module.state_dict(), again.module.state_dict()
     if first.keys() != second.keys():
         raise Mistake(f"{given} builds another module when it is called again with the same seed")
     for name, value in first.items():

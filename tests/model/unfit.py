@@ -36,7 +36,12 @@ UNFIT = {
     built("nn.Linear(8, 1)"): r"shape \[2, 1, 8, 1\] for 2 examples, and \[2, 1\] is expected",
     built("nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"): r"shape \[2, 10\].*and \[2, 1\] is expected",
     built("nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten())"): (
-        r"layer '0' \(BatchNorm2d\) takes its statistics from the batch, even in evaluation mode"
+        r"layer '0' \(BatchNorm2d\) takes its statistics from the batch, even after module\.eval\(\)"
+    ),
+    "class build(nn.Sequential):\n    def __init__(self):\n"
+    "        super().__init__(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 1))\n"
+    "    def train(self, mode=True):\n        return super().train(True)": (
+        r"layer '1' \(Dropout, p=0\.1\) is random in training mode, even after module\.eval\(\)"
     ),
     forward("return x.nonsense"): r"and the module says, line 9: AttributeError",
     forward("return 1", arguments="x, y"): r"missing 1 required positional argument: 'y'",
