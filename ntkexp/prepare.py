@@ -70,8 +70,9 @@ def prepare(experiment: Experiment) -> Setting:
     weights = weights_of(module)
     points, budget = placed(experiment, data, module, weights, targets.shape[1])
     outputs, right = points.read(weights)
-    refuse_infinite(outputs)
+    refuse_infinite(outputs, experiment)
     kernel = points.tangent_kernel(weights, right)
+    refuse_dead(kernel[: points.train])
     scale = experiment.init.alpha**-2 if experiment.init.centred else 1.0
     weight = experiment.loss.weight(points.train) * scale
     stable = 2 / (weight * largest(kernel[: points.train]) * experiment.loss.curvature)
@@ -123,7 +124,7 @@ def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
     """The module with weights drawn from the experiment's seed."""
     generator = torch.Generator().manual_seed(experiment.seed)
     shape = tuple(data.train.inputs.shape[1:])
-    module = experiment.model.module(experiment.init, shape, outputs, generator)
+    module = experiment.model.module(experiment.init, shape, outputs, generator, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
@@ -149,7 +150,19 @@ def placed(
     return Points(reader, inputs, train, budget.block, budget.keep), budget
 
 
-def refuse_infinite(outputs: Float[Tensor, "point out"]) -> None:
+def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment) -> None:
     """A network that is not finite at its start cannot be trained."""
-    if not outputs.isfinite().all():
-        raise Mistake("the network's outputs are not finite before training; lower init.W_std or init.alpha")
+    finite = outputs.isfinite().all(1)
+    if not finite.all():
+        raise Mistake(
+            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
+            f"{experiment.model.remedy}"
+        )
+
+
+def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
+    """A network whose outputs no weight moves cannot be trained either."""
+    if not kernel.any():
+        raise Mistake(
+            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
+        )
