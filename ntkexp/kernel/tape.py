@@ -7,6 +7,7 @@ what operations of torch overwrite inside themselves stays visible by the operat
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten
+
+from ntkexp.kernel.inputs import examples
+from ntkexp.shapes import Inputs
 
 
 class Slot(int):
@@ -49,7 +53,8 @@ class Tape:
     entries: tuple[Entry, ...]
     values: tuple[Tensor, ...]
     weights: dict[Slot, str]
-    inputs: Slot
+    given: Inputs
+    inputs: frozenset[Slot]  # of the tensors among what was given
     output: Slot
     overwrites: bool  # torch wrote in place where it ran, so that autograd cannot be asked at every slot
 
@@ -65,7 +70,7 @@ class Tape:
     def bytes_per_example(self) -> float:
         """The memory of what depends on the inputs."""
         values = {storage(value): value.untyped_storage().nbytes() for value in map(self.__getitem__, self.from_inputs)}
-        return sum(values.values()) / len(self[self.inputs])
+        return sum(values.values()) / examples(self.given)
 
     @cached_property
     def structure(self) -> tuple[Any, ...]:
@@ -82,9 +87,9 @@ class Tape:
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
         """Slots whose value depends on the inputs."""
-        return self.reached({self.inputs})
+        return self.reached(self.inputs)
 
-    def reached(self, start: set[Slot]) -> frozenset[Slot]:
+    def reached(self, start: Set[Slot]) -> frozenset[Slot]:
         """The given slots, and all that is computed from them."""
         found = set(start)
         for entry in self.entries:
