@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from jaxtyping import Float, Int
@@ -105,7 +106,7 @@ def scattered(
     """The gradient of each example with respect to the elements that a weight was expanded from."""
     reached = owner >= 0
     refuse_unowned(cotangent[:, ~reached])
-    size = int(use.positions.max()) + 1
+    size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
     target = (owner * size + use.positions.to(owner.device))[reached]
     flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
     flat.index_add_(1, target, cotangent[:, reached])

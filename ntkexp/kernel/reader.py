@@ -54,22 +54,18 @@ class Reader:
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J(θ; x) of a point, of all outputs or the chosen ones."""
         try:
-            found = self.factored(tape, chosen)
+            return self.factored(tape, chosen)
         except NoRule:
-            found = None
-        return jacobian(self.function, tape, self.trained, those(tape, chosen)) if found is None else found
+            return jacobian(self.function, tape, self.trained, those(tape, chosen))
 
-    def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features | None:
-        """The features of a point through whose operations differences can be passed, if autograd agrees."""
+    def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
+        """The features of a point through whose operations differences can be passed."""
         owned = self.owned(tape)
         uses = None if tape.overwrites else plain_products(tape, self.trained)
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return features(tape[tape.output], uses, owned, weights, those(tape, chosen))
-        if not self.is_faithful(tape):
-            return None
-        replay = Replay(tape, tape, self.trained)
-        return features(replay.delta, replay.uses, owned, replay.leaves, those(tape, chosen))
+        return self.secant(tape, tape, chosen).features
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment."""

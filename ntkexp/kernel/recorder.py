@@ -174,9 +174,9 @@ def taped(run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: In
     versions = [tensor._version for tensor in tensors(given)]
     with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
         known = {recorder.slot(weight): name for name, weight in leaves.items()}
-        sources = frozenset(recorder.slot(tensor) for tensor in tensors(given))
+        arguments = tree_map(recorder.slot, given)
         output = recorder.slot(run(leaves, given))
         if versions != [tensor._version for tensor in tensors(given)]:
             raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
         entries, values = tuple(recorder.entries), tuple(recorder.values)
-        return Tape(entries, values, known, given, sources, output, overwrites=bool(recorder.flats))
+        return Tape(entries, values, known, arguments, output, overwrites=bool(recorder.flats))

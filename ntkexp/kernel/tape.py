@@ -7,7 +7,6 @@ what operations of torch overwrite inside themselves stays visible by the operat
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from ntkexp.kernel.inputs import examples
 from ntkexp.shapes import Inputs
@@ -53,13 +52,23 @@ class Tape:
     entries: tuple[Entry, ...]
     values: tuple[Tensor, ...]
     weights: dict[Slot, str]
-    given: Inputs
-    inputs: frozenset[Slot]  # of the tensors among what was given
+    arguments: Any  # the inputs as they were given, with slots for tensors
     output: Slot
     overwrites: bool  # torch wrote in place where it ran, so that autograd cannot be asked at every slot
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
+
+    @cached_property
+    def inputs(self) -> tuple[Slot, ...]:
+        """The slots of the tensors among the inputs."""
+        return tuple(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot))
+
+    @property
+    def given(self) -> Inputs:
+        """The inputs."""
+        found: Inputs = tree_map(lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments)
+        return found
 
     @property
     def outputs(self) -> Float[Tensor, "example out"]:
@@ -87,9 +96,9 @@ class Tape:
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
         """Slots whose value depends on the inputs."""
-        return self.reached(self.inputs)
+        return self.reached(set(self.inputs))
 
-    def reached(self, start: Set[Slot]) -> frozenset[Slot]:
+    def reached(self, start: set[Slot]) -> frozenset[Slot]:
         """The given slots, and all that is computed from them."""
         found = set(start)
         for entry in self.entries:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import UserDict, namedtuple
+from collections import UserDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,7 +18,12 @@ from tests.kernel.compare import agree
 
 EPS = torch.finfo(torch.float64).eps
 
-Pair = namedtuple("Pair", ["logits", "hidden"])
+
+class Pair(NamedTuple):
+    """A tuple with names."""
+
+    logits: Tensor
+    hidden: Tensor
 
 
 @dataclass
@@ -40,15 +46,15 @@ class Several(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor, double: bool = False) -> object:
         hidden = torch.tanh(self.mix(self.table(tokens))) * mask[..., None]
         logits: Tensor = self.head(hidden.sum(1)) * (2.0 if double else 1.0)
-        forms = {
-            "dict": lambda: {"logits": logits, "cache": [hidden]},
-            "dataclass": lambda: Answer(logits, [hidden]),
-            "tuple": lambda: (logits, hidden),
-            "named tuple": lambda: Pair(logits, hidden),
-            "tensor": lambda: logits,
-            "nothing": lambda: None,
+        forms: dict[str, object] = {
+            "dict": {"logits": logits, "cache": [hidden]},
+            "dataclass": Answer(logits, [hidden]),
+            "tuple": (logits, hidden),
+            "named tuple": Pair(logits, hidden),
+            "tensor": logits,
+            "nothing": None,
         }
-        return forms[self.form]()
+        return forms[self.form]
 
 
 def several(form: str = "tensor") -> nn.Module:

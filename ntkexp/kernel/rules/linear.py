@@ -82,12 +82,15 @@ def joined(call: AbstractCall) -> Result:
 
 
 def embedding(call: AbstractCall) -> Result:
-    """Rows of a table, picked by whole numbers."""
-    table, index = call.args[:2]
-    indices = constant(index)
-    if call.is_cut(table):
-        return call.picked(table, lambda source: source[indices])
-    return call.delta(table)[indices]
+    """Rows of a table, picked by whole numbers; that of padding is never trained, and counts as frozen."""
+    table, index, *rest = call.args
+    indices, padding = constant(index), rest[0] if rest else -1
+    delta = call.picked(table, lambda source: source[indices]) if call.is_cut(table) else call.delta(table)[indices]
+    if padding < 0:
+        return delta
+    shown = Ends(call.start, call.start, None, False, True)
+    trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
+    return trained * delta + (1 - trained) * delta.detach()
 
 
 def add(call: AbstractCall) -> Tensor:
