@@ -61,7 +61,8 @@ class Reader:
     def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features of a point through whose operations differences can be passed."""
         owned = self.owned(tape)
-        uses = None if tape.overwrites else plain_products(tape, self.trained)
+        differentiable = tape[tape.output].requires_grad and not tape.overwrites
+        uses = plain_products(tape, self.trained) if differentiable else None
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return features(tape[tape.output], uses, owned, weights, those(tape, chosen))

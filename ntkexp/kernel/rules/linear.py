@@ -39,7 +39,7 @@ def constant(value: Any) -> Any:
 
 
 def reshaped(call: AbstractCall) -> Tensor:
-    """As `first`, for differences that are not laid out in memory like the values."""
+    """As `first`, for differences that are not laid out in memory like the values; detached values change as well."""
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
@@ -121,7 +121,7 @@ def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
 
 FIRST = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bilinear2d_aa _upsample_nearest_exact2d alias avg_pool2d
-    avg_pool3d channel_shuffle clone col2im cumsum detach diag_embed diagonal expand flip gather im2col index
+    avg_pool3d channel_shuffle clone col2im cumsum diag_embed diagonal expand flip gather im2col index
     index_select masked_select mean nansum neg permute pixel_shuffle pixel_unshuffle reflection_pad1d
     reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d roll rot90 select
     slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold unsafe_split
@@ -135,7 +135,7 @@ JOINED = """
 """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), reshaped),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshaped),
     **dict.fromkeys(JOINED.split(), joined),
     **dict.fromkeys(UNCHANGED.split(), unchanged),
     "_to_copy": converted,
