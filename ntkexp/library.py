@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from warnings import warn
 from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.kernel.casts import Casts, remark, with_casts
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.gram import gram, trace
 from ntkexp.kernel.inputs import examples
@@ -37,6 +39,7 @@ def tangent_kernel(
     weights: Mapping[str, Tensor] | None = None,
     output: str | int | None = None,
     outputs: Outputs = "all",
+    casts: Casts = "keep",
 ) -> Float[Tensor, "probe out train out_"]:
     """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
 
@@ -44,10 +47,13 @@ def tangent_kernel(
     first axis. `weights` may name some or all parameters; the others are the module's own. Of a module that gives
     several tensors, `output` names the one that is read. Its axes but the first are flattened, and `outputs` chooses
     among them: "all", a list of places, or "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are.
+    `casts="ignore"` leaves out what the module casts to shorter numbers than its weights.
     """
-    reader, own = reader_of(module, output)
+    reader, own = reader_of(module, output, casts)
     chosen = own | named(module, weights or {}, "weights")
     left = partial(reader.tangent, reader.record(chosen, x1))
+    if casts == "ignore":
+        warn_of(module, output, left.args[0], casts)
     right = left if x2 is None else partial(reader.tangent, reader.record(chosen, x2))
     return kernel(left, right, [*left.args, *right.args], outputs)
 
@@ -61,11 +67,12 @@ def secant_kernel(
     *,
     output: str | int | None = None,
     outputs: Outputs = "all",
+    casts: Casts = "keep",
 ) -> Float[Tensor, "probe out train out_"]:
     """K̄(x, x′) = J̄(x) J(x′)ᵀ between the segment start → end at the probes and its start at the training inputs.
 
-    Inputs, `output` and `outputs` are those of `tangent_kernel`. With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and end = start − η g,
-    the change of the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
+    Inputs, `output`, `outputs` and `casts` are those of `tangent_kernel`. With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and
+    end = start − η g, the change of the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).double()
@@ -76,14 +83,21 @@ def secant_kernel(
     >>> bool((change + 0.5 * secant_kernel(net, start, end, x, x).sum()).abs() < 1e-14)
     True
     """
-    reader, own = reader_of(module, output)
+    reader, own = reader_of(module, output, casts)
     before, after = own | named(module, start, "start"), own | named(module, end, "end")
     left, later, right = reader.record(before, probes), reader.record(after, probes), reader.record(before, train)
+    warn_of(module, output, left, casts)
 
     def segment(chosen: Sequence[int]) -> Features:
         return reader.secant(left, later, chosen).features
 
     return kernel(segment, partial(reader.tangent, right), [left, right], outputs)
+
+
+def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:
+    """Say what casts inside the module cost."""
+    if (found := remark(function_of(module, output), tape, casts)) is not None:
+        warn(found, stacklevel=3)
 
 
 def kernel(
@@ -117,14 +131,14 @@ FOUND: WeakKeyDictionary[nn.Module, dict[frozenset[str], tuple[dict[Any, Any], d
 """What was found of each module that is still alive, by what it trains: asked once for every structure."""
 
 
-def reader_of(module: nn.Module, output: str | int | None = None) -> tuple[Reader, Weights]:
+def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts = "keep") -> tuple[Reader, Weights]:
     """A reader of the module, and all its parameters."""
     own = {name: weight.detach() for name, weight in module.named_parameters()}
     trained = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad)
     if not trained:
         raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
     ownership, faithful = FOUND.setdefault(module, {}).setdefault(trained, ({}, {}))
-    return Reader(function_of(module, output), trained, ownership, faithful), own
+    return Reader(with_casts(function_of(module, output), casts), trained, ownership, faithful), own
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:

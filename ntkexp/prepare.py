@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
+from ntkexp.kernel.casts import remark, with_casts
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
@@ -20,7 +21,7 @@ from ntkexp.model.output import Reading
 from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
-from ntkexp.shapes import Weights
+from ntkexp.shapes import Function, Weights
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Setting:
     outputs: Float[Tensor, "point out"]
     kernel: Float[Tensor, "point out train out_"]
     largest_stable_step: float
+    remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
     @property
     def points(self) -> Points:
@@ -83,7 +85,8 @@ def prepare(experiment: Experiment) -> Setting:
         experiment.steps,
         experiment.seed,
     )
-    return Setting(experiment, data, module, weights, places, targets, descent, outputs, kernel, stable)
+    remarks = remarked(experiment, points, weights, function_of(module))
+    return Setting(experiment, data, module, weights, places, targets, descent, outputs, kernel, stable, remarks)
 
 
 def laid_out(experiment: Experiment, data: Data) -> tuple[Float[Tensor, "point out"], dict[str, slice]]:
@@ -117,7 +120,7 @@ def placed(experiment: Experiment, data: Data, module: Reading, weights: Weights
     """The points, in blocks that the memory allows."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
-    reader = Reader(function_of(module), point(weights).trained)
+    reader = Reader(with_casts(function_of(module), experiment.path.casts), point(weights).trained)
     train = len(data.train.inputs)
     budget = Budget(
         experiment.memory_gb,
@@ -131,6 +134,13 @@ def placed(experiment: Experiment, data: Data, module: Reading, weights: Weights
         inputs.element_size(),
     )
     return Points(reader, inputs, train, budget.block, budget.keep)
+
+
+def remarked(experiment: Experiment, points: Points, weights: Weights, function: Function) -> tuple[str, ...]:
+    """What the network's numbers cost."""
+    tape = points.reader.record(weights, points.inputs[:2])
+    found = remark(function, tape, experiment.path.casts)
+    return () if found is None else (found,)
 
 
 def refuse_infinite(outputs: Float[Tensor, "point out"]) -> None:

@@ -1,4 +1,4 @@
-"""Precision: how many digits a run kept, which is as many as the shortest numbers on its tape have."""
+"""Precision: how many digits a run kept, which is as many as the shortest numbers have that weights can change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from ntkexp.kernel.tape import Tape
 
 
 def eps(tape: Tape) -> float:
-    """The largest machine epsilon among the numbers that the outputs were computed with."""
-    kinds = {value.dtype for value in tape.values if value.is_floating_point()}
-    return max(torch.finfo(kind).eps for kind in kinds)
+    """The largest machine epsilon between weights and outputs."""
+    kinds = {tape[slot].dtype for slot in tape.from_weights}
+    return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)

@@ -98,6 +98,11 @@ class Tape:
         """Slots whose value depends on the inputs."""
         return self.reached(set(self.inputs))
 
+    @cached_property
+    def from_weights(self) -> frozenset[Slot]:
+        """Slots whose value depends on the weights."""
+        return self.reached(set(self.weights))
+
     def reached(self, start: set[Slot]) -> frozenset[Slot]:
         """The given slots, and all that is computed from them."""
         found = set(start)
