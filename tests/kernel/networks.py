@@ -144,6 +144,15 @@ class Products(nn.Module):
         return outputs
 
 
+class Standardised(nn.Conv2d):
+    """A convolution whose kernels have mean zero and variance one, by batch norm of the weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, len(self.weight), -1)
+        kernels = functional.batch_norm(rows, None, None, training=True, momentum=0.0, eps=1e-3)
+        return functional.conv2d(x, kernels.view_as(self.weight), self.bias)
+
+
 class Squared(nn.Module):
     """A layer of two inputs, given one twice."""
 
@@ -232,6 +241,7 @@ NETWORKS: dict[str, tuple[Maker, tuple[int, ...]]] = {
     "weight norm of a convolution": (lambda: stack(weight_norm(nn.Conv1d(2, 2, 2)), nn.Tanh()), (2, 3)),
     "weight norm along another axis": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3), dim=1), nn.Tanh()), (4,)),
     "weight norm of everything": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3), dim=-1), nn.Tanh()), (4,)),
+    "standardised convolution": (lambda: stack(Standardised(2, 3, 2), nn.Tanh()), (2, 3, 3)),
     "weight norm of old": (lambda: nn.Sequential(old_weight_norm(nn.Linear(4, 3)), nn.Tanh()), (4,)),
     "learned slopes": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2), nn.PReLU()), (3,)),
 }

@@ -43,6 +43,18 @@ def reshaped(call: AbstractCall) -> Tensor:
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
+def restrided(call: AbstractCall) -> Tensor:
+    """Elements by their place in memory, where the difference may lie in another order."""
+    value, size, stride, *rest = call.args
+    v, offset = value.start, rest[0] if rest and rest[0] is not None else value.start.storage_offset()
+    memory = torch.zeros(v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device)
+    memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(torch.arange(v.numel()).view(v.shape))
+    places = memory.as_strided(size, stride, offset)
+    if call.is_cut(value):
+        return call.picked(value, lambda source: source.reshape(-1)[places])
+    return call.delta(value).reshape(-1)[places]
+
+
 def converted(call: AbstractCall) -> Tensor:
     """Another precision or device."""
     return call.delta(call.args[0]).to(call.start.dtype)
@@ -74,7 +86,7 @@ def joined(call: AbstractCall) -> Result:
             return value
         if value.delta is not None:
             return call.delta(value)
-        return torch.zeros_like(value.start) if value.start.is_floating_point() else value.start
+        return torch.zeros_like(value.start, dtype=call.start.dtype) if value.start.is_floating_point() else value.start
 
     args, kwargs = tree_map(difference, (call.args, call.kwargs))
     result: Result = call.entry.op(*args, **kwargs)
@@ -139,6 +151,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(JOINED.split(), joined),
     **dict.fromkeys(UNCHANGED.split(), unchanged),
     "_to_copy": converted,
+    "as_strided": restrided,
     "constant_pad_nd": padded,
     "copy": replaced,
     "fill": replaced,

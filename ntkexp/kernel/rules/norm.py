@@ -34,11 +34,15 @@ def group_norm(call: AbstractCall) -> Result:
 
 
 def batch_norm(call: AbstractCall) -> Result:
-    """In evaluation, an affine map of each channel."""
+    """In evaluation, an affine map of each channel; of weights, each channel by its own statistics as well."""
     x, gain, bias, mean, variance, training, _, eps = call.args
-    if training or mean is None:
-        raise NoRule("batch norm in training mode couples the examples of a batch")
     along = [1, -1] + [1] * (x.start.dim() - 2)
+    if training or mean is None:
+        if x.from_inputs:
+            raise NoRule("batch norm in training mode couples the examples of a batch")
+        normed = normalised(call, x, (0, *range(2, x.start.dim())), eps)
+        gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
+        return affine(call, normed, gain, bias), None, None
     scale = (variance.start + eps).rsqrt().view(along)
     centre = mean.start.view(along)
     delta = None if x.delta is None else call.delta(x) * scale
