@@ -58,7 +58,8 @@ def look_back(
         course=course(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)
-    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, ending.sentence)
+    sentence = "; ".join([ending.sentence, *setting.remarks])
+    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, sentence)
 
 
 def path_kernels(walk: Walk) -> dict[str, PathKernel]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
+from ntkexp.kernel.casts import remark, with_casts
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
@@ -21,7 +22,7 @@ from ntkexp.path.attributed import shares
 from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
-from ntkexp.shapes import Weights
+from ntkexp.shapes import Function, Weights
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Setting:
     largest_stable_step: float
     attributed: Int[Tensor, " attributed"]  # the points at which the path is integrated
     chunk: int  # how many of them at once, where that takes a pass backwards
+    remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
     @property
     def points(self) -> Points:
@@ -88,9 +90,12 @@ def prepare(experiment: Experiment) -> Setting:
         experiment.steps,
         experiment.seed,
     )
+    remarks = remarked(experiment, points, weights, function_of(module))
     chosen = attributed(experiment, places)
     chunk = budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen)
-    return Setting(experiment, data, module, weights, places, targets, descent, outputs, kernel, stable, chosen, chunk)
+    return Setting(
+        experiment, data, module, weights, places, targets, descent, outputs, kernel, stable, chosen, chunk, remarks
+    )
 
 
 def attributed(experiment: Experiment, places: Mapping[str, slice]) -> Int[Tensor, " attributed"]:
@@ -134,7 +139,7 @@ def placed(
     """The points, in blocks that the memory allows, and that memory."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
-    reader = Reader(function_of(module), point(weights).trained)
+    reader = Reader(with_casts(function_of(module), experiment.path.casts), point(weights).trained)
     train = len(data.train.inputs)
     budget = Budget(
         experiment.memory_gb,
@@ -148,6 +153,13 @@ def placed(
         inputs.element_size(),
     )
     return Points(reader, inputs, train, budget.block, budget.keep), budget
+
+
+def remarked(experiment: Experiment, points: Points, weights: Weights, function: Function) -> tuple[str, ...]:
+    """What the network's numbers cost."""
+    tape = points.reader.record(weights, points.inputs[:2])
+    found = remark(function, tape, experiment.path.casts)
+    return () if found is None else (found,)
 
 
 def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment) -> None:

@@ -59,6 +59,11 @@ class Factored:
         outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None]
         return Factored(self.inputs, outputs, self.weight, self.bias, self.biases)
 
+    def traced(self) -> Factored:
+        """All outputs as one, whose inner products are the sums over outputs."""
+        outputs = self.outputs.permute(0, 2, 1, 3).flatten(2)[:, None]
+        return Factored(self.inputs, outputs, self.weight, self.bias, self.biases)
+
     def by_name(self) -> list[Rows]:
         """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
         parts = self.dense().tensor_split([self.biases], dim=2)
@@ -104,6 +109,10 @@ class Rows:
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Rows:
         """Σ_c ℓ′_c of the gradients, as a single output."""
         return Rows(torch.einsum("nc,ncp->np", output_gradient, self.rows)[:, None], self.name)
+
+    def traced(self) -> Rows:
+        """All outputs as one, whose inner products are the sums over outputs."""
+        return Rows(self.rows.flatten(1)[:, None], self.name)
 
     def by_name(self) -> list[Rows]:
         """As it is."""

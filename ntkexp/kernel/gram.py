@@ -17,17 +17,30 @@ from ntkexp.mistake import Mistake
 
 def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
     """The kernel between two places, summed over the parameters."""
-    shape = (left.examples, left.outputs, right.examples, right.outputs)
-    total: Tensor | None = None
+    return summed(paired(left, right)).view(left.examples, left.outputs, right.examples, right.outputs)
+
+
+def trace(left: Features, right: Features) -> Float[Tensor, "probe 1 train 1"]:
+    """Σ_c K[x, c, x′, c]: the kernel of all outputs taken as one, never multiplied out into blocks of outputs."""
+    pairs = [(one.traced(), other.traced()) for one, other in paired(left, right)]
+    return summed(pairs).view(left.examples, 1, right.examples, 1)
+
+
+def paired(left: Features, right: Features) -> list[tuple[Block, Block]]:
+    """The blocks that have a share of the kernel together."""
     if left.blocks.keys() == right.blocks.keys():
-        pairs: list[tuple[Block, Block]] = [(block, right.blocks[key]) for key, block in left.blocks.items()]
-    else:
-        pairs = multiplied_out(left, right)
+        return [(block, right.blocks[key]) for key, block in left.blocks.items()]
+    return multiplied_out(left, right)
+
+
+def summed(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "probe out train out_"]:
+    """The shares of all pairs."""
+    total: Tensor | None = None
     for one, other in pairs:
         total = add(total, one, other)
     if total is None:
         raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
-    return total.view(shape)
+    return total
 
 
 def multiplied_out(left: Features, right: Features) -> list[tuple[Block, Block]]:

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.kernel.casts import Uncast
 from ntkexp.kernel.company import COUPLED
-from ntkexp.kernel.replay import Replay
+from ntkexp.kernel.replay import Replay, widest
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.kernel.uses import Product
@@ -24,7 +25,8 @@ WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or
 
 def owners(tape: Tape, trained: frozenset[str]) -> list[Int[Tensor, "..."]]:
     """For every use, the example that owns each element of the tap; one number a row for products."""
-    replay = Replay(tape, tape, trained, scramble=torch.Generator().manual_seed(0))
+    with Uncast(widest(tape)):
+        replay = Replay(tape, tape, trained, scramble=torch.Generator().manual_seed(0))
     taps = [use.tap for use in replay.uses]
     if not taps:
         return []

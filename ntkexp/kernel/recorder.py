@@ -10,7 +10,7 @@ kept as one flat value, from which a view that is used later is taken again:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,9 +23,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ntkexp.kernel.inputs import examples, settled, tensors
 from ntkexp.kernel.tape import Entry, Slot, Tape, storage
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Function, Inputs, Weights
 
 aten = torch.ops.aten
 
@@ -146,27 +147,36 @@ def plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def columns(function: Function, weights: Weights, inputs: Tensor) -> Tensor:
+def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """The function's outputs as a matrix, a row an example."""
-    outputs = function(weights, inputs)
-    if outputs.dim() == 0 or len(outputs) != len(inputs):
+    outputs, count = function(weights, inputs), examples(inputs)
+    if outputs.dim() == 0 or len(outputs) != count:
         raise Mistake(
-            f"the module gives outputs of shape {list(outputs.shape)} for {len(inputs)} examples; "
+            f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
             "their first axis must be that of the examples"
         )
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
 
-def record(function: Function, weights: Weights, inputs: Tensor, *, differentiable: bool = False) -> Tape:
+def record(function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False) -> Tape:
     """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
+    run = partial(columns, function)
+    try:
+        return taped(torch.func.functionalize(run), weights, inputs, differentiable)
+    except RuntimeError:  # functionalize knows no autograd.Function that a module brings along
+        return taped(run, weights, inputs, differentiable)
+
+
+def taped(run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool) -> Tape:
+    """One run and its tape."""
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
-    inputs = inputs.detach()
-    version = inputs._version
+    given = settled(inputs)
+    versions = [tensor._version for tensor in tensors(given)]
     with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
         known = {recorder.slot(weight): name for name, weight in leaves.items()}
-        source = recorder.slot(inputs)
-        output = torch.func.functionalize(partial(columns, function))(leaves, inputs)
-        if inputs._version != version:
+        arguments = tree_map(recorder.slot, given)
+        output = recorder.slot(run(leaves, given))
+        if versions != [tensor._version for tensor in tensors(given)]:
             raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
         entries, values = tuple(recorder.entries), tuple(recorder.values)
-        return Tape(entries, values, known, source, recorder.slot(output), overwrites=bool(recorder.flats))
+        return Tape(entries, values, known, arguments, output, overwrites=bool(recorder.flats))

@@ -35,6 +35,7 @@ class Replay:
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
         self.start, self.end, self.scramble = start, end, scramble
+        self.kind = widest(start) if scramble is not None else None
         self.trained = Trained(start, trained)
         self.deltas: dict[Slot, Tensor] = {}
         self.leaves: dict[str, Tensor] = {}
@@ -102,7 +103,11 @@ class Replay:
     def random_like(self, value: Tensor) -> Tensor:
         """A coefficient in [1, 2], when the replay only asks what reaches what."""
         noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
-        return 1 + noise.to(value.device, value.dtype)
+        return 1 + noise.to(value.device, self.kind)
+
+    def widened(self, value: Tensor) -> Tensor:
+        """The value in the numbers of the weights, when the replay only asks what reaches what: none are lost then."""
+        return value if self.kind is None or not value.is_floating_point() else value.to(self.kind)
 
 
 class Call(AbstractCall):
@@ -111,7 +116,10 @@ class Call(AbstractCall):
     def __init__(self, replay: Replay, entry: Entry) -> None:
         self.replay, self.entry = replay, entry
         self.args, self.kwargs = tree_map(replay.ends, (entry.args, entry.kwargs))
-        self.ends = [(replay.start[slot].detach(), replay.end[slot].detach()) for slot in entry.results]
+        self.ends = [
+            (replay.widened(replay.start[slot].detach()), replay.widened(replay.end[slot].detach()))
+            for slot in entry.results
+        ]
         self.meets_inputs = entry.results[0] in replay.start.from_inputs
 
     def is_cut(self, value: Ends) -> bool:
@@ -136,7 +144,7 @@ class Call(AbstractCall):
         if replay.scramble is not None and (value.delta is not None or value.from_inputs):
             return replay.random_like(value.start)
         if value.delta is None or replay.start is replay.end:
-            return value.start
+            return replay.widened(value.start)
         if not value.start.is_floating_point():  # true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
         return (value.start + value.end) / 2
@@ -195,6 +203,11 @@ class Call(AbstractCall):
         found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
         used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
         return Derived(value.delta, used)
+
+
+def widest(tape: Tape) -> torch.dtype:
+    """The numbers with the most digits among those of the weights."""
+    return min((tape[slot].dtype for slot in tape.weights), key=lambda kind: torch.finfo(kind).eps)
 
 
 def compare(start: Tape, end: Tape) -> None:

@@ -14,7 +14,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ntkexp.kernel.inputs import examples
+from ntkexp.shapes import Inputs
 
 
 class Slot(int):
@@ -49,12 +52,23 @@ class Tape:
     entries: tuple[Entry, ...]
     values: tuple[Tensor, ...]
     weights: dict[Slot, str]
-    inputs: Slot
+    arguments: Any  # the inputs as they were given, with slots for tensors
     output: Slot
     overwrites: bool  # torch wrote in place where it ran, so that autograd cannot be asked at every slot
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
+
+    @cached_property
+    def inputs(self) -> tuple[Slot, ...]:
+        """The slots of the tensors among the inputs."""
+        return tuple(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot))
+
+    @property
+    def given(self) -> Inputs:
+        """The inputs."""
+        found: Inputs = tree_map(lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments)
+        return found
 
     @property
     def outputs(self) -> Float[Tensor, "example out"]:
@@ -65,7 +79,7 @@ class Tape:
     def bytes_per_example(self) -> float:
         """The memory of what depends on the inputs."""
         values = {storage(value): value.untyped_storage().nbytes() for value in map(self.__getitem__, self.from_inputs)}
-        return sum(values.values()) / len(self[self.inputs])
+        return sum(values.values()) / examples(self.given)
 
     @cached_property
     def structure(self) -> tuple[Any, ...]:
@@ -82,7 +96,12 @@ class Tape:
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
         """Slots whose value depends on the inputs."""
-        return self.reached({self.inputs})
+        return self.reached(set(self.inputs))
+
+    @cached_property
+    def from_weights(self) -> frozenset[Slot]:
+        """Slots whose value depends on the weights."""
+        return self.reached(set(self.weights))
 
     def reached(self, start: set[Slot]) -> frozenset[Slot]:
         """The given slots, and all that is computed from them."""

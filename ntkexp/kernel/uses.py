@@ -125,7 +125,7 @@ def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
         if trained.slots.isdisjoint(entry.slots) or tape.from_inputs.isdisjoint(entry.slots):
             continue
         use = plain_product(tape, trained, entry)
-        if use is None:
+        if use is None or not use.tap.requires_grad:
             return None
         uses.append(use)
     return uses
@@ -157,4 +157,5 @@ def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
 
 def plain_source(tape: Tape, trained: Trained, slot: Slot, arranged: Callable[[Tensor], Tensor]) -> View | None:
     """The view of a parameter that an argument is, as the operation uses it."""
-    return trained.view(arranged(tape[slot].detach())) if slot in trained.slots else None
+    known = slot in trained.slots and tape[slot].requires_grad  # autograd does not see a weight that is detached
+    return trained.view(arranged(tape[slot].detach())) if known else None

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ntkexp.component import Component
+from ntkexp.kernel.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 from ntkexp.path.rule.secant import Secant
@@ -19,6 +20,7 @@ class Path(Component):
     nodes: PositiveInt = 2
     pieces: PositiveInt = 1
     romberg: NonNegativeInt = 0
+    casts: Casts = "keep"
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
     error_samples: NonNegativeInt = 16
     attributed: PositiveInt = 64

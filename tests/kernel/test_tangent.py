@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ntkexp.kernel import reader
 from ntkexp.kernel.features import Factored
@@ -70,6 +70,48 @@ def test_a_frozen_layer() -> None:
     assert isinstance(given.module, nn.Sequential)
     given.module[0].requires_grad_(False)
     agree(tangent_kernel(given.module, given.x), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+
+
+@pytest.mark.parametrize("name", ["adapter beside a weight", "adapter inside a weight"])
+def test_adapters_of_a_frozen_weight(name: str) -> None:
+    given = problem(name, seed=5)
+    for key, weight in given.module.named_parameters():
+        weight.requires_grad_("base" not in key and "original" not in key)
+    agree(tangent_kernel(given.module, given.x), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+
+
+class Tokens(nn.Module):
+    """Embedded tokens, some of which never occur, and one of which is padding."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, padding_idx=padding), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.head(torch.tanh(self.table(tokens)).mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+def test_tokens(padding: int | None) -> None:
+    """Padding trains nothing, wherever it stands, and tokens that never occur train nothing either."""
+    made = Tokens(padding).double()
+    with torch.no_grad():
+        made.table.weight.copy_(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)).double())
+    ones, others = torch.tensor([[0, 3, 5], [1, 0, 0], [2, 2, 2]]), torch.tensor([[3, 0, 0], [0, 6, 3], [1, 2, 0]])
+    for tokens in (ones, others):  # who owns an element was asked where padding stood elsewhere
+        agree(tangent_kernel(made, tokens, ones), oracle.tangent(made, tokens, ones), ROUNDING * EPS)
+
+
+def test_a_step_of_padding_that_moves_is_pushed_and_not_trained() -> None:
+    made = Tokens(0).double()
+    tokens = torch.tensor([[0, 3, 5], [1, 0, 0], [2, 2, 2]])
+    reader_, own = reader_of(made)
+    end = own | {"table.weight": own["table.weight"] + 1}
+    start, after = reader_.record(own, tokens), reader_.record(end, tokens)
+    reading = reader_.secant(start, after)
+    agree(reading.push, after.outputs - start.outputs, ROUNDING * EPS, after.outputs.abs().max())
+    assert not reading.features.total(own)["table.weight"][0].any()
 
 
 @pytest.mark.parametrize("bias", [True, False])
