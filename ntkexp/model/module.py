@@ -118,7 +118,7 @@ def parted(path: str) -> tuple[str, str, str]:
 def function(module: object, name: str, given: str) -> Callable[..., object]:
     """A function or class of a module by its name."""
     own = getattr(module, "__name__", "")
-    known = [key for key, value in vars(module).items() if callable(value) and value.__module__ == own]
+    known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own]
     found: object = getattr(module, name, None)
     if found is None:
         there = f"it has {', '.join(known)}" if known else "it has no function"

@@ -14,6 +14,10 @@ from types import ModuleType
 
 from ntkexp.mistake import Mistake
 from ntkexp.model.trouble import one_line
+from ntkexp.model.vision import load_torchvision
+
+VISION = {"timm", "torchvision", "transformers"}
+"""Packages that import torchvision, or are it."""
 
 
 def load(file: Path, given: str) -> ModuleType:
@@ -34,6 +38,8 @@ def run(file: Path, given: str) -> ModuleType:
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
+    if not VISION.isdisjoint(imports(file)):
+        load_torchvision()
     module = sys.modules[file.stem] = module_from_spec(spec)
     try:
         with one_line(given, file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,23 @@ def test_a_library_that_is_missing_is_asked_for(model: str, package: str, monkey
     monkeypatch.setattr(extra, "find_spec", lambda name: None)
     with pytest.raises(Mistake, match=rf"needs {package}, .* pip install 'ntkexp\[{model}\]'"):
         prepare(small(*FEW, f"model={model}"))
+
+
+def test_a_language_model_in_a_file_of_ones_own_is_trained_exactly(written: Callable[[str], Path]) -> None:
+    """Its table of tokens is its readout."""
+    file = written("""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        class build(nn.Module):
+            def __init__(self, vocabulary, width):
+                super().__init__()
+                sizes = {"n_embd": width, "n_layer": 1, "n_head": 2, "n_positions": 4}
+                ends = {"bos_token_id": None, "eos_token_id": None}
+                self.model = GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **sizes, **ends))
+
+            def forward(self, x):
+                return self.model(input_ids=x).logits[:, -1]
+        """)
+    run = ran(*FEW, "model=module", f"model.path={file}", *SUMS, "loss=cross_entropy", trust=[str(file)])
+    for row in run.rows("secant"):
+        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
