@@ -122,6 +122,10 @@ class Call(AbstractCall):
         ]
         self.meets_inputs = entry.results[0] in replay.start.from_inputs
 
+    @property
+    def is_point(self) -> bool:
+        return self.replay.start is self.replay.end
+
     def is_cut(self, value: Ends) -> bool:
         return value.from_weights and self.meets_inputs
 
@@ -143,7 +147,7 @@ class Call(AbstractCall):
         replay = self.replay
         if replay.scramble is not None and (value.delta is not None or value.from_inputs):
             return replay.random_like(value.start)
-        if value.delta is None or replay.start is replay.end:
+        if value.delta is None or self.is_point:
             return replay.widened(value.start)
         if not value.start.is_floating_point():  # true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2

@@ -94,15 +94,15 @@ def joined(call: AbstractCall) -> Result:
 
 
 def embedding(call: AbstractCall) -> Result:
-    """Rows of a table, picked by whole numbers; that of padding is never trained, and counts as frozen."""
+    """Rows of a table, picked by whole numbers. That of padding has no gradient, but a tied weight may move it."""
     table, index, *rest = call.args
     indices, padding = constant(index), rest[0] if rest else -1
     delta = call.picked(table, lambda source: source[indices]) if call.is_cut(table) else call.delta(table)[indices]
-    if padding < 0:
+    if padding < 0 or not call.is_point:
         return delta
     shown = Ends(call.start, call.start, None, False, True)
     trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
-    return trained * delta + (1 - trained) * delta.detach()
+    return trained * delta
 
 
 def add(call: AbstractCall) -> Tensor:
