@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
+from ntkexp.kernel.plan import Plan
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
@@ -117,7 +118,7 @@ def placed(experiment: Experiment, data: Data, module: Reading, weights: Weights
     """The points, in blocks that the memory allows."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
-    reader = Reader(function_of(module), point(weights).trained)
+    reader = Reader(function_of(module), point(weights).trained, plan=Plan())
     train = len(data.train.inputs)
     budget = Budget(
         experiment.memory_gb,

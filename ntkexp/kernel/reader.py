@@ -20,6 +20,7 @@ from ntkexp.kernel.company import refuse_company
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.jacobian import jacobian
 from ntkexp.kernel.ownership import owners
+from ntkexp.kernel.plan import Plan
 from ntkexp.kernel.recorder import record
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
@@ -43,10 +44,15 @@ class Reader:
     function: Function
     trained: frozenset[str]
     ownership: dict[Any, list[Int[Tensor, "..."]]] = field(default_factory=dict, repr=False)
+    plan: Plan | None = field(default=None, repr=False)
 
     def record(self, weights: Weights, inputs: Float[Tensor, "example *shape"]) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
-        return record(self.function, weights, inputs, differentiable=True)
+
+        def usual() -> Tape:
+            return record(self.function, weights, inputs, differentiable=self.plan is None)
+
+        return usual() if self.plan is None else self.plan.tape(weights, inputs, usual)
 
     def tangent(self, tape: Tape) -> Features:
         """The features J(θ; x) of a point."""
@@ -57,16 +63,29 @@ class Reader:
 
     def factored(self, tape: Tape) -> Features:
         """The features of a point through whose operations differences can be passed."""
+        if self.plan is not None:
+            return self.along(tape, tape)
         owned = self.owned(tape)
         uses = None if tape.overwrites else plain_products(tape, self.trained)
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return features(tape[tape.output], uses, owned, weights)
-        replay = Replay(tape, tape, self.trained)
-        return features(replay.delta, replay.uses, owned, replay.leaves)
+        return self.secant(tape, tape).features
+
+    def along(self, start: Tape, end: Tape) -> Features:
+        """The features J̄(x) of a segment."""
+        if self.plan is None:
+            return self.secant(start, end).features
+        owned = self.owned(start)
+
+        def usual(at_once: bool) -> Features:
+            replay = Replay(start, end, self.trained)
+            return features(replay.delta, replay.uses, owned, replay.leaves, at_once=at_once)
+
+        return self.plan.read(start, end, usual)
 
     def secant(self, start: Tape, end: Tape) -> Reading:
-        """The features J̄(x) of a segment."""
+        """The features J̄(x) of a segment, and J̄Δθ."""
         replay = Replay(start, end, self.trained)
         pieces = features(replay.delta, replay.uses, self.owned(start), replay.leaves)
         return Reading(pieces, replay.delta.detach())
@@ -84,13 +103,32 @@ def features(
     uses: list[Product] | list[Use],
     owned: list[Int[Tensor, "..."]],
     leaves: Weights,
+    *,
+    at_once: bool = False,
 ) -> Features:
-    """Differentiate the outputs at every use, and arrange the pieces by example."""
+    """Differentiate the outputs at every use, one by one or all at once, and arrange the pieces by example."""
     examples, outputs = output.shape
     taps = [use.tap for use in uses]
-    pulled = []
-    for c in range(outputs if taps else 0):
-        column = output[:, c].sum()
-        pulled.append(torch.autograd.grad(column, taps, retain_graph=True, materialize_grads=True))
-    cotangents = [torch.stack(parts) for parts in zip(*pulled, strict=True)]
+    pull = pulled_at_once if at_once and outputs > 1 else pulled_one_by_one
+    cotangents = pull(output, taps) if taps else []
     return arrange(uses, cotangents, owned, examples, outputs, leaves)
+
+
+def pulled_one_by_one(output: Float[Tensor, "example out"], taps: list[Tensor]) -> list[Float[Tensor, "out ..."]]:
+    """∂f/∂tap, with a back-propagation for every output."""
+    pulled = [
+        torch.autograd.grad(output[:, c].sum(), taps, retain_graph=True, materialize_grads=True)
+        for c in range(output.shape[1])
+    ]
+    return [torch.stack(columns) for columns in zip(*pulled, strict=True)]
+
+
+def pulled_at_once(output: Float[Tensor, "example out"], taps: list[Tensor]) -> list[Float[Tensor, "out ..."]]:
+    """∂f/∂tap, with a back-propagation in which every operation runs for all outputs."""
+    each = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)
+    cotangents = each[:, None].expand(-1, *output.shape)
+    found = torch.autograd.grad(output, taps, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True)
+    return [
+        tap.detach().new_zeros(len(each), *tap.shape) if pulled is None else pulled
+        for tap, pulled in zip(taps, found, strict=True)
+    ]

@@ -76,7 +76,9 @@ class Recorder(TorchDispatchMode):
         leaves = tree_flatten(outcome)[0]
         results = tuple(self.slot(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         scalars = tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor))
-        self.entries.append(Entry(func, slots, named, results, scalars))
+        places = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        single = not isinstance(outcome, tuple | list)
+        self.entries.append(Entry(func, slots, named, results, scalars, None if single else places))
         return outcome
 
     def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:

@@ -179,7 +179,7 @@ class Call(AbstractCall):
         assert weight.delta is not None
         tap = torch.mm(factor, weight.delta.detach())
         if bias is not None and bias.delta is not None:
-            tap.add_(bias.delta.detach(), alpha=shift)
+            tap = tap.add(bias.delta.detach(), alpha=shift)
         tap.requires_grad_()
         added = None if bias is None else self.source(bias)
         self.replay.uses.append(Product(tap, factor, self.source(weight), added, shift))

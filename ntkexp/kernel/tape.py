@@ -7,7 +7,7 @@ what operations of torch overwrite inside themselves stays visible by the operat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ class Entry:
     kwargs: dict[str, Any]
     results: tuple[Slot, ...]
     scalars: tuple[Any, ...]
+    places: tuple[int, ...] | None = None  # of the results among what the operation returned; None: it returned one
 
     @property
     def name(self) -> str:
@@ -72,6 +73,13 @@ class Tape:
         """All that two runs must share to be comparable: operations, wiring, numbers and shapes."""
         wiring = tuple((entry.op, repr(entry.args), repr(entry.kwargs), entry.scalars) for entry in self.entries)
         return wiring, tuple((tuple(value.shape), value.dtype) for value in self.values), self.output
+
+    def refilled(self, values: tuple[Tensor, ...]) -> Tape:
+        """A tape of the same program with other values; what was found out about the program stays known."""
+        other = replace(self, values=values, overwrites=False)
+        known = ("structure", "outside", "from_inputs")
+        vars(other).update({name: getattr(self, name) for name in known})
+        return other
 
     @cached_property
     def outside(self) -> tuple[Slot, ...]:
