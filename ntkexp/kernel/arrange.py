@@ -36,15 +36,17 @@ def arrange(
         if isinstance(use, Element):
             add_rows(rows, use.source, scattered(use, cotangent, owner, examples), leaves)
             continue
-        block = by_example(use, cotangent, owner, examples)
-        if (key := (use.weight, use.bias)) in factorable:
-            factors[key].append(block)
+        factors[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
+    blocks: dict[Key, Block] = {}
+    for key, parts in factors.items():
+        block = joined(parts)
+        if key in factorable:
+            blocks[key] = block
             continue
         bias, weight = torch.split(block.dense(), [block.biases, block.inputs.shape[2] - block.biases], dim=2)
-        for source, gradient in ((use.bias, bias), (use.weight, weight)):
-            if source is not None:
+        for source, gradient in zip(key, (weight, bias), strict=True):
+            if isinstance(source, View | Derived):
                 add_rows(rows, source, gradient.flatten(2), leaves)
-    blocks: dict[Key, Block] = {key: joined(parts) for key, parts in factors.items()}
     blocks.update({(name, None): Rows(row, name) for name, row in rows.items()})
     return Features(blocks, examples, outputs)
 
@@ -82,8 +84,9 @@ def by_example(
     if order is not None:
         refuse_unowned(cotangent[:, owner < 0])
         inputs, cotangent = inputs[order], cotangent[:, order]
-    inputs = inputs.unflatten(0, (examples, -1))
-    outputs = cotangent.unflatten(1, (examples, -1)).transpose(0, 1)
+    uses = len(inputs) // examples
+    inputs = inputs.reshape(examples, uses, inputs.shape[1])
+    outputs = cotangent.reshape(len(cotangent), examples, uses, cotangent.shape[2]).transpose(0, 1)
     return Factored(inputs, outputs, weight, bias, int(use.bias is not None))
 
 
@@ -111,29 +114,34 @@ def scattered(
     """The gradient of each example with respect to the elements that a weight was expanded from."""
     reached = owner >= 0
     if not reached.all():
-        refuse_unowned(cotangent[:, ~reached])
-    size = int(use.positions.max()) + 1
-    if copied_along_examples(use, owner, examples):
-        return summed(use, cotangent, size)
-    target = (owner * size + use.positions.to(owner.device))[reached]
+        refuse_unowned(cotangent.masked_fill(reached, 0.0))
+    positions, size = use.positions, int(use.positions.max()) + 1
+    axis = axis_of_examples(positions, owner, examples)
+    if axis is not None:
+        return summed(positions.movedim(axis, 0), cotangent.movedim(axis + 1, 1), size)
+    target = (owner * size + positions.to(owner.device))[reached]
     flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
-    return flat.index_add(1, target, cotangent[:, reached]).view(len(cotangent), examples, size).transpose(0, 1)
+    return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
 
 
-def copied_along_examples(use: Element, owner: Int[Tensor, "..."], examples: int) -> bool:
-    """Whether the weight was copied along a first axis that is the examples', as gains and biases are."""
-    if len(owner) != examples or (use.positions.stride(0) != 0 and examples > 1):
-        return False
-    index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - 1))
-    return bool(((owner == index) | (owner < 0)).all())
+def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], examples: int) -> int | None:
+    """The axis that counts examples, if a weight was copied along it, as gains and biases are."""
+    for axis in range(owner.dim()):
+        if owner.shape[axis] == examples and (positions.stride(axis) == 0 or examples == 1):
+            index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - axis - 1))
+            if bool(((owner == index) | (owner < 0)).all()):
+                return axis
+    return None
 
 
-def summed(use: Element, cotangent: Float[Tensor, "out example ..."], size: int) -> Float[Tensor, "example out size"]:
+def summed(
+    positions: Int[Tensor, "example ..."], cotangent: Float[Tensor, "out example ..."], size: int
+) -> Float[Tensor, "example out size"]:
     """The sum over the axes that the weight was copied along, and what is left by its place in the weight."""
-    copied = [d for d in range(1, use.positions.dim()) if use.positions.stride(d) == 0]
+    copied = [d for d in range(1, positions.dim()) if positions.stride(d) == 0]
     rows = cotangent.sum([d + 1 for d in copied]) if copied else cotangent
     rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
-    once = use.positions[tuple(0 if d in (0, *copied) else slice(None) for d in range(use.positions.dim()))]
+    once = positions[tuple(0 if d in (0, *copied) else slice(None) for d in range(positions.dim()))]
     places = once.reshape(-1).to(rows.device)
     if not torch.equal(places, torch.arange(size, device=rows.device)):
         rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)

@@ -64,11 +64,9 @@ class Plan:
         """What `usual` reads from two tapes of the same program, output by output or, if asked to, from all at once."""
         if start.entries is not end.entries:
             return usual(False)
-        fed = list(start.values if start is end else (*start.values, *end.values))
+        fed = [value for tape in ([start] if start is end else [start, end]) for value in varying(tape)]
         key = (id(start.entries), start is end)
-        return followed(
-            self.features, key, fed, lambda: usual(False), lambda: written_features(usual, fed), with_parts
-        )
+        return followed(self.features, key, fed, lambda: usual(False), lambda: written_features(usual, fed), with_parts)
 
 
 def followed(
@@ -91,7 +89,7 @@ def followed(
     if way.trials:
         expected = usual() if expected is None else expected
         way.trials -= 1
-        if found is None or not alike(found, parts(expected)):
+        if found is None or not alike(parts(refilled(way.first, fed, found)), parts(expected)):
             ways[key] = None
             return expected
     return usual() if found is None else refilled(way.first, fed, found)
@@ -114,15 +112,23 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 def parts(made: Tape | Features) -> list[Tensor]:
-    """The tensors of which it is made."""
+    """What is compared: all tensors of features; the outputs of a tape, to which all else on it leads.
+
+    On the way to them there may be memory that nobody has written to yet.
+    """
     if isinstance(made, Tape):
-        return [made[slot] for slot in made_by(made)]
+        return [made.outputs]
     return [value for block in made.blocks.values() for value in tensors(block).values()]
+
+
+def varying(tape: Tape) -> list[Tensor]:
+    """The values that weights or inputs decide; all others are the same on every tape of a program."""
+    return [tape[slot] for slot in (*slots_fed(tape), *made_by(tape))]
 
 
 def made_by(tape: Tape) -> list[Slot]:
     """The slots that operations fill."""
-    return [slot for entry in tape.entries for slot in entry.results]
+    return list(dict.fromkeys(slot for entry in tape.entries for slot in entry.results))
 
 
 def tensors(block: Block) -> Mapping[str, Tensor]:
@@ -146,7 +152,10 @@ def slots_fed(tape: Tape) -> list[Slot]:
 def with_parts(first: Features, fed: list[Tensor], found: list[Tensor]) -> Features:
     """Other features of the same function."""
     left = iter(found)
-    blocks = {key: replace(block, **{name: next(left) for name in tensors(block)}) for key, block in first.blocks.items()}
+    blocks: dict[Key, Block] = {}
+    for key, block in first.blocks.items():
+        others: dict[str, Any] = {name: next(left) for name in tensors(block)}
+        blocks[key] = replace(block, **others)
     return Features(blocks, first.examples, first.outputs)
 
 

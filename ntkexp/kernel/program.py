@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,12 +44,15 @@ class Program:
         return results
 
 
-def program(entries: Sequence[Entry], values: Sequence[Tensor], fed: Sequence[Slot], results: Sequence[Slot]) -> Program:
+def program(
+    entries: Sequence[Entry], values: Sequence[Tensor], fed: Sequence[Slot], results: Sequence[Slot]
+) -> Program:
     """The program that leads from the fed slots to the results."""
+    entries = [without_input(entry, values, fed) for entry in entries]
     moving = reached(entries, set(fed))
     wanted, kept = set(results), []
     for entry in reversed(entries):
-        if not moving.isdisjoint(entry.slots) and (read_of(entry) or not wanted.isdisjoint(entry.results)):
+        if not moving.isdisjoint(entry.slots) and (entry.reads or not wanted.isdisjoint(entry.results)):
             wanted.update(entry.slots)
             kept.append(entry)
     made = {slot for entry in kept for slot in entry.results}
@@ -57,6 +60,15 @@ def program(entries: Sequence[Entry], values: Sequence[Tensor], fed: Sequence[Sl
     function, read = compiled(kept[::-1], fed, constants, results)
     shapes = [values[slot].shape for slot in results]
     return Program(function, tuple(values[slot].detach() for slot in constants), read, shapes)
+
+
+def without_input(entry: Entry, values: Sequence[Tensor], fed: Sequence[Slot]) -> Entry:
+    """A convolution's derivative in its input takes nothing but the shape of it: any tensor that is there will do."""
+    if entry.name != "convolution_backward" or list(entry.args[-1]) != [True, False, False]:
+        return entry
+    value = values[entry.args[1]]
+    like = (slot for slot in fed if values[slot].shape == value.shape and values[slot].dtype == value.dtype)
+    return replace(entry, args=(entry.args[0], next(like, entry.args[1]), *entry.args[2:]))
 
 
 def reached(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
@@ -67,17 +79,16 @@ def reached(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
     return start
 
 
-def read_of(entry: Entry) -> bool:
-    """Whether the operation gave numbers to Python."""
-    return any(scalar is not None for scalar in entry.scalars)
-
-
 def compiled(
     entries: Sequence[Entry], fed: Sequence[Slot], constants: Sequence[Slot], results: Sequence[Slot]
 ) -> tuple[Callable[..., tuple[list[Tensor], list[Any]]], list[Any]]:
     """The operations as a function of what is fed and of constants; and what it reads."""
     graph = fx.Graph()
     nodes: dict[Slot, fx.Node] = {}
+
+    def node(leaf: Any) -> Any:
+        return nodes[leaf] if isinstance(leaf, Slot) else leaf
+
     for k, slot in enumerate((*fed, *constants)):
         nodes[slot] = graph.placeholder(f"v{k}")
     read: list[tuple[fx.Node, Any]] = []
@@ -85,11 +96,11 @@ def compiled(
         if entry.name in SAME:
             nodes[entry.results[0]] = nodes[entry.slots[0]]
             continue
-        args, kwargs = tree_map(lambda leaf: nodes[leaf] if isinstance(leaf, Slot) else leaf, (entry.args, entry.kwargs))
+        args, kwargs = tree_map(node, (entry.args, entry.kwargs))
         whole = graph.call_function(entry.op, args, kwargs)
         if entry.places is None:
             nodes |= dict.fromkeys(entry.results, whole)
-            read += [(whole, scalar) for scalar in entry.scalars]
+            read += [(whole, scalar) for scalar in entry.scalars if scalar is not None]
         else:
             for slot, place in zip(entry.results, entry.places, strict=True):
                 nodes[slot] = graph.call_function(operator.getitem, (whole, place))

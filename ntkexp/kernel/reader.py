@@ -48,11 +48,9 @@ class Reader:
 
     def record(self, weights: Weights, inputs: Float[Tensor, "example *shape"]) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
-
-        def usual() -> Tape:
-            return record(self.function, weights, inputs, differentiable=self.plan is None)
-
-        return usual() if self.plan is None else self.plan.tape(weights, inputs, usual)
+        if self.plan is None:
+            return record(self.function, weights, inputs, differentiable=True)
+        return self.plan.tape(weights, inputs, lambda: record(self.function, weights, inputs).pruned())
 
     def tangent(self, tape: Tape) -> Features:
         """The features J(θ; x) of a point."""

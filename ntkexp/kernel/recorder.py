@@ -84,6 +84,7 @@ class Recorder(TorchDispatchMode):
     def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that changes the shape of its first argument and none of its elements."""
         result = self.apply(twin, *args)
+        self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
         target: Tensor = func(*args, **kwargs)
         self.slots[id(target)] = self.slots[id(result)]
         return target
@@ -98,7 +99,7 @@ class Recorder(TorchDispatchMode):
             if storage(value) == home:
                 self.values[slot] = value.clone()  # its number before the write
         func(*args, **kwargs)
-        for key in [key for key, value in self.seen.items() if storage(value) == home]:
+        for key in [key for key, value in self.seen.items() if storage(value) == home and overlap(value, target)]:
             self.slots.pop(key, None)
         self.flats.pop(home, None)
         after = target.clone()
@@ -136,6 +137,13 @@ def positions(value: Tensor) -> Int[Tensor, "..."]:
     return count.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of a storage share an element."""
+    if one.stride() == other.stride() and one.shape == other.shape and one.storage_offset() == other.storage_offset():
+        return True
+    return bool(torch.isin(*(positions(view).reshape(-1) for view in (one, other))).any())
+
+
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Attention and encoders by operations that have rules, not by fused ones."""
@@ -170,5 +178,6 @@ def record(function: Function, weights: Weights, inputs: Tensor, *, differentiab
         output = torch.func.functionalize(partial(columns, function))(leaves, inputs)
         if inputs._version != version:
             raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
+        output_slot = recorder.slot(output)
         entries, values = tuple(recorder.entries), tuple(recorder.values)
-        return Tape(entries, values, known, source, recorder.slot(output), overwrites=bool(recorder.flats))
+        return Tape(entries, values, known, source, output_slot, overwrites=bool(recorder.flats))

@@ -53,9 +53,9 @@ class Replay:
     def seed_deltas(self) -> None:
         """Differences of the weights; everything else from outside must be the same at both ends."""
         for slot in self.start.outside:
-            v0, v1 = self.start[slot].detach(), self.end[slot].detach()
+            v0, v1 = self.start[slot], self.end[slot]
             if name := self.start.weights.get(slot):
-                delta = (v1 - v0).requires_grad_(name in self.trained.names)
+                delta = (v1.detach() - v0.detach()).requires_grad_(name in self.trained.names)
                 self.deltas[slot] = delta
                 if name in self.trained.names:
                     self.leaves[name] = delta
