@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
+from ntkexp.kernel.cost import Cost, costs
 from ntkexp.kernel.plan import Plan
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
@@ -138,3 +139,14 @@ def refuse_infinite(outputs: Float[Tensor, "point out"]) -> None:
     """A network that is not finite at its start cannot be trained."""
     if not outputs.isfinite().all():
         raise Mistake("the network's outputs are not finite before training; lower init.W_std or init.alpha")
+
+
+def kernel_costs(experiment: Experiment) -> tuple[Points, list[Cost]]:
+    """Where the network would be read, and what the kernel of a block of points with the training examples costs."""
+    data = experiment.data.split()
+    outputs = laid_out(experiment, data)[0].shape[1]
+    module = network(experiment, data, outputs)
+    weights = weights_of(module)
+    points = placed(experiment, data, module, weights, outputs)
+    few = points.reader.record(weights, points.inputs[:2])
+    return points, costs(points.reader, few, points.block, points.train)

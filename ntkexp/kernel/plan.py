@@ -23,7 +23,7 @@ from ntkexp.kernel.program import DoesNotHold, Program, program, traced
 from ntkexp.kernel.tape import Slot, Tape
 from ntkexp.shapes import Weights
 
-LARGEST = 2**28  # bytes on a tape; whatever a replay makes of it is kept while it is written down
+LARGEST = 2**28  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written
 TRIALS = 2
 
 Key: TypeAlias = tuple[Any, ...]
@@ -161,7 +161,7 @@ def with_parts(first: Features, fed: list[Tensor], found: list[Tensor]) -> Featu
 
 def written_tape(tape: Tape) -> tuple[Tape, Program | None]:
     """A tape as a program from weights and inputs."""
-    size = sum(value.numel() * value.element_size() for value in tape.values)
+    size = sum(value.numel() * value.element_size() for value in tape.values) * (1 + tape.outputs.shape[1])
     if size > LARGEST or any(entry.op._schema.is_mutable for entry in tape.entries):
         return tape, None
     return tape, program(tape.entries, tape.values, slots_fed(tape), made_by(tape))

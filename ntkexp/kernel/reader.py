@@ -115,18 +115,23 @@ def features(
 def pulled_one_by_one(output: Float[Tensor, "example out"], taps: list[Tensor]) -> list[Float[Tensor, "out ..."]]:
     """∂f/∂tap, with a back-propagation for every output."""
     pulled = [
-        torch.autograd.grad(output[:, c].sum(), taps, retain_graph=True, materialize_grads=True)
-        for c in range(output.shape[1])
+        torch.autograd.grad(output, taps, cotangent, retain_graph=True, materialize_grads=True)
+        for cotangent in each_output(output)
     ]
     return [torch.stack(columns) for columns in zip(*pulled, strict=True)]
 
 
 def pulled_at_once(output: Float[Tensor, "example out"], taps: list[Tensor]) -> list[Float[Tensor, "out ..."]]:
     """∂f/∂tap, with a back-propagation in which every operation runs for all outputs."""
-    each = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)
-    cotangents = each[:, None].expand(-1, *output.shape)
+    cotangents = each_output(output)
     found = torch.autograd.grad(output, taps, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True)
     return [
-        tap.detach().new_zeros(len(each), *tap.shape) if pulled is None else pulled
+        tap.detach().new_zeros(len(cotangents), *tap.shape) if pulled is None else pulled
         for tap, pulled in zip(taps, found, strict=True)
     ]
+
+
+def each_output(output: Float[Tensor, "example out"]) -> Float[Tensor, "out example out"]:
+    """One for each output in turn, of all examples."""
+    each = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)
+    return each[:, None].expand(-1, *output.shape)
