@@ -11,7 +11,6 @@ from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.kernel.uses import View
 
-
 JACOBIANS = "Jacobians"
 
 
