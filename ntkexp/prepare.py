@@ -12,6 +12,8 @@ from torch import Tensor
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
 from ntkexp.kernel.casts import remark, with_casts
+from ntkexp.kernel.cost import Cost, costs
+from ntkexp.kernel.plan import Plan
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
@@ -139,7 +141,8 @@ def placed(
     """The points, in blocks that the memory allows, and that memory."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
-    reader = Reader(with_casts(function_of(module), experiment.path.casts), point(weights).trained)
+    function = with_casts(function_of(module), experiment.path.casts)
+    reader = Reader(function, point(weights).trained, plan=Plan())
     train = len(data.train.inputs)
     budget = Budget(
         experiment.memory_gb,
@@ -178,3 +181,14 @@ def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
         raise Mistake(
             "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
         )
+
+
+def kernel_costs(experiment: Experiment) -> tuple[Points, list[Cost]]:
+    """Where the network would be read, and what the kernel of a block of points with the training examples costs."""
+    data = experiment.data.split()
+    outputs = laid_out(experiment, data)[0].shape[1]
+    module = network(experiment, data, outputs)
+    weights = weights_of(module)
+    points, _ = placed(experiment, data, module, weights, outputs)
+    few = points.reader.record(weights, points.inputs[:2])
+    return points, costs(points.reader, few, points.block, points.train)

@@ -22,6 +22,7 @@ from ntkexp.kernel.faithful import UNFAITHFUL, is_faithful
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.jacobian import jacobian
 from ntkexp.kernel.ownership import owners
+from ntkexp.kernel.plan import Plan
 from ntkexp.kernel.recorder import record
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
@@ -46,10 +47,13 @@ class Reader:
     trained: frozenset[str]
     ownership: dict[Any, list[Int[Tensor, "..."]]] = field(default_factory=dict, repr=False)
     faithful: dict[Any, bool] = field(default_factory=dict, repr=False)
+    plan: Plan | None = field(default=None, repr=False)
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
-        return record(self.function, weights, inputs, differentiable=True)
+        if self.plan is None:
+            return record(self.function, weights, inputs, differentiable=True)
+        return self.plan.tape(weights, inputs, lambda: record(self.function, weights, inputs).pruned())
 
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J(θ; x) of a point, of all outputs or the chosen ones."""
@@ -60,6 +64,8 @@ class Reader:
 
     def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features of a point through whose operations differences can be passed."""
+        if self.plan is not None:
+            return self.along(tape, tape, chosen)
         owned = self.owned(tape)
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         uses = plain_products(tape, self.trained) if differentiable else None
@@ -68,11 +74,22 @@ class Reader:
             return features(tape[tape.output], uses, owned, weights, those(tape, chosen))
         return self.secant(tape, tape, chosen).features
 
-    def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
+    def along(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J̄(x) of a segment."""
-        replay, owned = Replay(start, end, self.trained), self.owned(start)
-        if not self.is_faithful(start):
-            raise NoRule(UNFAITHFUL)
+        if self.plan is None:
+            return self.secant(start, end, chosen).features
+        owned = self.owned_faithfully(start)
+
+        def usual(at_once: bool) -> Features:
+            replay = Replay(start, end, self.trained)
+            wanted = those(start, chosen)
+            return features(replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
+
+        return self.plan.read(start, end, tuple(those(start, chosen)), usual)
+
+    def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
+        """The features J̄(x) of a segment, and J̄Δθ."""
+        replay, owned = Replay(start, end, self.trained), self.owned_faithfully(start)
         pieces = features(replay.delta, replay.uses, owned, replay.leaves, those(start, chosen))
         return Reading(pieces, replay.delta.detach())
 
@@ -82,6 +99,13 @@ class Reader:
             refuse_company(self.function, tape)
             self.ownership[tape.structure] = owners(tape, self.trained)
         return self.ownership[tape.structure]
+
+    def owned_faithfully(self, tape: Tape) -> list[Int[Tensor, "..."]]:
+        """Which example owns what, of a module that autograd differentiates as its values say."""
+        owned = self.owned(tape)
+        if not self.is_faithful(tape):
+            raise NoRule(UNFAITHFUL)
+        return owned
 
     def is_faithful(self, tape: Tape) -> bool:
         """Whether autograd differentiates the values, asked once for every structure."""
@@ -101,13 +125,38 @@ def features(
     owned: list[Int[Tensor, "..."]],
     leaves: Weights,
     chosen: Sequence[int],
+    *,
+    at_once: bool = False,
 ) -> Features:
-    """Differentiate the outputs at every use, and arrange the pieces by example."""
-    taps = [use.tap for use in uses]
-    pulled = []
-    for c in chosen if taps else ():
-        with torch.enable_grad():
-            column = output[:, c].sum()
-        pulled.append(torch.autograd.grad(column, taps, retain_graph=True, materialize_grads=True))
-    cotangents = [torch.stack(parts) for parts in zip(*pulled, strict=True)]
+    """Differentiate the outputs at every use, one by one or all at once, and arrange the pieces by example."""
+    taps, columns = [use.tap for use in uses], each_output(output, chosen)
+    pull = pulled_at_once if at_once and len(chosen) > 1 else pulled_one_by_one
+    cotangents = pull(output, taps, columns) if taps else []
     return arrange(uses, cotangents, owned, len(output), len(chosen), leaves)
+
+
+def pulled_one_by_one(
+    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
+) -> list[Float[Tensor, "chosen ..."]]:
+    """∂f/∂tap, with a back-propagation for every output."""
+    pulled = [
+        torch.autograd.grad(output, taps, column, retain_graph=True, materialize_grads=True) for column in columns
+    ]
+    return [torch.stack(parts) for parts in zip(*pulled, strict=True)]
+
+
+def pulled_at_once(
+    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
+) -> list[Float[Tensor, "chosen ..."]]:
+    """∂f/∂tap, with a back-propagation in which every operation runs for all outputs."""
+    found = torch.autograd.grad(output, taps, columns, retain_graph=True, is_grads_batched=True, allow_unused=True)
+    return [
+        tap.detach().new_zeros(len(columns), *tap.shape) if pulled is None else pulled
+        for tap, pulled in zip(taps, found, strict=True)
+    ]
+
+
+def each_output(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:
+    """One for each chosen output in turn, of all examples."""
+    each = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)[list(chosen)]
+    return each[:, None].expand(-1, *output.shape)

@@ -77,12 +77,15 @@ class Recorder(TorchDispatchMode):
         leaves = tree_flatten(outcome)[0]
         results = tuple(self.slot(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         scalars = tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor))
-        self.entries.append(Entry(func, slots, named, results, scalars))
+        places = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        single = not isinstance(outcome, tuple | list)
+        self.entries.append(Entry(func, slots, named, results, scalars, None if single else places))
         return outcome
 
     def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that changes the shape of its first argument and none of its elements."""
         result = self.apply(twin, *args)
+        self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
         target: Tensor = func(*args, **kwargs)
         self.slots[id(target)] = self.slots[id(result)]
         return target
@@ -97,7 +100,7 @@ class Recorder(TorchDispatchMode):
             if storage(value) == home:
                 self.values[slot] = value.clone()  # its number before the write
         func(*args, **kwargs)
-        for key in [key for key, value in self.seen.items() if storage(value) == home]:
+        for key in [key for key, value in self.seen.items() if storage(value) == home and overlap(value, target)]:
             self.slots.pop(key, None)
         self.flats.pop(home, None)
         after = target.clone()
@@ -133,6 +136,13 @@ def positions(value: Tensor) -> Int[Tensor, "..."]:
     size = value.untyped_storage().nbytes() // value.element_size()
     count = torch.arange(size, device=value.device)
     return count.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of a storage share an element."""
+    if one.stride() == other.stride() and one.shape == other.shape and one.storage_offset() == other.storage_offset():
+        return True
+    return bool(torch.isin(*(positions(view).reshape(-1) for view in (one, other))).any())
 
 
 @contextmanager

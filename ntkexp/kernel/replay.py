@@ -54,9 +54,9 @@ class Replay:
     def seed_deltas(self) -> None:
         """Differences of the weights; everything else from outside must be the same at both ends."""
         for slot in self.start.outside:
-            v0, v1 = self.start[slot].detach(), self.end[slot].detach()
+            v0, v1 = self.start[slot], self.end[slot]
             if name := self.start.weights.get(slot):
-                delta = (v1 - v0).requires_grad_(name in self.trained.names)
+                delta = (v1.detach() - v0.detach()).requires_grad_(name in self.trained.names)
                 self.deltas[slot] = delta
                 if name in self.trained.names:
                     self.leaves[name] = delta
@@ -191,7 +191,7 @@ class Call(AbstractCall):
         assert weight.delta is not None
         tap = torch.mm(factor, weight.delta.detach())
         if bias is not None and bias.delta is not None:
-            tap.add_(bias.delta.detach(), alpha=shift)
+            tap = tap.add(bias.delta.detach(), alpha=shift)
         tap.requires_grad_()
         added = None if bias is None else self.source(bias)
         self.replay.uses.append(Product(tap, factor, self.source(weight), added, shift))

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from jaxtyping import Float, Int
@@ -34,6 +35,13 @@ class View(NamedTuple):
     def of(self, parameter: Tensor) -> Tensor:
         """The elements that this view shows of a tensor laid out like the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
+
+    def is_whole(self, size: int) -> bool:
+        """Whether it shows all elements of a parameter of this size in their order."""
+        steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
+        return prod(self.shape) == size and all(
+            n == 1 or given == step for n, given, step in zip(self.shape, self.stride, steps, strict=True)
+        )
 
     @property
     def extent(self) -> int:

@@ -106,7 +106,7 @@ class Block:
         """The Jacobian of a piece of the step."""
         if piece.start == piece.end:
             return self.points.reader.tangent(self.tape(piece.start))
-        return self.points.reader.secant(self.tape(piece.start), self.tape(piece.end)).features
+        return self.points.reader.along(self.tape(piece.start), self.tape(piece.end))
 
     def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""

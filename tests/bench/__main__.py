@@ -1,4 +1,4 @@
-"""`python -m tests.bench` prints four tables; with `--quick` the same for sizes that take seconds.
+"""`python -m tests.bench` prints six tables; with `--quick` the same for sizes that take seconds.
 
 Numbers that are compared are measured in turns within one run, and their medians are taken: machines drift.
 """
@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from tests.bench import backward, default_run, tangent, training
+from tests.bench import architectures, backward, default_run, tangent, training
 
 
 def main(arguments: list[str]) -> None:
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     sys.stdout.write(f"torch {torch.__version__}, {chosen.threads} threads, float64\n")
-    for benchmark in (tangent, training, default_run, backward):
+    for benchmark in (tangent, architectures, training, default_run, backward):
         sys.stdout.write("\n" + benchmark.report(quick=chosen.quick))
         sys.stdout.flush()
 
