@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkexp.kernel.casts import Uncast
 from ntkexp.kernel.company import COUPLED
-from ntkexp.kernel.replay import Replay, widest
+from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.kernel.uses import Product
@@ -26,7 +26,7 @@ ROUNDING = 1000  # times eps of the largest element: terms that a norm centres a
 
 def owners(tape: Tape, trained: frozenset[str]) -> list[Int[Tensor, "..."]]:
     """For every use, the example that owns each element of the tap; one number a row for products."""
-    with Uncast(widest(tape)):
+    with Uncast(torch.float64):
         replay = Replay(tape, tape, trained, scramble=torch.Generator().manual_seed(0))
     taps = [use.tap for use in replay.uses]
     if not taps:

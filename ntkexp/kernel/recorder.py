@@ -10,6 +10,7 @@ kept as one flat value, from which a view that is used later is taken again:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -171,6 +172,26 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
 def record(function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False) -> Tape:
     """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
     run = partial(columns, function)
+    tape = functional_tape(run, weights, inputs, differentiable)
+    if all(entry.name != "mkldnn_rnn_layer" for entry in tape.entries):
+        return tape
+    with unfused():
+        return functional_tape(run, weights, inputs, differentiable)
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Recurrent layers by operations that have rules; elsewhere plain kernels would be slower and less exact."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def functional_tape(
+    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
+) -> Tape:
+    """One run and its tape, as a pure program where torch can make one of it."""
     try:
         return taped(torch.func.functionalize(run), weights, inputs, differentiable)
     except RuntimeError:  # functionalize knows no autograd.Function that a module brings along

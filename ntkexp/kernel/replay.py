@@ -35,7 +35,7 @@ class Replay:
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
         self.start, self.end, self.scramble = start, end, scramble
-        self.kind = widest(start) if scramble is not None else None
+        self.kind = None if scramble is None else torch.float64
         self.trained = Trained(start, trained)
         self.deltas: dict[Slot, Tensor] = {}
         self.leaves: dict[str, Tensor] = {}
@@ -56,7 +56,7 @@ class Replay:
         for slot in self.start.outside:
             v0, v1 = self.start[slot], self.end[slot]
             if name := self.start.weights.get(slot):
-                delta = (v1.detach() - v0.detach()).requires_grad_(name in self.trained.names)
+                delta = self.widened(v1.detach() - v0.detach()).requires_grad_(name in self.trained.names)
                 self.deltas[slot] = delta
                 if name in self.trained.names:
                     self.leaves[name] = delta
@@ -106,7 +106,7 @@ class Replay:
         return 1 + noise.to(value.device, self.kind)
 
     def widened(self, value: Tensor) -> Tensor:
-        """The value in the numbers of the weights, when the replay only asks what reaches what: none are lost then."""
+        """The value in double precision, when the replay only asks what reaches what: sums that cancel stay whole."""
         return value if self.kind is None or not value.is_floating_point() else value.to(self.kind)
 
 
@@ -207,11 +207,6 @@ class Call(AbstractCall):
         found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
         used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
         return Derived(value.delta, used)
-
-
-def widest(tape: Tape) -> torch.dtype:
-    """The numbers with the most digits among those of the weights."""
-    return min((tape[slot].dtype for slot in tape.weights), key=lambda kind: torch.finfo(kind).eps)
 
 
 def compare(start: Tape, end: Tape) -> None:
