@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.closure import Closure
 from ntkexp.loss.squared import Squared
 from ntkexp.machine.base import Course, Evidence, PathKernel
 from ntkexp.machine.ladder import Place, Rung
@@ -58,8 +59,22 @@ def look_back(
         course=course(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)
-    sentence = "; ".join([ending.sentence, *setting.remarks])
+    sentence = "; ".join([ending.sentence, *setting.remarks, *unclosed(walk.unclosed)])
     return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, sentence)
+
+
+def unclosed(steps: Mapping[int, Closure]) -> list[str]:
+    """A word about steps whose secant misses the change of the network by more than rounding explains.
+
+    >>> unclosed({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
+    ['the secant misses 2 steps, worst step 7: by 0.01 where rounding explains 1e-09; try path.rule=[gauss]']
+    """
+    if not steps:
+        return []
+    worst = max(steps, key=lambda step: steps[step].error / steps[step].bound)
+    missed = f"the secant misses {len(steps)} step{'s' if len(steps) > 1 else ''}, worst step {worst}"
+    closure = steps[worst]
+    return [f"{missed}: by {closure.error:.2g} where rounding explains {closure.bound:.2g}; try path.rule=[gauss]"]
 
 
 def path_kernels(walk: Walk) -> dict[str, PathKernel]:

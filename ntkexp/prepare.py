@@ -14,6 +14,7 @@ from ntkexp.experiment import Experiment
 from ntkexp.kernel.casts import remark, with_casts
 from ntkexp.kernel.cost import Cost, costs
 from ntkexp.kernel.plan import Plan
+from ntkexp.kernel.precision import eps
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
@@ -43,6 +44,8 @@ class Setting:
     largest_stable_step: float
     attributed: Int[Tensor, " attributed"]  # the points at which the path is integrated
     chunk: int  # how many of them at once, where that takes a pass backwards
+    terms: float  # Σ‖terms of f‖ at the start, at the points that are read
+    eps: float  # of the shortest numbers between weights and outputs
     remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
     @property
@@ -96,7 +99,21 @@ def prepare(experiment: Experiment) -> Setting:
     chosen = attributed(experiment, places)
     chunk = budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen)
     return Setting(
-        experiment, data, module, weights, places, targets, descent, outputs, kernel, stable, chosen, chunk, remarks
+        experiment,
+        data,
+        module,
+        weights,
+        places,
+        targets,
+        descent,
+        outputs,
+        kernel,
+        stable,
+        chosen,
+        chunk,
+        float(module.sizes(weights, points.inputs[chosen]).norm(dim=1).sum()),
+        eps(points.reader.record(weights, points.inputs[:2])),
+        remarks,
     )
 
 

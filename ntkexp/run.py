@@ -72,6 +72,8 @@ def go_back(walk: Walk, journal: AbstractJournal, recording: Recording, saved: M
     for _ in retrace.steps_back():
         journal.retraced(retrace)
     walk.integrals = retrace.integrals
+    for step in range(walk.step):
+        walk.check(step, retrace.tallied(step))
     journal.attributed([{"step": step} | shared(retrace.tallied(step)) for step in range(walk.step)])
 
 

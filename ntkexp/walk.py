@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.closure import Closure
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.descent import Step
 from ntkexp.path.error_bar import ErrorBar
@@ -31,6 +32,7 @@ class Walk:
     summed_gradient: Float[Tensor, "train out"]
     step_sizes: list[float]
     clippings: list[float]
+    unclosed: dict[int, Closure] = field(default_factory=dict)  # steps at which rounding does not explain the secant
 
     @property
     def step(self) -> int:
@@ -55,7 +57,14 @@ class Walk:
         self.step_sizes.append(step.step_size)
         self.clippings.append(step.clipping)
         self.weights, self.memory = step.segment.end, step.memory
+        self.check(step.index, tallies)
         return tallies
+
+    def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
+        """Remember a step whose secant does not close."""
+        found = tallies["secant"].unclosed(self.setting.terms, self.setting.eps) if "secant" in tallies else None
+        if found is not None:
+            self.unclosed[step] = found
 
     @property
     def state(self) -> dict[str, Any]:
@@ -68,6 +77,7 @@ class Walk:
             "summed_gradient": self.summed_gradient,
             "step_sizes": self.step_sizes,
             "clippings": self.clippings,
+            "unclosed": {step: (closure.error, closure.bound) for step, closure in self.unclosed.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -81,6 +91,7 @@ class Walk:
         self.summed_gradient.copy_(state["summed_gradient"])
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
+        self.unclosed = {step: Closure(*numbers) for step, numbers in state["unclosed"].items()}
 
     def placed(self, weights: Weights) -> Weights:
         """Weights on the device of the run."""

@@ -42,4 +42,13 @@ def closure(push: Float[Tensor, "example out"], start: Tape, end: Tape) -> Closu
     """Of J̄Δθ as it was pushed, between the tapes of the ends."""
     before, after = start.outputs, end.outputs
     size = float(before.norm()) + float(after.norm())
-    return Closure(float((push - (after - before)).norm()), MULTIPLE * max(eps(start), eps(end)) * size)
+    return Closure(float((push - (after - before)).norm()), bound(size, max(eps(start), eps(end))))
+
+
+def bound(size: float, eps: float) -> float:
+    """How far rounding may take sums of terms of this size.
+
+    >>> bound(size=2.0, eps=1e-16)
+    2e-13
+    """
+    return MULTIPLE * eps * size

@@ -92,7 +92,7 @@ class Backward:
                     lost = lost + piece.weight * ahead.applied(shrinking)
             if (shrinking := step.past_memory) is not None:
                 lost = lost + piece.weight * features.applied(shrinking)
-        tally.close(block.change(), pushed)
+        tally.close(block, pushed)
         return kernel, lost
 
     def opened(self, features: Features) -> Bracket:

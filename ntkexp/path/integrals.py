@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.closure import Closure, bound
 from ntkexp.path.descent import Step
 from ntkexp.path.points import Block
 from ntkexp.path.rule.base import Piece
@@ -28,6 +29,7 @@ class Tally:
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
     changed: float = 0.0  # ‖Δf‖²
+    outputs: float = 0.0  # ‖f(θ_{s+1})‖²
     contribution_mass: float = 0.0  # Σ|Δ𝒮|
     contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
     kernel_squares: float = 0.0  # ‖ηK_s‖²
@@ -42,10 +44,21 @@ class Tally:
         self.kernel_squares += float(kernel.square().sum())
         return summed
 
-    def close(self, change: Float[Tensor, "point out"], expected: Float[Tensor, "point out"]) -> None:
+    def close(self, block: Block, expected: Float[Tensor, "point out"]) -> None:
         """Count how far the change of the outputs is from what it should be."""
+        change = block.change()
         self.missed += float((expected - change).square().sum())
         self.changed += float(change.square().sum())
+        self.outputs += float(block.tape(1.0).outputs.square().sum())
+
+    def unclosed(self, terms: float, eps: float) -> Closure | None:
+        """How far a secant is from its step, if rounding does not explain it; `terms` is the size of what f is made of.
+
+        What is summed are contributions, so their size counts as well.
+        """
+        size = terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
+        found = Closure(sqrt(self.missed), bound(size, eps))
+        return None if found.holds or not isfinite(found.error) else found
 
     @property
     def closure(self) -> float:
@@ -75,7 +88,7 @@ class Integrals:
         self.kernel[block.place].add_(kernel)
         self.contributions[block.place].add_(parts)
         self.decay[block.place].sub_(shrunk)
-        tally.close(block.change(), tally.add(parts, kernel) - shrunk)
+        tally.close(block, tally.add(parts, kernel) - shrunk)
 
     @property
     def state(self) -> dict[str, Tensor]:
