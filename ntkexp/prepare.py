@@ -141,7 +141,7 @@ def placed(
         len(inputs),
         train,
         outputs,
-        len(experiment.path.rule),
+        experiment.path.kernels,
         len(experiment.path.positions),
         reader.record(weights, inputs[:2]).bytes_per_example,
         inputs.element_size(),

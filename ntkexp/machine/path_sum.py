@@ -33,6 +33,8 @@ def parts(facts: Mapping[str, float]) -> str:
 
     >>> parts({"cancellation": 20.3, "error_bar": 1.2e-4})
     'its parts exceed their sum 20.3-fold and are known to 1e-4'
+    >>> parts({"cancellation": 20.3, "error_bar": 3e-3, "sum_error_bar": 0.0067})
+    'its parts exceed their sum 20.3-fold and are known to 0.003, their sum to 0.0067 by its own estimate'
     >>> parts({"cancellation": 3.0, "decay_share": 0.125})
     'its parts exceed their sum 3-fold; decay moved the outputs by 0.125 of what training did'
     """
@@ -41,6 +43,8 @@ def parts(facts: Mapping[str, float]) -> str:
     said = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
     if "error_bar" in facts:
         said += f" and are known to {short(facts['error_bar'])}"
+    if "sum_error_bar" in facts:
+        said += f", their sum to {short(facts['sum_error_bar'])} by its own estimate"
     if "decay_share" in facts:
         said += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
     return said

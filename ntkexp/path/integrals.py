@@ -32,6 +32,14 @@ class Tally:
     contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
     kernel_squares: float = 0.0  # ‖ηK_s‖²
 
+    def add(self, kernel: Tensor, parts: Tensor, summed: Tensor, change: Tensor) -> None:
+        """ηK_s, Δ𝒮, their sum with what decay added, and Δf, at one block of points."""
+        self.missed += float((summed - change).square().sum())
+        self.changed += float(change.square().sum())
+        self.contribution_mass += float(parts.abs().sum())
+        self.contribution_sum += float(summed.abs().sum())
+        self.kernel_squares += float(kernel.square().sum())
+
     @property
     def closure(self) -> float:
         """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
@@ -60,12 +68,7 @@ class Integrals:
         self.kernel[block.place].add_(kernel)
         self.contributions[block.place].add_(parts)
         self.decay[block.place].sub_(shrunk)
-        change, summed = block.change(), parts.sum(2) - shrunk
-        tally.missed += float((summed - change).square().sum())
-        tally.changed += float(change.square().sum())
-        tally.contribution_mass += float(parts.abs().sum())
-        tally.contribution_sum += float(summed.abs().sum())
-        tally.kernel_squares += float(kernel.square().sum())
+        tally.add(kernel, parts, parts.sum(2) - shrunk, block.change())
 
     @property
     def state(self) -> dict[str, Tensor]:
