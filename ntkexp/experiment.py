@@ -39,6 +39,16 @@ class Experiment(Component):
     checkpoint_seconds: float = Field(30.0, ge=0)
 
     @model_validator(mode="after")
+    def refuse_snapshots_of_a_flow(self) -> Self:
+        """Its path is integrated arc by arc."""
+        if self.optimizer.flows and self.path.every == "snapshots":
+            raise Mistake(
+                "path.every=snapshots: a flow is integrated over time on each of its arcs, not step by step; use "
+                "path.every=1 (path.nodes and path.probes limit its cost), or optimizer=gd"
+            )
+        return self
+
+    @model_validator(mode="after")
     def refuse_snapshots_of_what_remembers(self) -> Self:
         """The bracket of the sum backwards needs every step."""
         if self.optimizer.remembers and self.path.every == "snapshots":

@@ -65,6 +65,8 @@ def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     """The integrals, named by their rules."""
     path = walk.setting.experiment.path
     details = {rule.name: path.detail(rule) for rule in path.rule}
+    if walk.setting.experiment.optimizer.flows:
+        details = {"gauss": f"nodes={path.nodes} in time"}
     return {
         name: PathKernel(integrals.kernel, integrals.contributions, integrals.decay, details[name], known(walk, name))
         for name, integrals in walk.ledger.integrals.items()
@@ -118,6 +120,9 @@ def known(walk: Walk, rule: str) -> dict[str, float]:
         found["error_bar"] = share(error.parts, contributions)
         if error.sums is not None:
             found["sum_error_bar"] = share(error.sums, contributions.sum(2) + integrals.decay[read])
+    if setting.experiment.optimizer.flows and walk.memory:
+        arcs = walk.memory["controller"]
+        found["flow_error"] = float(arcs["error"] / arcs["way"])
     return found
 
 

@@ -145,6 +145,7 @@ def placed(
         len(experiment.path.positions),
         reader.record(weights, inputs[:2]).bytes_per_example,
         inputs.element_size(),
+        experiment.optimizer.copies,
     )
     return Points(reader, inputs, train, budget.block, budget.keep), budget
 

@@ -11,12 +11,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.optimizer.base import Memory
+from ntkexp.path.along_flow import AlongFlow
 from ntkexp.path.descent import Step
 from ntkexp.path.error_bar import ErrorBar
 from ntkexp.path.integrals import Integrals, Tally
 from ntkexp.path.ledger import AbstractLedger, EveryStep
 from ntkexp.path.moments import Moments
 from ntkexp.path.points import Block
+from ntkexp.path.rule.base import Piece
+from ntkexp.path.rule.left import Left
 from ntkexp.path.snapshots import Snapshots, Track
 from ntkexp.path.timetable import AbstractTimetable
 from ntkexp.prepare import Setting
@@ -49,7 +52,7 @@ class Walk:
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
         """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
         tallies = self.ledger.add(step, self.blocks, due=due)
-        self.summed_gradient += step.step_size * step.output_gradient
+        self.summed_gradient += self.setting.descent.impulse(step)
         self.step_sizes.append(step.step_size)
         self.clippings.append(step.clipping)
         self.weights, self.memory = step.segment.end, step.memory
@@ -94,7 +97,10 @@ class Walk:
 def begin(setting: Setting) -> Walk:
     """The walk before its first step."""
     path, steps = setting.experiment.path, setting.experiment.steps
-    ledger = snapshots(setting) if path.every == "snapshots" else every_step(setting)
+    if setting.experiment.optimizer.flows:
+        ledger: AbstractLedger = along_flow(setting)
+    else:
+        ledger = snapshots(setting) if path.every == "snapshots" else every_step(setting)
     gradient = torch.zeros_like(setting.descent.targets)
     return Walk(setting, setting.weights, {}, ledger, path.timetable(steps), gradient, [], [])
 
@@ -105,14 +111,23 @@ def every_step(setting: Setting) -> EveryStep:
     integrals = {} if setting.experiment.optimizer.remembers else opened(setting)
     if not (path.finer and integrals):
         return EveryStep(integrals, None)
-    error_bar = ErrorBar(
-        coarse=integrals["secant"].pieces,
-        fine=path.finer,
-        gain=1 + 1 / (4 ** (path.romberg + 1) - 1),
-        every=max(1, setting.experiment.steps // path.error_samples),
-        total=setting.kernel.new_zeros(setting.kernel.shape[:3]),
-    )
-    return EveryStep(integrals, error_bar)
+    gain = 1 + 1 / (4 ** (path.romberg + 1) - 1)
+    return EveryStep(integrals, sampled(setting, integrals["secant"].pieces, gain))
+
+
+def sampled(setting: Setting, coarse: tuple[Piece, ...], gain: float) -> ErrorBar:
+    """An error bar that has measured nothing yet."""
+    path = setting.experiment.path
+    every = max(1, setting.experiment.steps // path.error_samples)
+    return ErrorBar(coarse, path.finer, gain, every, setting.kernel.new_zeros(setting.kernel.shape[:3]))
+
+
+def along_flow(setting: Setting) -> AlongFlow:
+    """The path of a flow, at nothing."""
+    path, shape = setting.experiment.path, setting.kernel.shape
+    tangent = Left().quadrature(1, 1, 0)
+    integrals = Integrals(tangent, *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
+    return AlongFlow(setting.descent, path.nodes, integrals, sampled(setting, (), 1.0) if path.error_samples else None)
 
 
 def snapshots(setting: Setting) -> Snapshots:

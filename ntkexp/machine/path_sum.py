@@ -22,6 +22,8 @@ class PathSum(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         if self.rule not in evidence.paths:
+            if evidence.course.optimizer.flows:
+                raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
             raise DoesNotApply(f"not accumulated: add {self.rule} to path.rule")
         path = evidence.paths[self.rule]
         outputs = evidence.start + path.contributions.sum(2) + path.decay
@@ -45,6 +47,8 @@ def parts(facts: Mapping[str, float]) -> str:
         said += f" and are known to {short(facts['error_bar'])}"
     if "sum_error_bar" in facts:
         said += f", their sum to {short(facts['sum_error_bar'])} by its own estimate"
+    if "flow_error" in facts:
+        said += f"; the flow itself is followed to {short(facts['flow_error'])} of its way"
     if "decay_share" in facts:
         said += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
     return said

@@ -117,6 +117,12 @@ class Stopped(Exception):
     """What was saved."""
 
 
+def restored(stopped: Stopped) -> dict[str, Any]:
+    """The same, read again."""
+    saved: dict[str, Any] = torch.load(io.BytesIO(stopped.args[0]), weights_only=True)
+    return saved
+
+
 @pytest.mark.parametrize("at", [1, 5, 13, 20])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
@@ -124,8 +130,7 @@ def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
     whole = ran(*chosen)
     with pytest.raises(Stopped) as stopped:
         run(prepare(small(*chosen)), Stopping(at=at))
-    saved = torch.load(io.BytesIO(stopped.value.args[0]), weights_only=True)
-    rest = run(prepare(small(*chosen)), Memory(), saved)
+    rest = run(prepare(small(*chosen)), Memory(), restored(stopped.value))
     for rule, path in rest.evidence.paths.items():
         expected = whole.outcome.evidence.paths[rule]
         assert torch.equal(path.contributions, expected.contributions)
