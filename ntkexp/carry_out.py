@@ -130,8 +130,8 @@ def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None
     write_data(folder.path / "data.npz", arrays(setting))
     steps, outputs = setting.experiment.steps, setting.targets.shape[1]
     points, train = len(setting.targets[setting.read]), setting.points.train
-    snapshots = setting.experiment.path.snapshots(steps)
-    create_kernels(folder.path / "kernels.zarr", points, outputs, train, snapshots)
+    room = setting.experiment.path.timetable(steps).room
+    create_kernels(folder.path / "kernels.zarr", points, outputs, train, room)
 
 
 @dataclass

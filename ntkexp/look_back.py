@@ -81,9 +81,11 @@ def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     """The integrals, named by their rules."""
     path = walk.setting.experiment.path
     details = {rule.name: path.detail(rule) for rule in path.rule}
+    if walk.setting.experiment.optimizer.flows:
+        details = {"gauss": f"nodes={path.nodes} in time"}
     return {
         name: PathKernel(integrals.kernel, integrals.contributions, integrals.decay, details[name], known(walk, name))
-        for name, integrals in walk.integrals.items()
+        for name, integrals in walk.ledger.integrals.items()
     }
 
 
@@ -120,8 +122,8 @@ def sizes(walk: Walk) -> dict[str, Place]:
 
 
 def known(walk: Walk, rule: str) -> dict[str, float]:
-    """What can be said of the contributions by a rule, with the error of secant parts relative to ‖𝒮‖."""
-    setting, integrals = walk.setting, walk.integrals[rule]
+    """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
+    setting, integrals = walk.setting, walk.ledger.integrals[rule]
     read, train = setting.attributed, setting.points.train
     kernel, contributions = integrals.kernel[read], integrals.contributions[read]
     if not (kernel.isfinite().all() and contributions.isfinite().all()):
@@ -130,7 +132,17 @@ def known(walk: Walk, rule: str) -> dict[str, float]:
     if setting.experiment.optimizer.weight_decay:
         decay = integrals.decay[read]
         found["decay_share"] = float(decay.norm() / (contributions.sum(2) + decay).norm())
-    if rule == "secant" and walk.error_bar is not None:
-        size = float(contributions.norm())
-        found["error_bar"] = walk.error_bar.estimate(walk.step) / size if size else float("nan")
+    if (error := walk.ledger.error(rule, walk.step)) is not None:
+        found["error_bar"] = share(error.parts, contributions)
+        if error.sums is not None:
+            found["sum_error_bar"] = share(error.sums, contributions.sum(2) + integrals.decay[read])
+    if setting.experiment.optimizer.flows and walk.memory:
+        arcs = walk.memory["controller"]
+        found["flow_error"] = float(arcs["error"] / arcs["way"])
     return found
+
+
+def share(error: float, whole: Tensor) -> float:
+    """An error relative to the norm of what it is the error of."""
+    size = float(whole.norm())
+    return error / size if size else float("nan")

@@ -167,10 +167,11 @@ def placed(
         len(inputs),
         train,
         outputs,
-        len(experiment.path.rule),
+        experiment.path.kernels,
         len(experiment.path.positions),
         reader.record(weights, inputs[:2]).bytes_per_example,
         inputs.element_size(),
+        experiment.optimizer.copies,
     )
     return Points(reader, inputs, train, budget.block, budget.keep), budget
 

@@ -81,14 +81,23 @@ class Integrals:
     decay: Float[Tensor, "probe out"]
 
     def add(self, step: Step, block: Block, tally: Tally) -> None:
-        """Accumulate one step at one block of points."""
+        """Accumulate one step at one block of points, and take its measure."""
+        kernel, parts, shrunk = self.take(step, block)
+        tally.close(block, tally.add(parts, kernel) - shrunk)
+
+    def take(self, step: Step, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
         kernel, shrunk = block.integrated(self.pieces, step.steered, step.decay)
         kernel.mul_(step.step_size)
         parts = contracted(kernel, step.output_gradient).neg_()
         self.kernel[block.place].add_(kernel)
         self.contributions[block.place].add_(parts)
         self.decay[block.place].sub_(shrunk)
-        tally.close(block, tally.add(parts, kernel) - shrunk)
+        return kernel, parts, shrunk
+
+    def emptied(self) -> Integrals:
+        """The same, at zero."""
+        return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.state.values()))
 
     @property
     def state(self) -> dict[str, Tensor]:

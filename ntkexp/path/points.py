@@ -64,13 +64,14 @@ class Points:
 
     def read(self, weights: Weights) -> tuple[Float[Tensor, "point out"], list[Features]]:
         """The outputs at all points, and the tangent features of the training examples."""
-        outputs, right = [], []
-        for block in self.train_blocks:
-            tape = self.tape(weights, block)
-            outputs.append(tape.outputs)
-            right.append(self.reader.tangent(tape))
-        outputs += [self.tape(weights, block).outputs for block in self.other_blocks]
-        return torch.cat(outputs), right
+        outputs, right = self.read_train(weights)
+        others = [self.tape(weights, block).outputs for block in self.other_blocks]
+        return torch.cat([outputs, *others]), right
+
+    def read_train(self, weights: Weights) -> tuple[Float[Tensor, "train out"], list[Features]]:
+        """The outputs at the training examples, and their tangent features."""
+        tapes = [self.tape(weights, block) for block in self.train_blocks]
+        return torch.cat([tape.outputs for tape in tapes]), [self.reader.tangent(tape) for tape in tapes]
 
     def tangent_kernel(self, weights: Weights, right: list[Features]) -> Float[Tensor, "probe out train out_"]:
         """K(θ) between all points and the training examples."""
