@@ -35,5 +35,9 @@ def test_a_yaml_states_every_field(folder: str, name: str) -> None:
 @pytest.mark.parametrize(("folder", "name"), EVERY)
 def test_the_yaml_and_the_class_have_the_same_defaults(folder: str, name: str) -> None:
     made = configured(folder, name)
-    defaults = {key: field.default for key, field in type(made).model_fields.items() if not field.is_required()}
+    defaults = {
+        key: field.get_default(call_default_factory=True)
+        for key, field in type(made).model_fields.items()
+        if not field.is_required()
+    }
     assert {key: getattr(made, key) for key in defaults} == defaults

@@ -36,10 +36,11 @@ OPTIMIZERS = {
     "Adam": ("optimizer=adam", "optimizer.step_size=0.01"),
     "AdamW, decay, clipping": (
         *("optimizer=adamw", "optimizer.step_size=0.01", "optimizer.weight_decay=0.1"),
-        *("optimizer.clip_norm=0.1", "optimizer.batch=4", "schedule=cosine"),
+        *("optimizer.clip_norm=0.1", "optimizer.batch=5", "schedule=cosine"),
     ),
 }
 SIZES = ("data.train=6", "data.probe=3", "data.test=3", "model.width=8", "steps=3")
+EPS = torch.finfo(torch.float64).eps
 DIAGONAL = [
     (network, LOSSES[(row + column) % len(LOSSES)], optimizer)
     for (row, network), (column, optimizer) in product(enumerate(NETWORKS), enumerate(OPTIMIZERS))
@@ -71,6 +72,16 @@ def test_a_network_under_every_optimizer(network: str, loss: str, optimizer: str
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_cell(network: str, loss: str, optimizer: str) -> None:
     check(cell(network, loss, optimizer))
+
+
+def test_parts_that_cancel_lose_as_many_digits() -> None:
+    """The slopes of a hinge are ±1: in a balanced batch the last bias has no gradient, and Adam divides by ε alone."""
+    chosen = (*NETWORKS["LSTM"], "loss=hinge", *OPTIMIZERS["AdamW, decay, clipping"], "optimizer.batch=4")
+    run = ran(*SIZES, *chosen, "path.rule=[secant]", "ladder.machine=[secant]", trust=[str(OWN)])
+    facts = run.outcome.evidence.path.facts
+    assert facts["cancellation"] > 1e6
+    for row in run.rows("secant"):
+        assert (row.relative_error or 0.0) < 10 * EPS * facts["cancellation"]
 
 
 def table() -> str:
