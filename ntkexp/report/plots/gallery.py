@@ -41,7 +41,18 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
 
 def write(figure: Figure, path: Path, kind: str) -> Path:
     """One figure as one file."""
+    write_atomically(path, drawn(figure, kind))
+    return path
+
+
+def svg(figure: Figure) -> str:
+    """A figure as text."""
+    with rc_context(RC):
+        return drawn(figure, "svg").decode()
+
+
+def drawn(figure: Figure, kind: str) -> bytes:
+    """The bytes of a figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=METADATA[kind])
-    write_atomically(path, buffer.getvalue())
-    return path
+    return buffer.getvalue()
