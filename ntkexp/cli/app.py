@@ -21,8 +21,10 @@ app = typer.Typer(
 
 
 class Format(StrEnum):
-    """How a table is written."""
+    """How a report is written."""
 
+    html = "html"
+    md = "md"
     text = "text"
     csv = "csv"
     json = "json"
@@ -94,11 +96,17 @@ def resume(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
-    form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.text,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it.")] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN|SWEEP]...", help="Run folders, sweeps, or folders of them; everything if none."),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="A page, or tables for a paper or a program.")] = Format.html,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR|FILE", help="Where outputs lie; with a format other than html, the file."),
+    ] = None,
 ) -> None:
-    """Put finished runs into one table."""
+    """Put finished runs and sweeps onto one page, outputs/report/index.html."""
     from ntkexp.cli.report import report
 
-    report(runs, form.value, out)
+    report(named or [], form.value, out)

@@ -15,8 +15,13 @@ from ntkexp.report.text import share, short
 def what_was_run(material: Material) -> str:
     """The first sentence."""
     count = f"{len(material.runs)} finished run{'s' * (len(material.runs) != 1)}"
-    sweeps = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
-    return f"{count}, in the sweep{'s' * (len(material.analyses) > 1)} {sweeps}." if sweeps else f"{count}."
+    if not material.analyses:
+        return f"{count}."
+    swept = {place.folder for analysis in material.analyses for place in analysis.sweep.places}
+    part = len(swept & material.by_folder.keys())
+    some = f", {part} of them in" if part < len(material.runs) else ", in"
+    names = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
+    return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
 
 
 def extent(sweep: Sweep) -> str:

@@ -19,13 +19,15 @@ DROPPED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", r
 REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
 NAMED = re.compile(r' id="([^"]*)"')
 COLOURED = re.compile(r"(fill|stroke): #([0-9a-f]{6})")
+STYLED = re.compile(r'style="[^"]*"')
 LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')  # coordinates; values with a colon are styles
 DIGITS = re.compile(r"(\.\d\d)\d+")
 FONT = "font-family: 'DejaVu Sans'"
 
-PALETTE = frozenset(
-    ["000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00", "d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"]
-)  # fmt: skip
+PALETTE = frozenset({
+    *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
+    *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
+})  # fmt: skip
 """Colours that have a counterpart on a dark page: style.css names them."""
 
 
@@ -38,15 +40,25 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     referred = set(REFERRED.findall(text))
     text = NAMED.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
-    text = COLOURED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
+    text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
     text = LONG.sub(lambda found: DIGITS.sub(r"\1", found[0]), text)
     head, _, body = text.partition(">")
     return Markup(f"{opened(head, title)}>{body}")
 
 
 def themed(found: re.Match[str]) -> str:
-    """A colour of the palette by its name on the page."""
-    return f"{found[1]}: var(--c{found[2]}, #{found[2]})" if found[2] in PALETTE else found[0]
+    """Colours of the palette by their names on the page; others, of a scale, mixed so that they stand out from it."""
+    written = "font-size" in found[0]
+    return COLOURED.sub(lambda colour: f"{colour[1]}: {on_page(colour[2], colour[1], written)}", found[0])
+
+
+def on_page(colour: str, use: str, written: bool) -> str:
+    """A colour for letters, lines or areas."""
+    if colour in PALETTE:
+        return f"var(--c{colour}, #{colour})"
+    if written:
+        return f"color-mix(in srgb, #{colour}, var(--c000000) 60%)"
+    return f"color-mix(in srgb, #{colour}, #fff var(--lift))" if use == "stroke" else f"#{colour}"
 
 
 def opened(head: str, title: str) -> str:

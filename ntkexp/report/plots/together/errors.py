@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping
         errors = table[[axis, column]].dropna()
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
         x = np.array([places[levels.index(value)] for value in errors[axis]])
-        middle = np.exp(pd.Series(np.log(heights)).groupby(x).mean())
+        middle = pd.Series(np.log(heights)).groupby(x).mean().map(math.exp)
         axes.plot(x, heights, "o", color=colour(machine), alpha=0.35, markersize=2.2, markeredgewidth=0)
         axes.plot(middle.index, middle, color=colour(machine))
         ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
