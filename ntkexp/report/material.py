@@ -44,7 +44,10 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     wanted = [place.folder for sweep in sweeps for place in sweep.places]
     runs: dict[Path, Run] = {}
     failed = {place.folder: place.reason for sweep in sweeps for place in sweep.places if place.state == "failed"}
-    for folder in dict.fromkeys([*wanted, *folders]):
+    unique: dict[Path, Path] = {}
+    for folder in [*wanted, *folders]:
+        unique.setdefault(folder.resolve(), folder)
+    for folder in unique.values():
         try:
             runs[folder] = load_tables(folder)
         except Mistake as mistake:

@@ -44,9 +44,10 @@ def quantities(run: Run) -> dict[str, float]:
     """Every number of a run that has one."""
     if diverged(run):
         return {}
-    columns = [name for name in run.metrics if name in MEASURES or str(name).startswith(LAYER)]
-    last = {str(name): run.metrics[name].dropna() for name in columns}
-    measured = {name: float(series.iloc[-1]) for name, series in last.items() if len(series)}
+    columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
+    values = run.metrics[columns].to_numpy(dtype=float)
+    last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
+    measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True)) if len(values) else {}
     errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
     return {name: value for name, value in (measured | errors).items() if value is not None and np.isfinite(value)}
 

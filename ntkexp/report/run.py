@@ -138,7 +138,7 @@ def read_run(path: Path) -> Run:
 def read_metrics(path: Path) -> pd.DataFrame:
     """What was measured, a row per step, all numbers; empty cells are NaN."""
     try:
-        return pd.read_csv(path, index_col=False).astype(float).astype({"step": int})
+        return pd.read_csv(path, index_col=False, dtype=float).astype({"step": int})
     except (OSError, ValueError, KeyError) as error:
         raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
 

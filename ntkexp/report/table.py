@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -13,22 +13,28 @@ from ntkexp.report.run import SPLITS, Run
 from ntkexp.report.text import aligned, short
 
 
+class Rung(NamedTuple):
+    """A line of the ladder."""
+
+    machine: str
+    detail: str
+    numbers: list[float | None]
+
+
 def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
     """A line per machine: its relative error on every split, and agreement and R² where the run is judged.
 
     What there is to note, and why a machine has nothing to say, stands below.
     """
-    table = ladder_frame(results, seconds)
-    rows = [
-        [value if isinstance(value, str) else short(value) for value in row] for row in table.itertuples(index=False)
-    ]
-    text = aligned(list(map(str, table)), rows, [False, False, *[True] * (len(table.columns) - 2)])
+    header, lines = ladder_rows(results, seconds)
+    rows = [[name, detail, *map(short, numbers)] for name, detail, numbers in lines]
+    text = aligned(header, rows, [False, False, *[True] * (len(header) - 2)])
     said = notes(results)
     return "\n\n".join([text, *(["\n".join(said)] if said else [])])
 
 
-def ladder_frame(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> pd.DataFrame:
-    """The lines of the ladder, with every digit."""
+def ladder_rows(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> tuple[list[str], list[Rung]]:
+    """The headings of the ladder, and its lines with every digit."""
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
     header = ["machine", "detail", *splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
@@ -40,8 +46,8 @@ def ladder_frame(results: Sequence[Result], seconds: Mapping[str, float] | None 
         here = found.get(main, Result("", name))
         errors = [found[split].relative_error if split in found else None for split in splits]
         clock = [seconds.get(name)] if seconds else []
-        rows.append([name, detail, *errors, here.agreement, here.r2, *clock])
-    return pd.DataFrame(rows, columns=header).astype(dict.fromkeys(header[2:], float))
+        rows.append(Rung(name, detail, [*errors, here.agreement, here.r2, *clock]))
+    return header, rows
 
 
 def notes(results: Sequence[Result]) -> list[str]:

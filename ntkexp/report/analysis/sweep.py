@@ -92,7 +92,7 @@ def place(row: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Place:
 
 def found(folder: Path, path: Path) -> Path:
     """Where the run lies: as the file says, or beside it, if the outputs were copied elsewhere."""
-    outputs = path.absolute().parent.parent
+    outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     tried = (outputs / folder, outputs / "runs" / folder.name)
     return next((there for there in tried if there.is_dir()), folder)
 

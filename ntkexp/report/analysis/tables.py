@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ntkexp.mistake import Mistake
@@ -88,13 +89,14 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
 
 def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     """A row a point; the count is that of runs which yield the number."""
-    names = [name for name in table if name not in (*sweep.axes, *OF_A_RUN)]
+    names = [str(name) for name in table if name not in (*sweep.axes, *OF_A_RUN)]
+    columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []
     for point in dict.fromkeys(place.point for place in sweep.places):
         row: dict[str, Level] = dict(zip(sweep.axes, point, strict=True))
-        here = table[[place.point == point for place in sweep.places]]
-        for name in names:
-            values = here[name].dropna().tolist()
+        here = np.array([place.point == point for place in sweep.places])
+        for name, column in columns.items():
+            values = column[here & ~np.isnan(column)].tolist()
             mean = mean_of(values)
             row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
             row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from ntkexp.report.table import written
+from ntkexp.report.text import MISSING
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,30 @@ class Table:
 
 def table(frame: pd.DataFrame, name: str, caption: str, links: Mapping[str, str] | None = None) -> Table:
     """A data frame; cells of its first column lead where `links` says."""
-    columns = tuple(Column(str(key), pd.api.types.is_numeric_dtype(frame[key])) for key in frame)
-    rows = tuple(
-        tuple(cell(value, (links or {}).get(str(value), "") if k == 0 else "") for k, value in enumerate(row))
-        for row in frame.astype(object).where(frame.notna(), None).itertuples(index=False)
-    )
-    return Table(name, caption, columns, rows)
+    numbers = [pd.api.types.is_numeric_dtype(frame[key]) for key in frame]
+    rows = list(zip(*(frame[key].tolist() for key in frame), strict=True))
+    return tabled(list(map(str, frame)), numbers, rows, name, caption, links)
 
 
-def cell(value: object, link: str) -> Cell:
+def tabled(
+    header: Sequence[str],
+    numbers: Sequence[bool],
+    rows: Iterable[Sequence[object]],
+    name: str,
+    caption: str,
+    links: Mapping[str, str] | None = None,
+) -> Table:
+    """Rows of values."""
+    columns = tuple(map(Column, header, numbers))
+    lead = links or {}
+    cells = [[cell(value) for value in row] for row in rows]
+    for row in cells:
+        row[0] = replace(row[0], link=lead.get(row[0].text, ""))
+    return Table(name, caption, columns, tuple(map(tuple, cells)))
+
+
+def cell(value: object) -> Cell:
     """One value: as many digits as mean something, sorted by all of them."""
-    return Cell(written(value), "" if value is None else str(value), link)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Cell(MISSING, "")
+    return Cell(written(value), str(value))

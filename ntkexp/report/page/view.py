@@ -15,14 +15,14 @@ from ntkexp.report.material import Material
 from ntkexp.report.page.headline import extent
 from ntkexp.report.page.inline import slug
 from ntkexp.report.page.shown import Shown, command_of, link, of_run, of_sweep
-from ntkexp.report.page.table import Table, table
+from ntkexp.report.page.table import Table, table, tabled
 from ntkexp.report.plots.exhibition import exhibition
 from ntkexp.report.quantity import describe
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
-from ntkexp.report.table import combined, flat, ladder_frame, notes
+from ntkexp.report.table import combined, flat, ladder_rows, notes
 
-ROOM = 8_000_000
+ROOM = 6_000_000
 """Bytes for pictures of single runs; what does not fit is linked to."""
 
 TELLING = ("drift", "weights_moved", "loss")
@@ -123,7 +123,9 @@ def run_views(material: Material, folder: Path) -> Iterator[RunView]:
 
 def run_view(run: Run, differences: tuple[tuple[str, str], ...], figures: tuple[Shown, ...], folder: Path) -> RunView:
     """One run."""
-    frame = ladder_frame(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
+    header, rungs = ladder_rows(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
+    rows = [(name, detail, *numbers) for name, detail, numbers in rungs]
+    caption = f"The ladder of {run.name}: relative errors"
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
     there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in drawn]
@@ -135,7 +137,7 @@ def run_view(run: Run, differences: tuple[tuple[str, str], ...], figures: tuple[
         sentence=sentence(run.ladder),
         outcome=run.outcome,
         command=command_of(run),
-        ladder=table(frame, f"ladder-{slug(run.name)}", f"The ladder of {run.name}: relative errors"),
+        ladder=tabled(header, [k > 1 for k in range(len(header))], rows, f"ladder-{slug(run.name)}", caption),
         notes=tuple(notes(run.ladder)),
         figures=figures,
         files=tuple((name, link(run.path / name, folder)) for name in there),
