@@ -29,6 +29,7 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import create_kernels
+from ntkexp.records.metrics import RETRACED
 from ntkexp.records.timings import MACHINE, write_timings
 from ntkexp.report.plots.gallery import save as save_plots
 from ntkexp.report.run import read_run
@@ -129,8 +130,8 @@ def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None
     write_data(folder.path / "data.npz", arrays(setting))
     steps, outputs = setting.experiment.steps, setting.targets.shape[1]
     points, train = len(setting.targets[setting.read]), setting.points.train
-    snapshots = setting.experiment.path.snapshots(steps)
-    create_kernels(folder.path / "kernels.zarr", points, outputs, train, snapshots)
+    room = setting.experiment.path.timetable(steps).room
+    create_kernels(folder.path / "kernels.zarr", points, outputs, train, room)
 
 
 @dataclass
@@ -153,9 +154,10 @@ def conclude(folder: RunFolder, setting: Setting, outcome: Outcome, clock: Clock
     write_timings(folder.path / "timings.csv", clock.seconds | machines)
     steps = setting.experiment.steps
     folder.write_json("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
+    retraced = [RETRACED] if (folder.path / RETRACED).is_file() else []
     pictures = sorted(f"plots/{file.name}" for file in (folder.path / "plots").iterdir())
     folder.finish(
-        [*SAME_BYTES, *pictures],
+        [*SAME_BYTES, *retraced, *pictures],
         outcome=outcome.sentence,
         diverged=outcome.diverged,
         steps=outcome.steps,

@@ -26,6 +26,10 @@ class Component(BaseModel):
         """The files this component reads; their contents belong to the identity of a run."""
         return ()
 
+    def code(self) -> tuple[Path, ...]:
+        """The Python files this component runs; the command line wants them trusted."""
+        return ()
+
     def fields(self) -> dict[str, Any]:
         """The component as plain data, `_target_` first and every default filled in."""
         target = f"{type(self).__module__}.{type(self).__qualname__}"

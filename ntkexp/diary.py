@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -15,14 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.journal import AbstractJournal
-from ntkexp.observe import Observer, Row
+from ntkexp.observe import SHARE_COLUMNS, Observer, Row
 from ntkexp.prepare import Setting
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
 from ntkexp.records.kernels import write_snapshot
-from ntkexp.records.metrics import MetricsWriter
+from ntkexp.records.metrics import RETRACED, MetricsWriter
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.retrace import Retrace
 from ntkexp.walk import Walk
@@ -98,6 +98,11 @@ class Diary(AbstractJournal):
         self.progress.step(retrace.done, None, None)
         self.show({"step": retrace.walk.step, "steps": self.setting.experiment.steps, "back": retrace.done})
         self.checkpoint(retrace.walk, retrace)
+
+    def attributed(self, rows: Sequence[Row]) -> None:
+        with MetricsWriter(self.folder.path / RETRACED, ("step", *SHARE_COLUMNS)) as shares:
+            for row in rows:
+                shares.write(row)
 
     def show(self, state: dict[str, Json]) -> None:
         """Keep progress.json, once a second."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ntkexp.component import Component
 from ntkexp.data.base import AbstractSource
 from ntkexp.init.base import AbstractInit
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.machine.ladder import Ladder
+from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.settings import Path
@@ -36,3 +37,23 @@ class Experiment(Component):
     threads: PositiveInt | None = None
     memory_gb: float = Field(4.0, gt=0)
     checkpoint_seconds: float = Field(30.0, ge=0)
+
+    @model_validator(mode="after")
+    def refuse_snapshots_of_a_flow(self) -> Self:
+        """Its path is integrated arc by arc."""
+        if self.optimizer.flows and self.path.every == "snapshots":
+            raise Mistake(
+                "path.every=snapshots: a flow is integrated over time on each of its arcs, not step by step; use "
+                "path.every=1 (path.nodes and path.probes limit its cost), or optimizer=gd"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def refuse_snapshots_of_what_remembers(self) -> Self:
+        """The bracket of the sum backwards needs every step."""
+        if self.optimizer.remembers and self.path.every == "snapshots":
+            raise Mistake(
+                f"path.every=snapshots: {type(self.optimizer).__name__} carries past gradients from step to step, so "
+                "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
+            )
+        return self

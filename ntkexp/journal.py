@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -31,6 +32,10 @@ class AbstractJournal(ABC):
     @abstractmethod
     def retraced(self, retrace: Retrace) -> None:
         """A step back is complete: the moment for a checkpoint."""
+
+    @abstractmethod
+    def attributed(self, rows: Sequence[Row]) -> None:
+        """What the gradients of every step did, as the second pass has found."""
 
     @abstractmethod
     def stepped(self, walk: Walk, loss: float) -> None:

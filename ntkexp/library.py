@@ -10,47 +10,69 @@ tensor([[ 6.,  7.],
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+from warnings import warn
 from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.gram import gram
+from ntkexp.kernel.casts import Casts, remark, with_casts
+from ntkexp.kernel.features import Features
+from ntkexp.kernel.gram import gram, trace
+from ntkexp.kernel.inputs import examples
+from ntkexp.kernel.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.tape import Tape
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.functional import function_of
-from ntkexp.shapes import Weights
+from ntkexp.shapes import Inputs, Weights
 
 
 def tangent_kernel(
     module: nn.Module,
-    x1: Float[Tensor, "probe *shape"],
-    x2: Float[Tensor, "train *shape"] | None = None,
+    x1: Inputs,
+    x2: Inputs | None = None,
     *,
     weights: Mapping[str, Tensor] | None = None,
+    output: str | int | None = None,
+    outputs: Outputs = "all",
+    casts: Casts = "keep",
 ) -> Float[Tensor, "probe out train out_"]:
     """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
 
-    `weights` may name some or all parameters; the others are the module's own. Outputs of several axes are flattened.
+    Inputs are a tensor, a tuple of tensors or a dict of keyword arguments, each tensor with the examples along its
+    first axis. `weights` may name some or all parameters; the others are the module's own. Of a module that gives
+    several tensors, `output` names the one that is read. Its axes but the first are flattened, and `outputs` chooses
+    among them: "all", a list of places, or "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are.
+    `casts="ignore"` leaves out what the module casts to shorter numbers than its weights.
     """
-    reader, own = reader_of(module)
+    reader, own = reader_of(module, output, casts)
     chosen = own | named(module, weights or {}, "weights")
-    left = reader.tangent(reader.record(chosen, x1))
-    return gram(left, left if x2 is None else reader.tangent(reader.record(chosen, x2)))
+    left = partial(reader.tangent, reader.record(chosen, x1))
+    if casts == "ignore":
+        warn_of(module, output, left.args[0], casts)
+    right = left if x2 is None else partial(reader.tangent, reader.record(chosen, x2))
+    return kernel(left, right, [*left.args, *right.args], outputs)
 
 
 def secant_kernel(
     module: nn.Module,
     start: Mapping[str, Tensor],
     end: Mapping[str, Tensor],
-    probes: Float[Tensor, "probe *shape"],
-    train: Float[Tensor, "train *shape"],
+    probes: Inputs,
+    train: Inputs,
+    *,
+    output: str | int | None = None,
+    outputs: Outputs = "all",
+    casts: Casts = "keep",
 ) -> Float[Tensor, "probe out train out_"]:
     """K̄(x, x′) = J̄(x) J(x′)ᵀ between the segment start → end at the probes and its start at the training inputs.
 
-    With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and end = start − η g, the change of the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
+    Inputs, `output`, `outputs` and `casts` are those of `tangent_kernel`. With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and
+    end = start − η g, the change of the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).double()
@@ -61,24 +83,62 @@ def secant_kernel(
     >>> bool((change + 0.5 * secant_kernel(net, start, end, x, x).sum()).abs() < 1e-14)
     True
     """
-    reader, own = reader_of(module)
+    reader, own = reader_of(module, output, casts)
     before, after = own | named(module, start, "start"), own | named(module, end, "end")
-    left = reader.secant(reader.record(before, probes), reader.record(after, probes))
-    return gram(left.features, reader.tangent(reader.record(before, train)))
+    left, later, right = reader.record(before, probes), reader.record(after, probes), reader.record(before, train)
+    warn_of(module, output, left, casts)
+
+    def segment(chosen: Sequence[int]) -> Features:
+        return reader.secant(left, later, chosen).features
+
+    return kernel(segment, partial(reader.tangent, right), [left, right], outputs)
 
 
-OWNERSHIP: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
-"""What was found of each module that is still alive: which example owns what, asked once for every structure."""
+def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:
+    """Say what casts inside the module cost."""
+    if (found := remark(function_of(module, output), tape, casts)) is not None:
+        warn(found, stacklevel=3)
 
 
-def reader_of(module: nn.Module) -> tuple[Reader, Weights]:
+def kernel(
+    left: Callable[[Sequence[int]], Features],
+    right: Callable[[Sequence[int]], Features],
+    tapes: Sequence[Tape],
+    outputs: Outputs,
+) -> Float[Tensor, "probe out train out_"]:
+    """The kernel of features that are read for some outputs at a time."""
+    count = tapes[0].outputs.shape[1]
+    chosen = wanted(outputs, count)
+    if outputs != "trace":
+        return between(left, right, chosen, gram)
+    largest = max(tapes, key=lambda tape: examples(tape.given))
+    first, *rest = (between(left, right, chunk, trace) for chunk in chunks(largest, count))
+    return sum(rest, start=first)
+
+
+def between(
+    left: Callable[[Sequence[int]], Features],
+    right: Callable[[Sequence[int]], Features],
+    chosen: Sequence[int],
+    inner: Callable[[Features, Features], Tensor],
+) -> Tensor:
+    """The kernel of some outputs; features of the same tape are read once."""
+    ones = left(chosen)
+    return inner(ones, ones if left is right else right(chosen))
+
+
+FOUND: WeakKeyDictionary[nn.Module, dict[frozenset[str], tuple[dict[Any, Any], dict[Any, bool]]]] = WeakKeyDictionary()
+"""What was found of each module that is still alive, by what it trains: asked once for every structure."""
+
+
+def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts = "keep") -> tuple[Reader, Weights]:
     """A reader of the module, and all its parameters."""
     own = {name: weight.detach() for name, weight in module.named_parameters()}
     trained = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad)
     if not trained:
         raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
-    known = OWNERSHIP.setdefault(module, {})
-    return Reader(function_of(module), trained, known.setdefault(trained, {})), own
+    ownership, faithful = FOUND.setdefault(module, {}).setdefault(trained, ({}, {}))
+    return Reader(with_casts(function_of(module, output), casts), trained, ownership, faithful), own
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:

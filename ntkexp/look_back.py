@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.closure import Closure
 from ntkexp.loss.squared import Squared
 from ntkexp.machine.base import Course, Evidence, PathKernel
 from ntkexp.machine.ladder import Place, Rung
@@ -58,16 +59,33 @@ def look_back(
         course=course(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)
-    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, ending.sentence)
+    sentence = "; ".join([ending.sentence, *setting.remarks, *unclosed(walk.unclosed)])
+    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, sentence)
+
+
+def unclosed(steps: Mapping[int, Closure]) -> list[str]:
+    """A word about steps whose secant misses the change of the network by more than rounding explains.
+
+    >>> unclosed({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
+    ['the secant misses 2 steps, worst step 7: by 0.01 where rounding explains 1e-09; try path.rule=[gauss]']
+    """
+    if not steps:
+        return []
+    worst = max(steps, key=lambda step: steps[step].error / steps[step].bound)
+    missed = f"the secant misses {len(steps)} step{'s' if len(steps) > 1 else ''}, worst step {worst}"
+    closure = steps[worst]
+    return [f"{missed}: by {closure.error:.2g} where rounding explains {closure.bound:.2g}; try path.rule=[gauss]"]
 
 
 def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     """The integrals, named by their rules."""
     path = walk.setting.experiment.path
     details = {rule.name: path.detail(rule) for rule in path.rule}
+    if walk.setting.experiment.optimizer.flows:
+        details = {"gauss": f"nodes={path.nodes} in time"}
     return {
         name: PathKernel(integrals.kernel, integrals.contributions, integrals.decay, details[name], known(walk, name))
-        for name, integrals in walk.integrals.items()
+        for name, integrals in walk.ledger.integrals.items()
     }
 
 
@@ -104,8 +122,8 @@ def sizes(walk: Walk) -> dict[str, Place]:
 
 
 def known(walk: Walk, rule: str) -> dict[str, float]:
-    """What can be said of the contributions by a rule, with the error of secant parts relative to ‖𝒮‖."""
-    setting, integrals = walk.setting, walk.integrals[rule]
+    """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
+    setting, integrals = walk.setting, walk.ledger.integrals[rule]
     read, train = setting.attributed, setting.points.train
     kernel, contributions = integrals.kernel[read], integrals.contributions[read]
     if not (kernel.isfinite().all() and contributions.isfinite().all()):
@@ -114,7 +132,17 @@ def known(walk: Walk, rule: str) -> dict[str, float]:
     if setting.experiment.optimizer.weight_decay:
         decay = integrals.decay[read]
         found["decay_share"] = float(decay.norm() / (contributions.sum(2) + decay).norm())
-    if rule == "secant" and walk.error_bar is not None:
-        size = float(contributions.norm())
-        found["error_bar"] = walk.error_bar.estimate(walk.step) / size if size else float("nan")
+    if (error := walk.ledger.error(rule, walk.step)) is not None:
+        found["error_bar"] = share(error.parts, contributions)
+        if error.sums is not None:
+            found["sum_error_bar"] = share(error.sums, contributions.sum(2) + integrals.decay[read])
+    if setting.experiment.optimizer.flows and walk.memory:
+        arcs = walk.memory["controller"]
+        found["flow_error"] = float(arcs["error"] / arcs["way"])
     return found
+
+
+def share(error: float, whole: Tensor) -> float:
+    """An error relative to the norm of what it is the error of."""
+    size = float(whole.norm())
+    return error / size if size else float("nan")

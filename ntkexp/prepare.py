@@ -11,6 +11,10 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
+from ntkexp.kernel.casts import remark, with_casts
+from ntkexp.kernel.cost import Cost, costs
+from ntkexp.kernel.plan import Plan
+from ntkexp.kernel.precision import eps
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
@@ -21,7 +25,7 @@ from ntkexp.path.attributed import shares
 from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
-from ntkexp.shapes import Weights
+from ntkexp.shapes import Function, Weights
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Setting:
     largest_stable_step: float
     attributed: Int[Tensor, " attributed"]  # the points at which the path is integrated
     chunk: int  # how many of them at once, where that takes a pass backwards
+    terms: float  # Σ‖terms of f‖ at the start, at the points that are read
+    eps: float  # of the shortest numbers between weights and outputs
+    remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
     @property
     def points(self) -> Points:
@@ -70,8 +77,9 @@ def prepare(experiment: Experiment) -> Setting:
     weights = weights_of(module)
     points, budget = placed(experiment, data, module, weights, targets.shape[1])
     outputs, right = points.read(weights)
-    refuse_infinite(outputs)
+    refuse_infinite(outputs, experiment)
     kernel = points.tangent_kernel(weights, right)
+    refuse_dead(kernel[: points.train])
     scale = experiment.init.alpha**-2 if experiment.init.centred else 1.0
     weight = experiment.loss.weight(points.train) * scale
     stable = 2 / (weight * largest(kernel[: points.train]) * experiment.loss.curvature)
@@ -87,9 +95,26 @@ def prepare(experiment: Experiment) -> Setting:
         experiment.steps,
         experiment.seed,
     )
+    remarks = remarked(experiment, points, weights, function_of(module))
     chosen = attributed(experiment, places)
     chunk = budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen)
-    return Setting(experiment, data, module, weights, places, targets, descent, outputs, kernel, stable, chosen, chunk)
+    return Setting(
+        experiment,
+        data,
+        module,
+        weights,
+        places,
+        targets,
+        descent,
+        outputs,
+        kernel,
+        stable,
+        chosen,
+        chunk,
+        float(module.sizes(weights, points.inputs[chosen]).norm(dim=1).sum()),
+        eps(points.reader.record(weights, points.inputs[:2])),
+        remarks,
+    )
 
 
 def attributed(experiment: Experiment, places: Mapping[str, slice]) -> Int[Tensor, " attributed"]:
@@ -123,7 +148,7 @@ def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
     """The module with weights drawn from the experiment's seed."""
     generator = torch.Generator().manual_seed(experiment.seed)
     shape = tuple(data.train.inputs.shape[1:])
-    module = experiment.model.module(experiment.init, shape, outputs, generator)
+    module = experiment.model.module(experiment.init, shape, outputs, generator, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
@@ -133,7 +158,8 @@ def placed(
     """The points, in blocks that the memory allows, and that memory."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
-    reader = Reader(function_of(module), point(weights).trained)
+    function = with_casts(function_of(module), experiment.path.casts)
+    reader = Reader(function, point(weights).trained, plan=Plan())
     train = len(data.train.inputs)
     budget = Budget(
         experiment.memory_gb,
@@ -141,15 +167,46 @@ def placed(
         len(inputs),
         train,
         outputs,
-        len(experiment.path.rule),
+        experiment.path.kernels,
         len(experiment.path.positions),
         reader.record(weights, inputs[:2]).bytes_per_example,
         inputs.element_size(),
+        experiment.optimizer.copies,
     )
     return Points(reader, inputs, train, budget.block, budget.keep), budget
 
 
-def refuse_infinite(outputs: Float[Tensor, "point out"]) -> None:
+def remarked(experiment: Experiment, points: Points, weights: Weights, function: Function) -> tuple[str, ...]:
+    """What the network's numbers cost."""
+    tape = points.reader.record(weights, points.inputs[:2])
+    found = remark(function, tape, experiment.path.casts)
+    return () if found is None else (found,)
+
+
+def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment) -> None:
     """A network that is not finite at its start cannot be trained."""
-    if not outputs.isfinite().all():
-        raise Mistake("the network's outputs are not finite before training; lower init.W_std or init.alpha")
+    finite = outputs.isfinite().all(1)
+    if not finite.all():
+        raise Mistake(
+            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
+            f"{experiment.model.remedy}"
+        )
+
+
+def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
+    """A network whose outputs no weight moves cannot be trained either."""
+    if not kernel.any():
+        raise Mistake(
+            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
+        )
+
+
+def kernel_costs(experiment: Experiment) -> tuple[Points, list[Cost]]:
+    """Where the network would be read, and what the kernel of a block of points with the training examples costs."""
+    data = experiment.data.split()
+    outputs = laid_out(experiment, data)[0].shape[1]
+    module = network(experiment, data, outputs)
+    weights = weights_of(module)
+    points, _ = placed(experiment, data, module, weights, outputs)
+    few = points.reader.record(weights, points.inputs[:2])
+    return points, costs(points.reader, few, points.block, points.train)

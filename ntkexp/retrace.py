@@ -7,7 +7,7 @@ the whole recording.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -16,11 +16,17 @@ from torch import Tensor
 from ntkexp.kernel.segment import Segment
 from ntkexp.path.backward import Backward, StepBack
 from ntkexp.path.descent import sizes
-from ntkexp.path.integrals import Integrals
+from ntkexp.path.integrals import Integrals, Tally
 from ntkexp.path.points import Block, Points, cut
 from ntkexp.path.recording import Recording
 from ntkexp.shapes import Weights
-from ntkexp.walk import Walk
+from ntkexp.walk import Walk, opened
+
+
+def retraced(walk: Walk, recording: Recording) -> Retrace:
+    """The second pass before its first step back."""
+    integrals = opened(walk.setting)
+    return Retrace(walk, recording, integrals, {name: [Tally() for _ in walk.step_sizes] for name in integrals})
 
 
 @dataclass
@@ -30,6 +36,7 @@ class Retrace:
     walk: Walk
     recording: Recording
     integrals: dict[str, Integrals]
+    tallies: dict[str, list[Tally]]  # for every step
     done: int = 0
     points: Points | None = None  # of the chunk at work
     end: Weights | None = None  # where the next step back comes from, if it is known
@@ -78,16 +85,20 @@ class Retrace:
         step = StepBack(
             step_sizes,
             descent.optimizer.recursion(index, start, step_sizes, memory),
-            start,
+            segment,
             [training.reader.tangent(tape) for tape in tapes],
             descent.output_gradient(index, outputs) * self.walk.clippings[index],
             descent.optimizer.weight_decay,
             descent.optimizer.decouples,
         )
         block = Block(points, segment, slice(0, len(points.inputs)))
-        for backward in self.backward.values():
-            backward.add(step, block)
+        for name, backward in self.backward.items():
+            backward.add(step, block, self.tallies[name][index])
         return start
+
+    def tallied(self, step: int) -> dict[str, Tally]:
+        """What the gradients of a step did, by rule."""
+        return {name: tallies[step] for name, tallies in self.tallies.items()}
 
     @property
     def state(self) -> dict[str, Any]:
@@ -96,6 +107,7 @@ class Retrace:
             "done": self.done,
             "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
             "brackets": {name: backward.state for name, backward in self.backward.items()},
+            "tallies": {name: [asdict(tally) for tally in tallies] for name, tallies in self.tallies.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -103,4 +115,5 @@ class Retrace:
         self.done = state["done"]
         for name, integrals in self.integrals.items():
             integrals.restore(state["integrals"][name])
+            self.tallies[name] = [Tally(**tally) for tally in state["tallies"][name]]
         self.saved = dict(state["brackets"]) if self.done % self.walk.step else {}

@@ -15,10 +15,11 @@ from ntkexp.journal import AbstractJournal
 from ntkexp.look_back import Ending, Outcome, look_back
 from ntkexp.observe import Observer, shared
 from ntkexp.optimizer.stable import AbstractStable
+from ntkexp.path.ledger import EveryStep
 from ntkexp.path.recording import Recording, length
 from ntkexp.prepare import Setting
-from ntkexp.retrace import Retrace
-from ntkexp.walk import Walk, begin, opened
+from ntkexp.retrace import retraced
+from ntkexp.walk import Walk, begin
 
 BLOWN_UP = 1e6  # times the first loss: far beyond what a run that converges passes through
 
@@ -47,17 +48,18 @@ def go(walk: Walk, journal: AbstractJournal, recording: Recording | None) -> End
     """Take the remaining steps; why there are no more."""
     setting, observer = walk.setting, Observer(walk.setting)
     first = observer.loss(setting.outputs)
-    snapshots = setting.experiment.path.snapshots(setting.experiment.steps)
     for step in setting.descent.walk(walk.weights, walk.memory, walk.step):
         loss = observer.loss(step.outputs)
         if (reason := end_of(setting, loss, first, step.index)) is not None:
+            walk.close(step)
             return reason
         row = observer.step(step.index, walk.time, step.outputs, step.segment.start) | observer.size(step)
-        if step.index in snapshots:
+        if due := walk.timetable.due(step.index):
             kernel = setting.points.tangent_kernel(step.segment.start, step.right)
             row |= observer.kernel(kernel, step.outputs, step.segment.start, step.step_size)
             journal.snapshot(step.index, kernel)
-        journal.row(row | shared(walk.advance(step)))
+            walk.timetable.saw(step.index, kernel[: setting.points.train])
+        journal.row(row | shared(walk.advance(step, due=due)))
         if recording is not None:
             recording.write(step.index, step.segment.start, step.memory)
         journal.stepped(walk, loss)
@@ -66,12 +68,15 @@ def go(walk: Walk, journal: AbstractJournal, recording: Recording | None) -> End
 
 def go_back(walk: Walk, journal: AbstractJournal, recording: Recording, saved: Mapping[str, Any] | None = None) -> None:
     """Integrate the path from its end, which is where an optimizer with memory is understood from."""
-    retrace = Retrace(walk, recording, opened(walk.setting))
+    retrace = retraced(walk, recording)
     if saved is not None:
         retrace.restore(saved)
     for _ in retrace.steps_back():
         journal.retraced(retrace)
-    walk.integrals = retrace.integrals
+    walk.ledger = EveryStep(retrace.integrals, None)
+    for step in range(walk.step):
+        walk.check(step, retrace.tallied(step))
+    journal.attributed([{"step": step} | shared(retrace.tallied(step)) for step in range(walk.step)])
 
 
 def finish(walk: Walk, journal: AbstractJournal, ending: Ending) -> Outcome:

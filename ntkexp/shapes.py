@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,5 +17,8 @@ else:
 Weights: TypeAlias = dict[str, Tensor]
 """Named parameters, as `module.named_parameters()` names them."""
 
-Function: TypeAlias = Callable[[Weights, Tensor], Tensor]
+Inputs: TypeAlias = Tensor | tuple[object, ...] | Mapping[str, object]
+"""One tensor [example, …], several by position, or several by name; what is no tensor among them is a constant."""
+
+Function: TypeAlias = Callable[[Weights, Inputs], Tensor]
 """Weights and inputs [example, …] to outputs [example, out]."""

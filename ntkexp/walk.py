@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.closure import Closure
 from ntkexp.optimizer.base import Memory
+from ntkexp.path.along_flow import AlongFlow
 from ntkexp.path.descent import Step
 from ntkexp.path.error_bar import ErrorBar
 from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.ledger import AbstractLedger, EveryStep
+from ntkexp.path.moments import Moments
 from ntkexp.path.points import Block
+from ntkexp.path.rule.base import Piece
+from ntkexp.path.rule.left import Left
+from ntkexp.path.snapshots import Snapshots, Track
+from ntkexp.path.timetable import AbstractTimetable
 from ntkexp.prepare import Setting
 from ntkexp.shapes import Weights
 
@@ -26,11 +34,12 @@ class Walk:
     setting: Setting
     weights: Weights
     memory: Memory
-    integrals: dict[str, Integrals]
-    error_bar: ErrorBar | None
+    ledger: AbstractLedger
+    timetable: AbstractTimetable
     summed_gradient: Float[Tensor, "train out"]
     step_sizes: list[float]
     clippings: list[float]
+    unclosed: dict[int, Closure] = field(default_factory=dict)  # steps at which rounding does not explain the secant
 
     @property
     def step(self) -> int:
@@ -42,20 +51,29 @@ class Walk:
         """Σ_s η_s."""
         return sum(self.step_sizes, start=0.0)
 
-    def advance(self, step: Step) -> dict[str, Tally]:
-        """Take one step; accumulate it, block by block of points, unless that must wait for the steps to come."""
-        tallies = {name: Tally() for name in self.integrals}
-        for place in self.setting.read_blocks if self.integrals else ():
-            block = Block(self.setting.points, step.segment, place)
-            for name, integrals in self.integrals.items():
-                integrals.add(step, block, tallies[name])
-            if self.error_bar is not None and self.error_bar.measures(step.index):
-                self.error_bar.add(step, block)
-        self.summed_gradient += step.step_size * step.output_gradient
+    def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
+        """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
+        tallies = self.ledger.add(step, self.blocks, due=due)
+        self.summed_gradient += self.setting.descent.impulse(step)
         self.step_sizes.append(step.step_size)
         self.clippings.append(step.clipping)
         self.weights, self.memory = step.segment.end, step.memory
+        self.check(step.index, tallies)
         return tallies
+
+    def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
+        """Remember a step whose secant does not close."""
+        found = tallies["secant"].unclosed(self.setting.terms, self.setting.eps) if "secant" in tallies else None
+        if found is not None:
+            self.unclosed[step] = found
+
+    def close(self, step: Step) -> None:
+        """End sooner than was planned, before this step."""
+        self.ledger.close(step, self.blocks)
+
+    def blocks(self, step: Step) -> Iterator[Block]:
+        """The points at which the path is integrated, block by block."""
+        return (Block(self.setting.points, step.segment, place) for place in self.setting.read_blocks)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -63,24 +81,24 @@ class Walk:
         return {
             "weights": self.weights,
             "memory": dict(self.memory),
-            "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
-            "error_bar": {} if self.error_bar is None else self.error_bar.state,
+            "ledger": self.ledger.state,
+            "timetable": self.timetable.state,
             "summed_gradient": self.summed_gradient,
             "step_sizes": self.step_sizes,
             "clippings": self.clippings,
+            "unclosed": {step: (closure.error, closure.bound) for step, closure in self.unclosed.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
         self.weights = self.placed(state["weights"])
         self.memory = {part: self.placed(weights) for part, weights in state["memory"].items()}
-        for name, integrals in self.integrals.items():
-            integrals.restore(state["integrals"][name])
-        if self.error_bar is not None:
-            self.error_bar.restore(state["error_bar"])
+        self.ledger.restore(state["ledger"])
+        self.timetable.restore(state["timetable"])
         self.summed_gradient.copy_(state["summed_gradient"])
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
+        self.unclosed = {step: Closure(*numbers) for step, numbers in state["unclosed"].items()}
 
     def placed(self, weights: Weights) -> Weights:
         """Weights on the device of the run."""
@@ -89,19 +107,49 @@ class Walk:
 
 def begin(setting: Setting) -> Walk:
     """The walk before its first step."""
-    path, shape = setting.experiment.path, setting.kernel.shape
+    path, steps = setting.experiment.path, setting.experiment.steps
+    if setting.experiment.optimizer.flows:
+        ledger: AbstractLedger = along_flow(setting)
+    else:
+        ledger = snapshots(setting) if path.every == "snapshots" else every_step(setting)
+    gradient = torch.zeros_like(setting.descent.targets)
+    return Walk(setting, setting.weights, {}, ledger, path.timetable(steps), gradient, [], [])
+
+
+def every_step(setting: Setting) -> EveryStep:
+    """The kernel of every step; nothing yet where the path is integrated from its end."""
+    path = setting.experiment.path
     integrals = {} if setting.experiment.optimizer.remembers else opened(setting)
-    error_bar = None
-    if path.finer and integrals:
-        error_bar = ErrorBar(
-            coarse=integrals["secant"].pieces,
-            fine=path.finer,
-            gain=1 + 1 / (4 ** (path.romberg + 1) - 1),
-            every=max(1, setting.experiment.steps // path.error_samples),
-            total=setting.kernel.new_zeros(shape[:3]),
-        )
-    gradient = torch.zeros_like(setting.targets[: setting.points.train])
-    return Walk(setting, setting.weights, {}, integrals, error_bar, gradient, [], [])
+    if not (path.finer and integrals):
+        return EveryStep(integrals, None)
+    gain = 1 + 1 / (4 ** (path.romberg + 1) - 1)
+    return EveryStep(integrals, sampled(setting, integrals["secant"].pieces, gain))
+
+
+def sampled(setting: Setting, coarse: tuple[Piece, ...], gain: float) -> ErrorBar:
+    """An error bar that has measured nothing yet."""
+    path = setting.experiment.path
+    every = max(1, setting.experiment.steps // path.error_samples)
+    return ErrorBar(coarse, path.finer, gain, every, setting.kernel.new_zeros(setting.kernel.shape[:3]))
+
+
+def along_flow(setting: Setting) -> AlongFlow:
+    """The path of a flow, at nothing."""
+    path, shape = setting.experiment.path, setting.kernel.shape
+    tangent = Left().quadrature(1, 1, 0)
+    integrals = Integrals(tangent, *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
+    return AlongFlow(setting.descent, path.nodes, integrals, sampled(setting, (), 1.0) if path.error_samples else None)
+
+
+def snapshots(setting: Setting) -> Snapshots:
+    """The kernel at some steps."""
+    shape = setting.kernel.shape
+    tracks = {
+        name: Track(integrals, *(setting.kernel.new_zeros(shape[:axes]) for axes in (4, 2, 4, 3)))
+        for name, integrals in opened(setting).items()
+    }
+    pulls = [torch.zeros_like(setting.descent.targets) for _ in range(3)]
+    return Snapshots(tracks, Moments(0.0, pulls[0], 0.0, pulls[1]), pulls[2], setting.experiment.steps - 1)
 
 
 def opened(setting: Setting) -> dict[str, Integrals]:

@@ -63,6 +63,7 @@ def train(
 def config(
     overrides: Overrides = None,
     everything: Annotated[bool, typer.Option("--tree", help="Every group and option instead.")] = False,
+    cost: Annotated[bool, typer.Option("--plan", help="How its kernel is read, and what that costs.")] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -73,6 +74,11 @@ def config(
         from ntkexp.config.show import tree
 
         text = tree(Choices(folders(config_dir)))
+    elif cost:
+        from ntkexp.cli.plan import plan
+        from ntkexp.config.compose import compose
+
+        text = plan(compose(overrides or [], config_dir, trust or []))
     else:
         from ntkexp.config.compose import resolve
         from ntkexp.config.show import shown

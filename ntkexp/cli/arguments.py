@@ -38,7 +38,7 @@ ConfigDir: TypeAlias = Annotated[
 ]
 Trust: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--trust", metavar="PACKAGE|FILE.py", help="Let components come from here; may be repeated."),
+    typer.Option("--trust", metavar="PACKAGE|FILE.py", help="Let Python code from here run; may be repeated."),
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]

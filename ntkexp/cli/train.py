@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -37,7 +38,7 @@ def train(
     from ntkexp.identity import folder_name
 
     folder = place / "runs" / folder_name(experiment)
-    with interruptible(folder, f"the same command, or `ntkexp resume {folder}`, goes on from the last checkpoint"):
+    with interruptible(folder, f"the same command, or {resuming(folder, trust)}, goes on from the last checkpoint"):
         folder = carry_out(experiment, overrides, place, force, listener(quiet))
     show(folder, quiet=quiet, as_json=as_json)
 
@@ -49,9 +50,18 @@ def resume(run: Path, *, quiet: bool, as_json: bool, trust: Sequence[str]) -> No
     admitted = admit(trust)
     from ntkexp import carry_out
 
-    with interruptible(run, f"`ntkexp resume {run}` goes on from the last checkpoint"):
+    with interruptible(run, f"{resuming(run, trust)} goes on from the last checkpoint"):
         folder = carry_out.resume(run.expanduser(), listener(quiet), admitted)
     show(folder, quiet=quiet, as_json=as_json)
+
+
+def resuming(folder: Path, trust: Sequence[str]) -> str:
+    """The command that goes on with a run: what was trusted for one command is not trusted for the next.
+
+    >>> resuming(Path("runs/a b"), ["my_net.py"])
+    "`ntkexp resume 'runs/a b' --trust my_net.py`"
+    """
+    return f"`{shlex.join(['ntkexp', 'resume', str(folder), *(word for name in trust for word in ('--trust', name))])}`"
 
 
 def limit_threads(overrides: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
         case origin if origin is Literal:
             return " or ".join(f"'{part}'" for part in parts)
         case origin if origin is dict:
-            return f"{{name: value, …}}, each value {allowed(parts[1])}"
+            return f"a mapping such as {{KEY: VALUE}}, each VALUE {allowed(parts[1])}"
         case origin if origin in {tuple, list}:
             return f"a list{count(parts, limits)}, each {allowed(parts[0])}"
     return f"{word(kind)} {' and '.join(bounds(limits))}".rstrip()

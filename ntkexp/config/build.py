@@ -64,9 +64,11 @@ class Builder:
             for name, value in given.items()
         }
         try:
-            return kind.model_validate(children)
+            made = kind.model_validate(children)
         except ValidationError as error:
             raise refusal(error, kind, key, given) from None
+        target.refuse_untrusted(made, key, self.trusted)
+        return made
 
     def child(self, value: Any, place: FieldInfo | None, key: str) -> Any:
         """What goes into a field; pydantic refuses whatever has no field."""

@@ -13,12 +13,14 @@ import inspect
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.model.source import load
 
 HOME = "ntkexp"
 
@@ -96,31 +98,27 @@ def admit_package(name: str) -> str:
 
 
 def admit_file(file: Path) -> str:
-    """A file, imported under its name without the ending."""
+    """A file, imported under its name without the ending; what goes wrong in it is said with its line."""
     file = file.expanduser().resolve()
     if not file.is_file():
         raise Mistake(f"--trust={file}: there is no such file; it takes the name of a package, or a file my_net.py")
-    name = file.stem
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return name
-    if known is not None or not name.isidentifier() or name == HOME:
-        raise Mistake(f"--trust={file}: '{name}' cannot be the name of a new module; call the file otherwise")
-    run(file, name)
-    return name
+    if file.stem == HOME:
+        raise Mistake(f"--trust={file}: '{HOME}' cannot be the name of a new module; call the file otherwise")
+    return load(file, f"--trust={file}").__name__
 
 
-def run(file: Path, name: str) -> None:
-    """Import a file of the user's; what goes wrong in it is said with its line."""
-    spec = spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
-        lines = [frame.lineno for frame in trace if frame.filename == str(file)]
-        line = error.lineno if isinstance(error, SyntaxError) else (lines or [0])[-1]
-        raise Mistake(f"--trust={file}, line {line}: {type(error).__name__}: {error}") from None
+def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
+    """Code runs only if it lies in a trusted file or package."""
+    for file in component.code():
+        if not any(holds(name, file.resolve()) for name in trusted):
+            trust = f"--trust {quote(str(file))}"
+            raise Mistake(f"{key}: {file} is Python code of yours, which runs only if you say so; add `{trust}`")
+
+
+def holds(name: str, file: Path) -> bool:
+    """Whether a module is in a file, or a package around it."""
+    spec = find_spec(name)
+    if spec is None:
+        return False
+    folders = [Path(folder).resolve() for folder in spec.submodule_search_locations or ()]
+    return spec.origin == str(file) or any(file.is_relative_to(folder) for folder in folders)

@@ -37,6 +37,7 @@ class Examples:
     classes: tuple[str, ...] = ()  # names of the classes; none for regression
     white: float = 1.0
     gaps: bool = False  # NaN marks a missing input, for which the mean of the training split is put
+    vocabulary: int = 0  # unless it is 0, inputs are tokens: whole numbers below it
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Data:
     probe: Split
     test: Split
     classes: tuple[str, ...]
+    vocabulary: int = 0
 
 
 class AbstractSource(Component):
@@ -108,7 +110,7 @@ class AbstractSource(Component):
         scale = MEASURES[self.standardise](splits[0].shown)
         rescale = unchanged(splits[0].target) if examples.classes else each(splits[0].target)
         train, probe, test = (replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits)
-        return Data(train, probe, test, examples.classes)
+        return Data(train, probe, test, examples.classes, examples.vocabulary)
 
 
 def part(examples: Examples, index: Int[Tensor, " example"]) -> Split:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.features import Block, Factored, Features, Key, Rows
+from ntkexp.kernel.features import Block, Factored, Features, Key, Rows, spread
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.uses import Derived, Element, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
@@ -36,15 +37,17 @@ def arrange(
         if isinstance(use, Element):
             add_rows(rows, use.source, scattered(use, cotangent, owner, examples), leaves)
             continue
-        block = by_example(use, cotangent, owner, examples)
-        if (key := (use.weight, use.bias)) in factorable:
-            factors[key].append(block)
+        factors[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
+    blocks: dict[Key, Block] = {}
+    for key, parts in factors.items():
+        block = joined(parts)
+        if key in factorable:
+            blocks[key] = block
             continue
         bias, weight = torch.split(block.dense(), [block.biases, block.inputs.shape[2] - block.biases], dim=2)
-        for source, gradient in ((use.bias, bias), (use.weight, weight)):
-            if source is not None:
+        for source, gradient in zip(key, (weight, bias), strict=True):
+            if isinstance(source, View | Derived):
                 add_rows(rows, source, gradient.flatten(2), leaves)
-    blocks: dict[Key, Block] = {key: joined(parts) for key, parts in factors.items()}
     blocks.update({(name, None): Rows(row, name) for name, row in rows.items()})
     return Features(blocks, examples, outputs)
 
@@ -78,16 +81,23 @@ def by_example(
     if use.bias is not None:
         inputs = torch.cat([torch.full_like(inputs[:, :1], use.shift), inputs if use.weight else inputs[:, :0]], dim=1)
     weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
-    biases = int(use.bias is not None)
-    if len(owner) == examples and torch.equal(owner, torch.arange(examples, device=owner.device)):
-        return Factored(inputs[:, None], cotangent.transpose(0, 1)[:, :, None], weight, bias, biases)
-    refuse_unowned(cotangent[:, owner < 0])
-    order = owner.argsort(stable=True)[(owner < 0).sum() :].view(-1)
+    order = in_turn(owner, examples)
+    if order is not None:
+        refuse_unowned(cotangent[:, owner < 0])
+        inputs, cotangent = inputs[order], cotangent[:, order]
+    uses = len(inputs) // examples
+    inputs = inputs.reshape(examples, uses, inputs.shape[1])
+    outputs = cotangent.reshape(len(cotangent), examples, uses, cotangent.shape[2]).transpose(0, 1)
+    return Factored(inputs, outputs, weight, bias, int(use.bias is not None))
+
+
+def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, " owned"] | None:
+    """The order in which rows follow each other example by example; None where they already do."""
+    order = owner.argsort(stable=True)[int((owner < 0).sum()) :]
     uses, rest = divmod(len(order), examples)
     if rest or not torch.equal(owner[order], torch.arange(examples, device=owner.device).repeat_interleave(uses)):
         raise NoRule("the examples use a matrix product a different number of times each")
-    order = order.view(examples, uses)
-    return Factored(inputs[order], cotangent[:, order].transpose(0, 1), weight, bias, biases)
+    return None if torch.equal(order, torch.arange(len(owner), device=owner.device)) else order
 
 
 def joined(parts: Sequence[Factored]) -> Factored:
@@ -104,12 +114,40 @@ def scattered(
 ) -> Float[Tensor, "example out size"]:
     """The gradient of each example with respect to the elements that a weight was expanded from."""
     reached = owner >= 0
-    refuse_unowned(cotangent[:, ~reached])
-    size = int(use.positions.max()) + 1
-    target = (owner * size + use.positions.to(owner.device))[reached]
+    if not reached.all():
+        refuse_unowned(cotangent.masked_fill(reached, 0.0))
+    positions = use.positions
+    size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
+    axis = axis_of_examples(positions, owner, examples)
+    if axis is not None:
+        return summed(positions.movedim(axis, 0), cotangent.movedim(axis + 1, 1), size)
+    target = (owner * size + positions.to(owner.device))[reached]
     flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
-    flat.index_add_(1, target, cotangent[:, reached])
-    return flat.view(len(cotangent), examples, size).transpose(0, 1)
+    return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
+
+
+def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], examples: int) -> int | None:
+    """The axis that counts examples, if a weight was copied along it, as gains and biases are."""
+    for axis in range(owner.dim()):
+        if owner.shape[axis] == examples and (positions.stride(axis) == 0 or examples == 1):
+            index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - axis - 1))
+            if bool(((owner == index) | (owner < 0)).all()):
+                return axis
+    return None
+
+
+def summed(
+    positions: Int[Tensor, "example ..."], cotangent: Float[Tensor, "out example ..."], size: int
+) -> Float[Tensor, "example out size"]:
+    """The sum over the axes that the weight was copied along, and what is left by its place in the weight."""
+    copied = [d for d in range(1, positions.dim()) if positions.stride(d) == 0]
+    rows = cotangent.sum([d + 1 for d in copied]) if copied else cotangent
+    rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
+    once = positions[tuple(0 if d in (0, *copied) else slice(None) for d in range(positions.dim()))]
+    places = once.reshape(-1).to(rows.device)
+    if not torch.equal(places, torch.arange(size, device=rows.device)):
+        rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
+    return rows.transpose(0, 1)
 
 
 def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
@@ -126,9 +164,8 @@ def add_rows(
 ) -> None:
     """Carry a gradient back from a source to its parameters."""
     if isinstance(source, View):
-        positions = source.of(torch.arange(leaves[source.name].numel())).reshape(-1).to(gradient.device)
-        carried = {source.name: gradient.new_zeros(*gradient.shape[:2], leaves[source.name].numel())}
-        carried[source.name].index_add_(2, positions, gradient)
+        size = leaves[source.name].numel()
+        carried = {source.name: gradient if source.is_whole(size) else spread(gradient, source, size)}
     else:
         carried = pulled_back(source, gradient, leaves)
     for name, row in carried.items():

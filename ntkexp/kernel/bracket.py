@@ -56,7 +56,7 @@ class Matrix:
         """U of each parameter by itself, up to the last element that is used."""
         parts = self.total.tensor_split([self.biases], dim=2)
         return [
-            Vector(spread(part.flatten(2), view), view.name)
+            Vector(spread(part.flatten(2), view, view.extent), view.name)
             for part, view in zip(parts, (self.bias, self.weight), strict=True)
             if view is not None
         ]

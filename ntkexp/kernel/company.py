@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.inputs import part
+from ntkexp.kernel.precision import eps
 from ntkexp.kernel.recorder import columns
 from ntkexp.kernel.tape import Tape
 from ntkexp.mistake import Mistake
@@ -20,22 +22,25 @@ COUPLED = (
     "operations along the first axis"
 )
 
+CHANGING = (
+    "the module gives other outputs when it is run again on the same inputs, so it has no tangent kernel; look for "
+    "random numbers from outside torch, or for something that it counts"
+)
+
 
 def refuse_company(function: Function, tape: Tape) -> None:
-    """Run the first example by itself, and the others without it."""
+    """Run all examples once more, the first by itself, and the others without it."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
-    inputs = tape[tape.inputs].detach()
-    for part in (slice(0, 1), slice(1, None)):
-        if len(inputs[part]):
+    for some, reason in ((slice(None), CHANGING), (slice(0, 1), COUPLED), (slice(1, None), COUPLED)):
+        if len(tape.outputs[some]):
             with torch.no_grad():
-                refuse_change(columns(function, weights, inputs[part]), tape.outputs[part], tape.outputs)
+                apart = columns(function, weights, part(tape.given, some))
+            refuse_change(apart, tape.outputs[some], tape, reason)
 
 
-def refuse_change(
-    apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], together: Float[Tensor, "example out"]
-) -> None:
+def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape, reason: str) -> None:
     """What examples give apart from the others must be what they give among them."""
     # √eps is far more than what another order of summation changes, and far less than what other examples change
-    tolerance = torch.finfo(together.dtype).eps ** 0.5 * float(together.abs().max())
+    tolerance = eps(tape) ** 0.5 * float(tape.outputs.abs().max())
     if bool(((apart - among).abs() > tolerance).any()):
-        raise Mistake(COUPLED)
+        raise Mistake(reason)

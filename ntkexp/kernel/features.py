@@ -59,11 +59,16 @@ class Factored:
         outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None]
         return Factored(self.inputs, outputs, self.weight, self.bias, self.biases)
 
+    def traced(self) -> Factored:
+        """All outputs as one, whose inner products are the sums over outputs."""
+        outputs = self.outputs.permute(0, 2, 1, 3).flatten(2)[:, None]
+        return Factored(self.inputs, outputs, self.weight, self.bias, self.biases)
+
     def by_name(self) -> list[Rows]:
         """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
         parts = self.dense().tensor_split([self.biases], dim=2)
         return [
-            Rows(spread(part.flatten(2), view), view.name)
+            Rows(spread(part.flatten(2), view, view.extent), view.name)
             for part, view in zip(parts, (self.bias, self.weight), strict=True)
             if view is not None
         ]
@@ -105,6 +110,10 @@ class Rows:
         """Σ_c ℓ′_c of the gradients, as a single output."""
         return Rows(torch.einsum("nc,ncp->np", output_gradient, self.rows)[:, None], self.name)
 
+    def traced(self) -> Rows:
+        """All outputs as one, whose inner products are the sums over outputs."""
+        return Rows(self.rows.flatten(1)[:, None], self.name)
+
     def by_name(self) -> list[Rows]:
         """As it is."""
         return [self]
@@ -127,10 +136,10 @@ def laid_out(weight: View | None, bias: View | None, weights: Weights) -> Float[
     return torch.cat(rows)
 
 
-def spread(gradient: Float[Tensor, "example out size"], view: View) -> Float[Tensor, "example out extent"]:
-    """The gradient of a view of a parameter as that of the parameter."""
-    positions = view.of(torch.arange(view.extent, device=gradient.device)).reshape(-1)
-    return gradient.new_zeros(*gradient.shape[:2], view.extent).index_add_(2, positions, gradient)
+def spread(gradient: Float[Tensor, "example out size"], view: View, size: int) -> Float[Tensor, "example out size_"]:
+    """The gradient of a view of a parameter as that of the parameter's first elements, all that it shows."""
+    positions = view.of(torch.arange(size, device=gradient.device)).reshape(-1)
+    return gradient.new_zeros(*gradient.shape[:2], size).index_add(2, positions, gradient)
 
 
 @dataclass(frozen=True)

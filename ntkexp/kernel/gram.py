@@ -7,6 +7,8 @@ round; operations are counted, layer by layer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,17 +19,30 @@ from ntkexp.mistake import Mistake
 
 def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
     """The kernel between two places, summed over the parameters."""
-    shape = (left.examples, left.outputs, right.examples, right.outputs)
-    total: Tensor | None = None
+    return summed(paired(left, right)).view(left.examples, left.outputs, right.examples, right.outputs)
+
+
+def trace(left: Features, right: Features) -> Float[Tensor, "probe 1 train 1"]:
+    """Σ_c K[x, c, x′, c]: the kernel of all outputs taken as one, never multiplied out into blocks of outputs."""
+    pairs = [(one.traced(), other.traced()) for one, other in paired(left, right)]
+    return summed(pairs).view(left.examples, 1, right.examples, 1)
+
+
+def paired(left: Features, right: Features) -> list[tuple[Block, Block]]:
+    """The blocks that have a share of the kernel together."""
     if left.blocks.keys() == right.blocks.keys():
-        pairs: list[tuple[Block, Block]] = [(block, right.blocks[key]) for key, block in left.blocks.items()]
-    else:
-        pairs = multiplied_out(left, right)
+        return [(block, right.blocks[key]) for key, block in left.blocks.items()]
+    return multiplied_out(left, right)
+
+
+def summed(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "probe out train out_"]:
+    """The shares of all pairs."""
+    total: Tensor | None = None
     for one, other in pairs:
         total = add(total, one, other)
     if total is None:
         raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
-    return total.view(shape)
+    return total
 
 
 def multiplied_out(left: Features, right: Features) -> list[tuple[Block, Block]]:
@@ -75,13 +90,62 @@ def inner(
     return product.view(*left.shape[:2], *right.shape[:2])
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How large the factors of two Jacobians are, and how many multiplications each way to their kernel takes."""
+
+    probe: int
+    uses: int
+    out: int
+    train: int
+    uses_: int
+    out_: int
+    inputs: int
+    features: int
+
+    @property
+    def double_sum(self) -> int:
+        """⟨a, a′⟩, ⟨β, β′⟩ and their product, for every pair of uses."""
+        pairs = self.probe * self.uses * self.train * self.uses_
+        return pairs * (self.inputs + self.out * self.out_ * (self.features + 1))
+
+    @property
+    def multiplied_out(self) -> int:
+        """The gradients of both sides, and their inner products."""
+        left, right = self.probe * self.out, self.train * self.out_
+        return (left * self.uses + right * self.uses_ + left * right) * self.inputs * self.features
+
+    @property
+    def way(self) -> str:
+        """The way that is taken."""
+        if self.uses == self.uses_ == 1:
+            return "one product"
+        return "double sum" if self.double_sum <= self.multiplied_out else "multiplied out"
+
+    @property
+    def operations(self) -> int:
+        """Multiplications of the way that is taken."""
+        return self.multiplied_out if self.way == "multiplied out" else self.double_sum
+
+    @property
+    def numbers(self) -> int:
+        """How many the way that is taken makes between the factors and the kernel."""
+        if self.way == "multiplied out":
+            return (self.probe * self.out + self.train * self.out_) * self.inputs * self.features
+        return self.probe * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
+
+
+def sizes(left: Factored, right: Factored) -> Sizes:
+    """Those of two blocks."""
+    (probe, uses, inputs), (train, uses_, _) = left.inputs.shape, right.inputs.shape
+    return Sizes(
+        probe, uses, left.outputs.shape[1], train, uses_, right.outputs.shape[1], inputs, left.outputs.shape[3]
+    )
+
+
 def double_sum_is_cheaper(left: Factored, right: Factored) -> bool:
     """Multiplications of the sum over pairs of uses, against those of multiplying out and one inner product."""
-    (q, u, i), (n, v, _) = left.inputs.shape, right.inputs.shape
-    c, d, o = left.outputs.shape[1], right.outputs.shape[1], left.outputs.shape[3]
-    pairs = q * u * n * v * (i + c * d * (o + 1))
-    multiplied_out = (q * c * u + n * d * v) * i * o + q * c * n * d * i * o
-    return pairs <= multiplied_out
+    return sizes(left, right).way != "multiplied out"
 
 
 def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out train out_"]:

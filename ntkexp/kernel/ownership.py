@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.kernel.casts import Uncast
 from ntkexp.kernel.company import COUPLED
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
@@ -20,11 +21,13 @@ from ntkexp.kernel.uses import Product
 from ntkexp.mistake import Mistake
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
+ROUNDING = 1000  # times eps of the largest element: terms that a norm centres are not all positive, and may cancel
 
 
 def owners(tape: Tape, trained: frozenset[str]) -> list[Int[Tensor, "..."]]:
     """For every use, the example that owns each element of the tap; one number a row for products."""
-    replay = Replay(tape, tape, trained, scramble=torch.Generator().manual_seed(0))
+    with Uncast(torch.float64):
+        replay = Replay(tape, tape, trained, scramble=torch.Generator().manual_seed(0))
     taps = [use.tap for use in replay.uses]
     if not taps:
         return []
@@ -43,7 +46,8 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
     reached = below != 0
     ratio = torch.where(reached, above / torch.where(reached, below, 1.0), 0.0)
     whole = ratio.round()
-    if ((ratio - whole).abs() > WHOLE * whole.clamp(min=1)).any():
+    rounding = ROUNDING * torch.finfo(above.dtype).eps * above.abs().amax() if above.numel() else 0.0
+    if ((above - whole * below).abs() > WHOLE * whole.clamp(min=1) * below.abs() + rounding).any():
         raise Mistake(COUPLED)
     return whole.long() - 1
 

@@ -2,12 +2,13 @@
 
 There are two readings. On a segment of length zero, a network whose weights are only ever multiplied with inputs is
 differentiated by autograd as it ran. Everything else is replayed by the difference rules; at length zero these give
-the tangent again, and the tests hold one reading against the other. A tangent through operations without a rule is
-read example by example from plain Jacobians.
+the tangent again, and the tests hold one reading against the other. A tangent through operations without a rule, or of
+a module whose gradients are not the derivatives of its values, is read example by example from plain Jacobians.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +18,17 @@ from torch import Tensor
 
 from ntkexp.kernel.arrange import arrange
 from ntkexp.kernel.company import refuse_company
+from ntkexp.kernel.faithful import UNFAITHFUL, is_faithful
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.jacobian import jacobian
 from ntkexp.kernel.ownership import owners
+from ntkexp.kernel.plan import Plan
 from ntkexp.kernel.recorder import record
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.kernel.uses import Product, Use, plain_products
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Function, Inputs, Weights
 
 
 @dataclass(frozen=True)
@@ -43,32 +46,51 @@ class Reader:
     function: Function
     trained: frozenset[str]
     ownership: dict[Any, list[Int[Tensor, "..."]]] = field(default_factory=dict, repr=False)
+    faithful: dict[Any, bool] = field(default_factory=dict, repr=False)
+    plan: Plan | None = field(default=None, repr=False)
 
-    def record(self, weights: Weights, inputs: Float[Tensor, "example *shape"]) -> Tape:
+    def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
-        return record(self.function, weights, inputs, differentiable=True)
+        if self.plan is None:
+            return record(self.function, weights, inputs, differentiable=True)
+        return self.plan.tape(weights, inputs, lambda: record(self.function, weights, inputs).pruned())
 
-    def tangent(self, tape: Tape) -> Features:
-        """The features J(θ; x) of a point."""
+    def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
+        """The features J(θ; x) of a point, of all outputs or the chosen ones."""
         try:
-            return self.factored(tape)
+            return self.factored(tape, chosen)
         except NoRule:
-            return jacobian(self.function, tape, self.trained)
+            return jacobian(self.function, tape, self.trained, those(tape, chosen))
 
-    def factored(self, tape: Tape) -> Features:
+    def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features of a point through whose operations differences can be passed."""
+        if self.plan is not None:
+            return self.along(tape, tape, chosen)
         owned = self.owned(tape)
-        uses = None if tape.overwrites else plain_products(tape, self.trained)
+        differentiable = tape[tape.output].requires_grad and not tape.overwrites
+        uses = plain_products(tape, self.trained) if differentiable else None
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
-            return features(tape[tape.output], uses, owned, weights)
-        replay = Replay(tape, tape, self.trained)
-        return features(replay.delta, replay.uses, owned, replay.leaves)
+            return features(tape[tape.output], uses, owned, weights, those(tape, chosen))
+        return self.secant(tape, tape, chosen).features
 
-    def secant(self, start: Tape, end: Tape) -> Reading:
+    def along(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J̄(x) of a segment."""
-        replay = Replay(start, end, self.trained)
-        pieces = features(replay.delta, replay.uses, self.owned(start), replay.leaves)
+        if self.plan is None:
+            return self.secant(start, end, chosen).features
+        owned = self.owned_faithfully(start)
+
+        def usual(at_once: bool) -> Features:
+            replay = Replay(start, end, self.trained)
+            wanted = those(start, chosen)
+            return features(replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
+
+        return self.plan.read(start, end, tuple(those(start, chosen)), usual)
+
+    def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
+        """The features J̄(x) of a segment, and J̄Δθ."""
+        replay, owned = Replay(start, end, self.trained), self.owned_faithfully(start)
+        pieces = features(replay.delta, replay.uses, owned, replay.leaves, those(start, chosen))
         return Reading(pieces, replay.delta.detach())
 
     def owned(self, tape: Tape) -> list[Int[Tensor, "..."]]:
@@ -78,19 +100,63 @@ class Reader:
             self.ownership[tape.structure] = owners(tape, self.trained)
         return self.ownership[tape.structure]
 
+    def owned_faithfully(self, tape: Tape) -> list[Int[Tensor, "..."]]:
+        """Which example owns what, of a module that autograd differentiates as its values say."""
+        owned = self.owned(tape)
+        if not self.is_faithful(tape):
+            raise NoRule(UNFAITHFUL)
+        return owned
+
+    def is_faithful(self, tape: Tape) -> bool:
+        """Whether autograd differentiates the values, asked once for every structure."""
+        if tape.structure not in self.faithful:
+            self.faithful[tape.structure] = is_faithful(self.function, tape, self.trained, self.owned(tape))
+        return self.faithful[tape.structure]
+
+
+def those(tape: Tape, chosen: Sequence[int] | None) -> Sequence[int]:
+    """The chosen outputs, or all."""
+    return range(tape.outputs.shape[1]) if chosen is None else chosen
+
 
 def features(
     output: Float[Tensor, "example out"],
     uses: list[Product] | list[Use],
     owned: list[Int[Tensor, "..."]],
     leaves: Weights,
+    chosen: Sequence[int],
+    *,
+    at_once: bool = False,
 ) -> Features:
-    """Differentiate the outputs at every use, and arrange the pieces by example."""
-    examples, outputs = output.shape
-    taps = [use.tap for use in uses]
-    pulled = []
-    for c in range(outputs if taps else 0):
-        column = output[:, c].sum()
-        pulled.append(torch.autograd.grad(column, taps, retain_graph=True, materialize_grads=True))
-    cotangents = [torch.stack(parts) for parts in zip(*pulled, strict=True)]
-    return arrange(uses, cotangents, owned, examples, outputs, leaves)
+    """Differentiate the outputs at every use, one by one or all at once, and arrange the pieces by example."""
+    taps, columns = [use.tap for use in uses], each_output(output, chosen)
+    pull = pulled_at_once if at_once and len(chosen) > 1 else pulled_one_by_one
+    cotangents = pull(output, taps, columns) if taps else []
+    return arrange(uses, cotangents, owned, len(output), len(chosen), leaves)
+
+
+def pulled_one_by_one(
+    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
+) -> list[Float[Tensor, "chosen ..."]]:
+    """∂f/∂tap, with a back-propagation for every output."""
+    pulled = [
+        torch.autograd.grad(output, taps, column, retain_graph=True, materialize_grads=True) for column in columns
+    ]
+    return [torch.stack(parts) for parts in zip(*pulled, strict=True)]
+
+
+def pulled_at_once(
+    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
+) -> list[Float[Tensor, "chosen ..."]]:
+    """∂f/∂tap, with a back-propagation in which every operation runs for all outputs."""
+    found = torch.autograd.grad(output, taps, columns, retain_graph=True, is_grads_batched=True, allow_unused=True)
+    return [
+        tap.detach().new_zeros(len(columns), *tap.shape) if pulled is None else pulled
+        for tap, pulled in zip(taps, found, strict=True)
+    ]
+
+
+def each_output(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:
+    """One for each chosen output in turn, of all examples."""
+    each = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)[list(chosen)]
+    return each[:, None].expand(-1, *output.shape)

@@ -10,7 +10,8 @@ kept as one flat value, from which a view that is used later is taken again:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,9 +24,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ntkexp.kernel.inputs import examples, settled, tensors
 from ntkexp.kernel.tape import Entry, Slot, Tape, storage
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Function, Inputs, Weights
 
 aten = torch.ops.aten
 
@@ -76,12 +78,15 @@ class Recorder(TorchDispatchMode):
         leaves = tree_flatten(outcome)[0]
         results = tuple(self.slot(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         scalars = tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor))
-        self.entries.append(Entry(func, slots, named, results, scalars))
+        places = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        single = not isinstance(outcome, tuple | list)
+        self.entries.append(Entry(func, slots, named, results, scalars, None if single else places))
         return outcome
 
     def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that changes the shape of its first argument and none of its elements."""
         result = self.apply(twin, *args)
+        self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
         target: Tensor = func(*args, **kwargs)
         self.slots[id(target)] = self.slots[id(result)]
         return target
@@ -96,7 +101,7 @@ class Recorder(TorchDispatchMode):
             if storage(value) == home:
                 self.values[slot] = value.clone()  # its number before the write
         func(*args, **kwargs)
-        for key in [key for key, value in self.seen.items() if storage(value) == home]:
+        for key in [key for key, value in self.seen.items() if storage(value) == home and overlap(value, target)]:
             self.slots.pop(key, None)
         self.flats.pop(home, None)
         after = target.clone()
@@ -134,6 +139,13 @@ def positions(value: Tensor) -> Int[Tensor, "..."]:
     return count.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of a storage share an element."""
+    if one.stride() == other.stride() and one.shape == other.shape and one.storage_offset() == other.storage_offset():
+        return True
+    return bool(torch.isin(*(positions(view).reshape(-1) for view in (one, other))).any())
+
+
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Attention and encoders by operations that have rules, not by fused ones."""
@@ -146,27 +158,56 @@ def plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def columns(function: Function, weights: Weights, inputs: Tensor) -> Tensor:
+def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """The function's outputs as a matrix, a row an example."""
-    outputs = function(weights, inputs)
-    if outputs.dim() == 0 or len(outputs) != len(inputs):
+    outputs, count = function(weights, inputs), examples(inputs)
+    if outputs.dim() == 0 or len(outputs) != count:
         raise Mistake(
-            f"the module gives outputs of shape {list(outputs.shape)} for {len(inputs)} examples; "
+            f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
             "their first axis must be that of the examples"
         )
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
 
-def record(function: Function, weights: Weights, inputs: Tensor, *, differentiable: bool = False) -> Tape:
+def record(function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False) -> Tape:
     """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
+    run = partial(columns, function)
+    tape = functional_tape(run, weights, inputs, differentiable)
+    if all(entry.name != "mkldnn_rnn_layer" for entry in tape.entries):
+        return tape
+    with unfused():
+        return functional_tape(run, weights, inputs, differentiable)
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Recurrent layers by operations that have rules; elsewhere plain kernels would be slower and less exact."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def functional_tape(
+    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
+) -> Tape:
+    """One run and its tape, as a pure program where torch can make one of it."""
+    try:
+        return taped(torch.func.functionalize(run), weights, inputs, differentiable)
+    except RuntimeError:  # functionalize knows no autograd.Function that a module brings along
+        return taped(run, weights, inputs, differentiable)
+
+
+def taped(run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool) -> Tape:
+    """One run and its tape."""
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
-    inputs = inputs.detach()
-    version = inputs._version
+    given = settled(inputs)
+    versions = [tensor._version for tensor in tensors(given)]
     with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
         known = {recorder.slot(weight): name for name, weight in leaves.items()}
-        source = recorder.slot(inputs)
-        output = torch.func.functionalize(partial(columns, function))(leaves, inputs)
-        if inputs._version != version:
+        arguments = tree_map(recorder.slot, given)
+        output = recorder.slot(run(leaves, given))
+        if versions != [tensor._version for tensor in tensors(given)]:
             raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
         entries, values = tuple(recorder.entries), tuple(recorder.values)
-        return Tape(entries, values, known, source, recorder.slot(output), overwrites=bool(recorder.flats))
+        return Tape(entries, values, known, arguments, output, overwrites=bool(recorder.flats))

@@ -35,6 +35,7 @@ class Replay:
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
         self.start, self.end, self.scramble = start, end, scramble
+        self.kind = None if scramble is None else torch.float64
         self.trained = Trained(start, trained)
         self.deltas: dict[Slot, Tensor] = {}
         self.leaves: dict[str, Tensor] = {}
@@ -53,9 +54,9 @@ class Replay:
     def seed_deltas(self) -> None:
         """Differences of the weights; everything else from outside must be the same at both ends."""
         for slot in self.start.outside:
-            v0, v1 = self.start[slot].detach(), self.end[slot].detach()
+            v0, v1 = self.start[slot], self.end[slot]
             if name := self.start.weights.get(slot):
-                delta = (v1 - v0).requires_grad_(name in self.trained.names)
+                delta = self.widened(v1.detach() - v0.detach()).requires_grad_(name in self.trained.names)
                 self.deltas[slot] = delta
                 if name in self.trained.names:
                     self.leaves[name] = delta
@@ -102,7 +103,11 @@ class Replay:
     def random_like(self, value: Tensor) -> Tensor:
         """A coefficient in [1, 2], when the replay only asks what reaches what."""
         noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
-        return 1 + noise.to(value.device, value.dtype)
+        return 1 + noise.to(value.device, self.kind)
+
+    def widened(self, value: Tensor) -> Tensor:
+        """The value in double precision, when the replay only asks what reaches what: sums that cancel stay whole."""
+        return value if self.kind is None or not value.is_floating_point() else value.to(self.kind)
 
 
 class Call(AbstractCall):
@@ -111,8 +116,15 @@ class Call(AbstractCall):
     def __init__(self, replay: Replay, entry: Entry) -> None:
         self.replay, self.entry = replay, entry
         self.args, self.kwargs = tree_map(replay.ends, (entry.args, entry.kwargs))
-        self.ends = [(replay.start[slot].detach(), replay.end[slot].detach()) for slot in entry.results]
+        self.ends = [
+            (replay.widened(replay.start[slot].detach()), replay.widened(replay.end[slot].detach()))
+            for slot in entry.results
+        ]
         self.meets_inputs = entry.results[0] in replay.start.from_inputs
+
+    @property
+    def is_point(self) -> bool:
+        return self.replay.start is self.replay.end
 
     def is_cut(self, value: Ends) -> bool:
         return value.from_weights and self.meets_inputs
@@ -135,8 +147,8 @@ class Call(AbstractCall):
         replay = self.replay
         if replay.scramble is not None and (value.delta is not None or value.from_inputs):
             return replay.random_like(value.start)
-        if value.delta is None or replay.start is replay.end:
-            return value.start
+        if value.delta is None or self.is_point:
+            return replay.widened(value.start)
         if not value.start.is_floating_point():  # true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
         return (value.start + value.end) / 2
@@ -179,7 +191,7 @@ class Call(AbstractCall):
         assert weight.delta is not None
         tap = torch.mm(factor, weight.delta.detach())
         if bias is not None and bias.delta is not None:
-            tap.add_(bias.delta.detach(), alpha=shift)
+            tap = tap.add(bias.delta.detach(), alpha=shift)
         tap.requires_grad_()
         added = None if bias is None else self.source(bias)
         self.replay.uses.append(Product(tap, factor, self.source(weight), added, shift))

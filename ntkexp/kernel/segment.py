@@ -7,6 +7,7 @@ of length zero J̄ is the tangent J(θ₀).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -24,6 +25,11 @@ class Segment:
     @property
     def is_point(self) -> bool:
         return self.start is self.end
+
+    @cached_property
+    def difference(self) -> Weights:
+        """θ₁ − θ₀."""
+        return {name: self.end[name] - weight for name, weight in self.start.items()}
 
     def at(self, position: float) -> Weights:
         """θ₀ + u(θ₁ − θ₀).

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from jaxtyping import Float, Int
@@ -34,6 +35,13 @@ class View(NamedTuple):
     def of(self, parameter: Tensor) -> Tensor:
         """The elements that this view shows of a tensor laid out like the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
+
+    def is_whole(self, size: int) -> bool:
+        """Whether it shows all elements of a parameter of this size in their order."""
+        steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
+        return prod(self.shape) == size and all(
+            n == 1 or given == step for n, given, step in zip(self.shape, self.stride, steps, strict=True)
+        )
 
     @property
     def extent(self) -> int:
@@ -125,7 +133,7 @@ def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
         if trained.slots.isdisjoint(entry.slots) or tape.from_inputs.isdisjoint(entry.slots):
             continue
         use = plain_product(tape, trained, entry)
-        if use is None:
+        if use is None or not use.tap.requires_grad:
             return None
         uses.append(use)
     return uses
@@ -157,4 +165,5 @@ def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
 
 def plain_source(tape: Tape, trained: Trained, slot: Slot, arranged: Callable[[Tensor], Tensor]) -> View | None:
     """The view of a parameter that an argument is, as the operation uses it."""
-    return trained.view(arranged(tape[slot].detach())) if slot in trained.slots else None
+    known = slot in trained.slots and tape[slot].requires_grad  # autograd does not see a weight that is detached
+    return trained.view(arranged(tape[slot].detach())) if known else None

@@ -47,6 +47,11 @@ class Course:
         return self.is_squared and plain
 
     @property
+    def manner(self) -> str:
+        """How a machine is trained that is trained like the network."""
+        return f"flow to t={self.time:.4g}" if self.optimizer.flows else "same steps"
+
+    @property
     def time(self) -> float:
         """Σ_s η_s."""
         return sum(self.step_sizes, start=0.0)

@@ -24,4 +24,4 @@ class Frozen(AbstractMachine):
         kernel = evidence.kernel_start if self.at == "start" else evidence.kernel_end
         if evidence.course.is_flow:
             return Prediction(flow(kernel, evidence), f"flow to t={evidence.course.time:.4g}")
-        return Prediction(descent(kernel, evidence), "same steps")
+        return Prediction(descent(kernel, evidence), evidence.course.manner)

@@ -17,4 +17,4 @@ class Linearised(AbstractMachine):
         return "linearised"
 
     def predict(self, evidence: Evidence) -> Prediction:
-        return Prediction(descent(evidence.kernel_start, evidence), "same steps")
+        return Prediction(descent(evidence.kernel_start, evidence), evidence.course.manner)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
-from ntkexp.report.text import short
+from ntkexp.report.text import percent, short
 
 
 class PathSum(AbstractMachine):
@@ -22,6 +22,8 @@ class PathSum(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         if self.rule not in evidence.paths:
+            if evidence.course.optimizer.flows:
+                raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
             raise DoesNotApply(f"not accumulated: add {self.rule} to path.rule")
         path = evidence.paths[self.rule]
         outputs = evidence.start + path.contributions.sum(2) + path.decay
@@ -33,14 +35,22 @@ def parts(facts: Mapping[str, float]) -> str:
 
     >>> parts({"cancellation": 20.3, "error_bar": 1.2e-4})
     'its parts exceed their sum 20.3-fold and are known to 1e-4'
-    >>> parts({"cancellation": 3.0, "decay_share": 0.125})
-    'its parts exceed their sum 3-fold; decay moved the outputs by 0.125 of what training did'
+    >>> parts({"cancellation": 3.0, "top_10": 0.5, "decay_share": 0.125})
+    'its parts exceed their sum 3-fold, 50 % from the 10 largest; decay moved the outputs by 0.125 of what training did'
+    >>> parts({"cancellation": 20.3, "error_bar": 3e-3, "sum_error_bar": 0.0067})
+    'its parts exceed their sum 20.3-fold and are known to 0.003, their sum to 0.0067 by its own estimate'
     """
     if "cancellation" not in facts:
         return ""
     said = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
     if "error_bar" in facts:
         said += f" and are known to {short(facts['error_bar'])}"
+    if "top_10" in facts:
+        said += f", {percent(facts['top_10'])} from the 10 largest"
+    if "sum_error_bar" in facts:
+        said += f", their sum to {short(facts['sum_error_bar'])} by its own estimate"
+    if "flow_error" in facts:
+        said += f"; the flow itself is followed to {short(facts['flow_error'])} of its way"
     if "decay_share" in facts:
         said += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
     return said

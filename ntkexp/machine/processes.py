@@ -14,12 +14,15 @@ by gradient descent f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.machine.base import DoesNotApply, Evidence, applied, square
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
+from ntkexp.shapes import Weights
 
 
 def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
@@ -47,14 +50,18 @@ def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -
     course, train = evidence.course, evidence.train
     refuse_unlike_steps(course.optimizer)
     matrix, start, pull = square(kernel), evidence.start[:train], evidence.start_pull[:train]
-    coordinates = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
+    coordinates: Weights = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
     memory: Memory = {}
+
+    def gradient(step: int, here: Weights) -> Weights:
+        learned = (matrix @ here["examples"].flatten()).view_as(start)
+        output_gradient = course.output_gradient(step, start + learned + (here["start"] - 1) * pull)
+        return {"examples": output_gradient, "start": start.new_zeros(())}
+
     for step, step_size in enumerate(course.step_sizes):
-        learned = (matrix @ coordinates["examples"].flatten()).view_as(start)
-        output_gradient = course.output_gradient(step, start + learned + (coordinates["start"] - 1) * pull)
-        gradient = {"examples": output_gradient, "start": start.new_zeros(())}
-        sizes = dict.fromkeys(gradient, step_size)
-        coordinates, memory = course.optimizer.update(step, coordinates, gradient, sizes, memory)
+        sizes, field = dict.fromkeys(coordinates, step_size), partial(gradient, step)
+        move = course.optimizer.move(step, coordinates, field(coordinates), field, sizes, memory)
+        coordinates, memory = move.weights, move.memory
     return evidence.start + applied(kernel, coordinates["examples"]) + (coordinates["start"] - 1) * evidence.start_pull
 
 

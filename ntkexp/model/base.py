@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -12,22 +13,35 @@ from ntkexp.component import Component
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.model.output import Reading, read
+from ntkexp.model.task import Task
 
 
 class AbstractArchitecture(Component):
     """What is trained. `width` scales every architecture."""
 
+    remedy: ClassVar[str] = "lower init.W_std or init.alpha"  # for outputs that are not finite
+
     width: int = Field(512, ge=1)
 
     @abstractmethod
-    def network(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int, generator: torch.Generator
-    ) -> nn.Module:
-        """A network for examples of the given shape, its weights drawn from the generator."""
+    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+        """A network for the task, its weights drawn from the generator."""
 
-    def module(self, init: AbstractInit, shape: tuple[int, ...], outputs: int, generator: torch.Generator) -> Reading:
+    def module(
+        self,
+        init: AbstractInit,
+        shape: tuple[int, ...],
+        outputs: int,
+        generator: torch.Generator,
+        vocabulary: int = 0,
+    ) -> Reading:
         """The network at the start of training, read as `init` says."""
-        return read(self.network(init, shape, outputs, generator), init)
+        return read(self.network(init, Task(shape, outputs, vocabulary), generator), init)
+
+    @property
+    def kind(self) -> str:
+        """How it is asked for."""
+        return type(self).__module__.rpartition(".")[2]
 
 
 class AbstractLayered(AbstractArchitecture):
@@ -37,7 +51,6 @@ class AbstractLayered(AbstractArchitecture):
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
         """The layers, from an example of the given shape to its outputs."""
 
-    def network(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int, generator: torch.Generator
-    ) -> nn.Module:
-        return build(self.layers(init, shape, outputs), shape, generator)
+    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+        task.refuse_tokens(self.kind)
+        return build(self.layers(init, task.shape, task.outputs), task.shape, generator)

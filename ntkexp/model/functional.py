@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Function, Weights
+from ntkexp.model.answer import picked
+from ntkexp.shapes import Function, Inputs, Weights
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -18,20 +19,29 @@ def weights_of(module: nn.Module) -> Weights:
     return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
 
 
-def function_of(module: nn.Module) -> Function:
+def function_of(module: nn.Module, output: str | int | None = None) -> Function:
     """weights, inputs ↦ outputs. Weights that are not given, and all buffers, are the module's own.
+
+    A tuple of inputs is given by position, a mapping by name; `output` picks one of several outputs.
 
     Buffers are passed as copies: a module that writes to one does not change itself.
     """
     if reasons := list(training_modes(module)):
         raise Mistake(f"{reasons[0]}; call module.eval() first, so that each output depends on its own example alone")
 
-    def function(weights: Weights, inputs: Tensor) -> Tensor:
+    def function(weights: Weights, inputs: Inputs) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        outputs: Tensor = functional_call(module, (weights, buffers), (inputs,), tie_weights=True)
-        return outputs
+        placed, named = arguments(inputs)
+        return picked(functional_call(module, (weights, buffers), placed, named, tie_weights=True), output)
 
     return function
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Inputs by position, and by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def training_modes(module: nn.Module) -> Iterator[str]:

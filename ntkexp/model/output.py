@@ -11,8 +11,10 @@ from math import sqrt
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ntkexp.init.base import AbstractInit
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
 
 
@@ -37,10 +39,21 @@ class Reading(nn.Module):
 
     def sizes(self, weights: Weights, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "term example"]:
         """α‖trained term‖ for every example at these weights: f cannot be known to better than rounding of that."""
-        twin = deepcopy(self)
-        twin.load_state_dict(weights, strict=False)
+        there = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
-            return self.alpha * torch.stack([term.norm(dim=1) for term in twin.trained_terms(x)])
+            terms = functional_call(Trained(self), there, (x,), tie_weights=True)
+        return self.alpha * torch.stack([term.norm(dim=1) for term in terms])
+
+
+class Trained(nn.Module):
+    """The trained terms of a reading as a module's outputs."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__()
+        self.reading = reading
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return self.reading.trained_terms(x)
 
 
 class Antisymmetric(Reading):
@@ -48,7 +61,7 @@ class Antisymmetric(Reading):
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha / sqrt(2))
-        self.mirror = deepcopy(network)
+        self.mirror = copied(network, "antisymmetric")
 
     def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.mirror(x))
@@ -59,7 +72,7 @@ class Centred(Reading):
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha)
-        self.origin = deepcopy(network).requires_grad_(False)
+        self.origin = copied(network, "centred").requires_grad_(False)
 
     def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.origin(x))
@@ -73,3 +86,14 @@ def read(network: nn.Module, init: AbstractInit) -> Reading:
     if init.antisymmetric:
         return Antisymmetric(network, init.alpha)
     return Centred(network, init.alpha) if init.centred else Reading(network, init.alpha)
+
+
+def copied(network: nn.Module, key: str) -> nn.Module:
+    """A second network like the first."""
+    try:
+        return deepcopy(network)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise Mistake(
+            f"init.{key}=true needs a copy of the network, which cannot be copied: {type(error).__name__}: {reason}"
+        ) from None

@@ -2,7 +2,7 @@
 
     h ← h + attention(norm(h)),    h ← h + W₂ σ(W₁ norm(h))  or, gated,  h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
 
-Whole numbers are tokens: they pick rows of a table, which is the readout as well if `tied`; the last position is read.
+Tokens pick rows of a table, which is the readout as well if `tied`; the last position is read.
 Images are cut into square patches, anything else is one patch per feature; the mean over positions is read.
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
+from ntkexp.model.task import Task
 
 
 class Transformer(AbstractArchitecture):
@@ -30,24 +31,26 @@ class Transformer(AbstractArchitecture):
     patch: PositiveInt = 4
     feed_forward: Literal["gelu", "swiglu"] = "gelu"
     causal: bool = False
-    vocabulary: int = Field(0, ge=0)
     tied: bool = False
 
-    def network(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int, generator: torch.Generator
-    ) -> nn.Module:
-        heads = next(h for h in range(min(self.heads, self.width), 0, -1) if self.width % h == 0)
-        tokens = Tokens(self, shape, generator) if self.vocabulary else None
-        embedding = tokens or Patches(self, init, shape, generator)
+    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+        heads = dividing(self.heads, self.width)
+        self.refuse_unfit(task)
+        tokens = Tokens(task, self.width, generator) if task.vocabulary else None
+        embedding = tokens or Patches(self, init, task.shape, generator)
         blocks = [Block(self, init, heads, generator) for _ in range(self.depth)]
-        if self.tied and outputs != self.vocabulary:
-            raise Mistake(
-                f"model.tied=true reads one output per token, {self.vocabulary} of them, and the data has {outputs}"
-            )
-        readout = init.readout(outputs).build((self.width,), generator)
+        readout = init.readout(task.outputs).build((self.width,), generator)
         if tokens is not None and self.tied:
             readout = Tied(tokens)
         return Encoder(embedding, blocks, self.width, readout)
+
+    def refuse_unfit(self, task: Task) -> None:
+        """A table of tokens can be the readout only if there is an output for each token."""
+        if self.tied and task.outputs != task.vocabulary:
+            raise Mistake(
+                f"model.tied=true reads one output per token, {task.vocabulary} of them, and the data has "
+                f"{task.outputs}; choose model.tied=false, or loss=cross_entropy and data of tokens"
+            )
 
 
 class Encoder(nn.Module):
@@ -70,10 +73,10 @@ class Encoder(nn.Module):
 class Tokens(nn.Module):
     """A row of a table for each token, and one for its position."""
 
-    def __init__(self, model: Transformer, shape: tuple[int, ...], generator: torch.Generator) -> None:
+    def __init__(self, task: Task, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.table = nn.Parameter(normal((model.vocabulary, model.width), generator))
-        self.positions = nn.Parameter(normal((shape[0], model.width), generator))
+        self.table = nn.Parameter(normal((task.vocabulary, width), generator))
+        self.positions = nn.Parameter(normal((*task.shape, width), generator))
 
     def forward(self, x: Float[Tensor, "example token"]) -> Float[Tensor, "example position width"]:
         return nn.functional.embedding(x.long(), self.table) + self.positions
@@ -147,6 +150,15 @@ def along(module: nn.Module, x: Float[Tensor, "example position inputs"]) -> Flo
     """A dense layer at every position."""
     rows: Tensor = module(x.flatten(0, 1))
     return rows.view(*x.shape[:2], -1)
+
+
+def dividing(most: int, width: int) -> int:
+    """The largest number of heads up to `most` that divides the width.
+
+    >>> dividing(4, 6)
+    3
+    """
+    return next(heads for heads in range(min(most, width), 0, -1) if width % heads == 0)
 
 
 def fitting(patch: int, shape: tuple[int, ...]) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.optimizer.arc import Arc, VectorField
 from ntkexp.shapes import Weights
 
 Memory: TypeAlias = Mapping[str, Weights]
@@ -42,6 +43,14 @@ class Recursion(NamedTuple):
     now: Sizes | None = None
 
 
+class Move(NamedTuple):
+    """Where a step leads: the weights and the memory after it, and the arcs of the way there if it is curved."""
+
+    weights: Weights
+    memory: Memory
+    arcs: tuple[Arc, ...] = ()
+
+
 class AbstractOptimizer(Component):
     """An update rule; `layers` multiplies the step size of the parameters whose names begin so."""
 
@@ -52,6 +61,8 @@ class AbstractOptimizer(Component):
     remembers: ClassVar[bool] = False  # whether past gradients move the weights, so that U is needed
     records: ClassVar[tuple[str, ...]] = ()  # the memory that the recursion needs of every step
     decouples: ClassVar[bool] = False  # whether weights decay by themselves, past the memory
+    flows: ClassVar[bool] = False  # whether weights move on a curve, which has arcs instead of steps
+    copies: ClassVar[int] = 0  # how many sets of weights a move holds beyond both ends and the gradient
     elementwise: ClassVar[bool] = False  # whether each weight is scaled by itself, which no kernel knows of
 
     @abstractmethod
@@ -67,6 +78,12 @@ class AbstractOptimizer(Component):
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
         """The weights and the memory after one step."""
+
+    def move(
+        self, step: int, weights: Weights, gradient: Weights, field: VectorField, sizes: Sizes, memory: Memory
+    ) -> Move:
+        """The same, where the gradient at other weights than these can be asked for; nothing straight does."""
+        return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod
     def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:

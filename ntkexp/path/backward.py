@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ntkexp.kernel.bracket import Bracket, empty
 from ntkexp.kernel.features import Features
+from ntkexp.kernel.segment import Segment
 from ntkexp.optimizer.base import Recursion, Sizes
 from ntkexp.path.descent import decay
-from ntkexp.path.integrals import Integrals, contracted
+from ntkexp.path.integrals import Integrals, Tally, contracted
 from ntkexp.path.points import Block, between
 from ntkexp.shapes import Weights
 
@@ -30,7 +31,7 @@ class StepBack:
 
     sizes: Sizes
     recursion: Recursion
-    weights: Weights
+    segment: Segment
     right: list[Features]
     output_gradient: Float[Tensor, "train out"]
     weight_decay: float
@@ -39,12 +40,12 @@ class StepBack:
     @property
     def through_memory(self) -> Weights | None:
         """λθ_r, which the gradient holds."""
-        return None if self.decouples else decay(self.weights, self.weight_decay, dict.fromkeys(self.weights, 1.0))
+        return None if self.decouples else decay(self.segment.start, self.weight_decay, dict.fromkeys(self.sizes, 1.0))
 
     @property
     def past_memory(self) -> Weights | None:
         """λη_r ⊙ θ_r, which the weights lose by themselves."""
-        return decay(self.weights, self.weight_decay, self.sizes) if self.decouples else None
+        return decay(self.segment.start, self.weight_decay, self.sizes) if self.decouples else None
 
 
 @dataclass
@@ -59,20 +60,23 @@ class Backward:
     saved: list[Tensor]
     bracket: Bracket | None = None
 
-    def add(self, step: StepBack, block: Block) -> None:
+    def add(self, step: StepBack, block: Block, tally: Tally) -> None:
         """Take one step back."""
-        kernel, lost = self.taken_in(step, block)
+        kernel, lost = self.taken_in(step, block, tally)
         bracket, past = self.bracket, step.recursion.past
         assert bracket is not None
         kernel = kernel + past * torch.cat([bracket.kernel(part) for part in step.right], dim=2)
         if (shrinking := step.through_memory) is not None:
             lost = lost + past * bracket.applied(shrinking)
+        parts = contracted(kernel, step.output_gradient).neg_()
+        tally.add(parts, kernel)
         self.integrals.kernel[self.place] += kernel
-        self.integrals.contributions[self.place] -= contracted(kernel, step.output_gradient)
+        self.integrals.contributions[self.place] += parts
         self.integrals.decay[self.place] -= lost
 
-    def taken_in(self, step: StepBack, block: Block) -> tuple[Tensor, Tensor]:
+    def taken_in(self, step: StepBack, block: Block, tally: Tally) -> tuple[Tensor, Tensor]:
         """Let U take in J̄(r); what `now` ⊙ J̄(r) adds to the kernel, and to the decay."""
+        pushed = torch.zeros_like(block.change())
         recursion, carry = step.recursion, step.recursion.carry
         kernel, lost = step.output_gradient.new_zeros(()), step.output_gradient.new_zeros(())
         for piece in self.integrals.pieces:
@@ -80,6 +84,7 @@ class Backward:
             self.bracket = self.bracket or self.opened(features)
             self.bracket.take(features, {name: piece.weight * part for name, part in recursion.scale.items()}, carry)
             carry = 1.0
+            pushed.add_(features.applied(step.segment.difference), alpha=piece.weight)
             if recursion.now is not None:
                 ahead = features.scaled(recursion.now)
                 kernel = kernel + piece.weight * between(ahead, step.right)
@@ -87,6 +92,7 @@ class Backward:
                     lost = lost + piece.weight * ahead.applied(shrinking)
             if (shrinking := step.past_memory) is not None:
                 lost = lost + piece.weight * features.applied(shrinking)
+        tally.close(block, pushed)
         return kernel, lost
 
     def opened(self, features: Features) -> Bracket:

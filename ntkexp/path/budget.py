@@ -32,6 +32,7 @@ class Budget:
     tapes: int  # positions inside a step at which a block is read, both ends included
     tape_bytes: float  # per point
     number_bytes: int
+    copies: int = 0  # of the weights, that the optimizer holds during a step
 
     @property
     def fixed(self) -> float:
@@ -40,7 +41,7 @@ class Budget:
         kernels = self.points * row * ((self.rules + 3) * self.outputs + self.rules)
         squares = SQUARE_COPIES * row * self.outputs * self.train
         features = self.train * (1 + self.outputs) * self.tape_bytes
-        weights = (WEIGHT_COPIES + self.tapes - 2) * self.parameters * self.number_bytes
+        weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
         return PROGRAM + weights + kernels + squares + features
 
     @property

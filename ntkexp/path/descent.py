@@ -7,20 +7,24 @@ The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features import Features
-from ntkexp.kernel.segment import Segment
+from ntkexp.kernel.segment import Segment, point
 from ntkexp.loss.base import AbstractLoss
+from ntkexp.optimizer.arc import Arc
 from ntkexp.optimizer.base import AbstractOptimizer, Memory, Sizes
 from ntkexp.path.points import Points
+from ntkexp.path.rule.gauss import Gauss
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.shapes import Weights
+
+IMPULSE_NODES = 3  # of order 6, above that of the arcs
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Step:
     right: list[Features]
     output_gradient: Float[Tensor, "train out"]
     clipping: float
+    arcs: tuple[Arc, ...] = ()
 
     @cached_property
     def steered(self) -> list[Features]:
@@ -87,20 +92,51 @@ class Descent:
             gradient = {name: part * clipping for name, part in gradient.items()}
             output_gradient = output_gradient * clipping
         step_size = self.size(index)
-        after, memory = self.optimizer.update(index, weights, gradient, sizes(self.factors, step_size), memory)
-        segment = Segment(weights, after, self.points.reader.trained)
+        field = partial(self.gradient, index)
+        move = self.optimizer.move(index, weights, gradient, field, sizes(self.factors, step_size), memory)
+        segment = Segment(weights, move.weights, self.points.reader.trained)
         return Step(
             index,
             step_size,
             self.factors,
             self.optimizer.weight_decay,
             segment,
-            memory,
+            move.memory,
             outputs,
             right,
             output_gradient,
             clipping,
+            move.arcs,
         )
+
+    def gradient(self, index: int, weights: Weights) -> Weights:
+        """∇L at other weights than those at which a step begins."""
+        outputs, right = self.points.read_train(weights)
+        return total(right, self.output_gradient(index, outputs), weights)
+
+    def moments(self, step: Step, nodes: int) -> Iterator[Step]:
+        """Gauss nodes on the arcs of a step: steps that lead nowhere, each as long as its node counts."""
+        quadrature = Gauss().quadrature(nodes, 1, 0)
+        for arc in step.arcs:
+            for node in quadrature:
+                weights = arc.at(node.start)
+                outputs, right = self.points.read_train(weights)
+                yield replace(
+                    step,
+                    step_size=step.step_size * arc.length * node.weight,
+                    segment=point(weights, self.points.reader.trained),
+                    outputs=outputs,
+                    right=right,
+                    output_gradient=self.output_gradient(step.index, outputs),
+                    arcs=(),
+                )
+
+    def impulse(self, step: Step) -> Float[Tensor, "train out"]:
+        """ηℓ′, or ∫ℓ′dt over the arcs."""
+        if not step.arcs:
+            return step.step_size * step.output_gradient
+        parts = [moment.step_size * moment.output_gradient for moment in self.moments(step, IMPULSE_NODES)]
+        return torch.stack(parts).sum(0)
 
     def size(self, index: int) -> float:
         """η_s."""

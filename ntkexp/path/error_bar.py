@@ -49,6 +49,11 @@ class ErrorBar:
         self.total[block.place].add_(error)
         self.squares += float(error.square().sum())
 
+    def collect(self, error: Float[Tensor, "probe out train"]) -> None:
+        """Take in the error of a whole step of the sample, NaN where the path is not read."""
+        self.total.add_(error.nan_to_num())
+        self.squares += float(error.nan_to_num().square().sum())
+
     def estimate(self, steps: int) -> float:
         """‖𝒮 − 𝒮_integral‖ after so many steps, or NaN if none of them was measured."""
         m = sum(map(self.measures, range(steps)))

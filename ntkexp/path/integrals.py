@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.closure import Closure, bound
 from ntkexp.path.descent import Step
 from ntkexp.path.points import Block
 from ntkexp.path.rule.base import Piece
@@ -28,9 +29,36 @@ class Tally:
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
     changed: float = 0.0  # ‖Δf‖²
+    outputs: float = 0.0  # ‖f(θ_{s+1})‖²
     contribution_mass: float = 0.0  # Σ|Δ𝒮|
     contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
     kernel_squares: float = 0.0  # ‖ηK_s‖²
+
+    def add(
+        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out train out_"]
+    ) -> Float[Tensor, "point out"]:
+        """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
+        summed = parts.sum(2)
+        self.contribution_mass += float(parts.abs().sum())
+        self.contribution_sum += float(summed.abs().sum())
+        self.kernel_squares += float(kernel.square().sum())
+        return summed
+
+    def close(self, block: Block, expected: Float[Tensor, "point out"]) -> None:
+        """Count how far the change of the outputs is from what it should be."""
+        change = block.change()
+        self.missed += float((expected - change).square().sum())
+        self.changed += float(change.square().sum())
+        self.outputs += float(block.tape(1.0).outputs.square().sum())
+
+    def unclosed(self, terms: float, eps: float) -> Closure | None:
+        """How far a secant is from its step, if rounding does not explain it; `terms` is the size of what f is made of.
+
+        What is summed are contributions, so their size counts as well.
+        """
+        size = terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
+        found = Closure(sqrt(self.missed), bound(size, eps))
+        return None if found.holds or not isfinite(found.error) else found
 
     @property
     def closure(self) -> float:
@@ -53,19 +81,23 @@ class Integrals:
     decay: Float[Tensor, "probe out"]
 
     def add(self, step: Step, block: Block, tally: Tally) -> None:
-        """Accumulate one step at one block of points."""
+        """Accumulate one step at one block of points, and take its measure."""
+        kernel, parts, shrunk = self.take(step, block)
+        tally.close(block, tally.add(parts, kernel) - shrunk)
+
+    def take(self, step: Step, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
         kernel, shrunk = block.integrated(self.pieces, step.steered, step.decay)
         kernel.mul_(step.step_size)
         parts = contracted(kernel, step.output_gradient).neg_()
         self.kernel[block.place].add_(kernel)
         self.contributions[block.place].add_(parts)
         self.decay[block.place].sub_(shrunk)
-        change, summed = block.change(), parts.sum(2) - shrunk
-        tally.missed += float((summed - change).square().sum())
-        tally.changed += float(change.square().sum())
-        tally.contribution_mass += float(parts.abs().sum())
-        tally.contribution_sum += float(summed.abs().sum())
-        tally.kernel_squares += float(kernel.square().sum())
+        return kernel, parts, shrunk
+
+    def emptied(self) -> Integrals:
+        """The same, at zero."""
+        return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.state.values()))
 
     @property
     def state(self) -> dict[str, Tensor]:

@@ -64,13 +64,14 @@ class Points:
 
     def read(self, weights: Weights) -> tuple[Float[Tensor, "point out"], list[Features]]:
         """The outputs at all points, and the tangent features of the training examples."""
-        outputs, right = [], []
-        for block in self.train_blocks:
-            tape = self.tape(weights, block)
-            outputs.append(tape.outputs)
-            right.append(self.reader.tangent(tape))
-        outputs += [self.tape(weights, block).outputs for block in self.other_blocks]
-        return torch.cat(outputs), right
+        outputs, right = self.read_train(weights)
+        others = [self.tape(weights, block).outputs for block in self.other_blocks]
+        return torch.cat([outputs, *others]), right
+
+    def read_train(self, weights: Weights) -> tuple[Float[Tensor, "train out"], list[Features]]:
+        """The outputs at the training examples, and their tangent features."""
+        tapes = [self.tape(weights, block) for block in self.train_blocks]
+        return torch.cat([tape.outputs for tape in tapes]), [self.reader.tangent(tape) for tape in tapes]
 
     def tangent_kernel(self, weights: Weights, right: list[Features]) -> Float[Tensor, "probe out train out_"]:
         """K(θ) between all points and the training examples."""
@@ -106,7 +107,7 @@ class Block:
         """The Jacobian of a piece of the step."""
         if piece.start == piece.end:
             return self.points.reader.tangent(self.tape(piece.start))
-        return self.points.reader.secant(self.tape(piece.start), self.tape(piece.end)).features
+        return self.points.reader.along(self.tape(piece.start), self.tape(piece.end))
 
     def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from ntkexp.component import Component
+from ntkexp.kernel.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 from ntkexp.path.rule.secant import Secant
+from ntkexp.path.timetable import AbstractTimetable, Adaptive, Planned
 
 
 class Path(Component):
@@ -19,11 +21,14 @@ class Path(Component):
     nodes: PositiveInt = 2
     pieces: PositiveInt = 1
     romberg: NonNegativeInt = 0
+    casts: Casts = "keep"
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
     error_samples: NonNegativeInt = 16
     attributed: PositiveInt = 64
-    schedule: Literal["log"] | PositiveInt | tuple[NonNegativeInt, ...] = "log"
+    every: Literal[1, "snapshots"] = 1
+    schedule: Literal["log", "adaptive"] | PositiveInt | tuple[NonNegativeInt, ...] = "log"
     count: int = Field(16, ge=2)
+    change: PositiveFloat = 0.02
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
@@ -44,7 +49,7 @@ class Path(Component):
     @property
     def finer(self) -> tuple[Piece, ...]:
         """The secants that the error of the parts is measured against, where a secant is accumulated."""
-        measured = self.error_samples and any(isinstance(rule, Secant) for rule in self.rule)
+        measured = self.error_samples and self.every == 1 and any(isinstance(rule, Secant) for rule in self.rule)
         return Secant().quadrature(self.nodes, 2 * self.pieces, self.romberg) if measured else ()
 
     @property
@@ -58,24 +63,36 @@ class Path(Component):
         pieces = (*self.finer, *(piece for rule in self.rule for piece in self.quadrature(rule)))
         return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
 
+    @property
+    def kernels(self) -> int:
+        """How many kernels are held: 𝒦 by each rule, and its two latest snapshots."""
+        return len(self.rule) * (3 if self.every == "snapshots" else 1)
+
     def detail(self, rule: AbstractRule) -> str:
         """The settings that concern this rule."""
-        return rule.detail(self.nodes, self.pieces, self.romberg)
+        own = rule.detail(self.nodes, self.pieces, self.romberg)
+        return f"{own} snapshots".lstrip() if self.every == "snapshots" else own
 
-    def snapshots(self, steps: int) -> tuple[int, ...]:
-        """The steps at which the tangent kernel is kept; the first and the last are always among them.
+    def timetable(self, steps: int) -> AbstractTimetable:
+        """When tangent kernels are kept, and snapshots taken if there are any."""
+        if self.schedule == "adaptive":
+            return Adaptive(steps, self.count, self.change)
+        return Planned(self.planned(self.schedule, steps))
+
+    def planned(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
+        """The steps of a schedule; the first and the last are always among them.
 
         >>> from ntkexp.path.rule.left import Left
-        >>> Path(rule=(Left(),), count=5).snapshots(1000)
+        >>> Path(rule=(Left(),), count=5).planned("log", 1000)
         (0, 1, 10, 100, 1000)
-        >>> Path(rule=(Left(),), schedule=40).snapshots(100)
+        >>> Path(rule=(Left(),)).planned(40, 100)
         (0, 40, 80, 100)
         """
-        if self.schedule == "log":
+        if schedule == "log":
             positions = [k / (self.count - 2) for k in range(self.count - 1)] if self.count > 2 else [1.0]
             chosen = {round(steps**position) for position in positions}
-        elif isinstance(self.schedule, int):
-            chosen = set(range(0, steps, self.schedule))
+        elif isinstance(schedule, int):
+            chosen = set(range(0, steps, schedule))
         else:
-            chosen = {step for step in self.schedule if step <= steps}
+            chosen = {step for step in schedule if step <= steps}
         return tuple(sorted(chosen | {0, steps}))

@@ -25,9 +25,9 @@ KERNEL_DIMS = ("probe", "out", "train", "out_")
 NOT_YET = -1
 
 
-def create_kernels(path: Path, points: int, outputs: int, train: int, snapshots: Sequence[int]) -> None:
-    """A store with room for a kernel at each of these steps, and none written."""
-    store, room = create_store(path), len(snapshots)
+def create_kernels(path: Path, points: int, outputs: int, train: int, room: int) -> None:
+    """A store with room for so many tangent kernels, and none written."""
+    store = create_store(path)
     preallocate(store, "tangent", (room, points, outputs, train, outputs), ("snapshot", *KERNEL_DIMS), float("nan"))
     preallocate(store, "step", (room,), ("snapshot",), NOT_YET)
 

@@ -17,6 +17,9 @@ from typing import Self
 
 from ntkexp.mistake import Mistake
 
+RETRACED = "retraced.csv"
+"""The columns of metrics.csv that a second pass fills in, beside it."""
+
 
 class MetricsWriter:
     """Appends rows to a CSV file; what was written before `keep_bytes` stays, None begins anew."""

@@ -21,6 +21,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
+from ntkexp.records.metrics import RETRACED
 from ntkexp.records.results import COLUMNS, Result, read_results
 
 SPLITS = ("train", "probe", "test")
@@ -136,9 +137,13 @@ def read_run(path: Path) -> Run:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """What was measured, a row per step, all numbers; empty cells are NaN."""
+    """What was measured, a row per step, all numbers, with what a second pass found; empty cells are NaN."""
     try:
-        return pd.read_csv(path, index_col=False, dtype=float).astype({"step": int})
+        metrics = pd.read_csv(path, index_col=False, dtype=float).astype({"step": int})
+        if (retraced := path.with_name(RETRACED)).is_file():
+            shares = pd.read_csv(retraced, index_col="step", dtype=float).reindex(metrics["step"])
+            metrics = metrics.assign(**{str(name): shares[name].to_numpy() for name in shares})
+        return metrics
     except (OSError, ValueError, KeyError) as error:
         raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
 

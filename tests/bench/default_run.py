@@ -10,7 +10,7 @@ from ntkexp.config.compose import compose
 from ntkexp.path.integrals import Integrals, Tally
 from ntkexp.path.points import Block
 from ntkexp.prepare import Setting, prepare
-from ntkexp.walk import begin
+from ntkexp.walk import opened
 from tests.bench.stopwatch import medians, milliseconds, table
 
 RULES = ("secant", "left", "gauss")
@@ -21,7 +21,7 @@ def report(*, quick: bool) -> str:
     """A row for every part."""
     steps, times = (2, 2) if quick else (4, 5)
     setting = prepare(compose([f"path.rule=[{','.join(RULES)}]", "path.nodes=1", *(TINY if quick else ())]))
-    integrals = begin(setting).integrals
+    integrals = opened(setting)
     acts: dict[str, Callable[[], object]] = {"descent": partial(walk, setting, {}, steps)}
     acts |= {name: partial(walk, setting, {name: integrals[name]}, steps) for name in RULES}
     found = medians(acts, times)

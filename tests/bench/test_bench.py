@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from tests.bench.__main__ import main
 
 
-def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     threads = torch.get_num_threads()
-    main(["--quick", "--threads=1"])
+    main(["--quick", "--threads=1", f"--plot={tmp_path / 'cost.svg'}"])
     torch.set_num_threads(threads)
     titles = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
-    assert [title.split()[0] for title in titles] == ["torch", "Tangent", "A", "A"]
+    assert [title.split()[0] for title in titles] == ["torch", "Tangent", "A", "Tangent", "A", "A", "Adam,", "Reading"]
+    assert (tmp_path / "cost.svg").read_text("utf-8").count("snapshots") >= 3

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `ntkexp` in `.venv/bin`, where the README puts it, and a table of measurements."""
+    """A folder with `ntkexp` in `.venv/bin`, where the README puts it, a table of measurements, and a module."""
     place = tmp_path_factory.mktemp("stranger")
     program = place / ".venv" / "bin" / "ntkexp"
     program.parent.mkdir(parents=True)
@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [[*map(str, x), iris.target_names[label]] for x, label in zip(iris.data, iris.target, strict=True)]
     lines = [",".join(row) for row in [["length", "width", "petal length", "petal width", "species"], *rows]]
     (place / "measurements.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (place / "my_net.py").write_bytes((ROOT / "tests" / "layer" / "own_net.py").read_bytes())
     return place
 
 

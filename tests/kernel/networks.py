@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 Maker = Callable[[], nn.Module]
 """Makes a network."""
@@ -89,6 +92,86 @@ class Gated(nn.Module):
         return outputs
 
 
+class Rotary(nn.Module):
+    """Attention by hand, queries and keys turned by their position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pack, self.outer = nn.Linear(4, 12, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
+        cos, sin = torch.cat([angle, angle], 1).cos(), torch.cat([angle, angle], 1).sin()
+        q, k, v = self.pack(x).chunk(3, dim=-1)
+        q, k = (u * cos + torch.cat([-u[..., 2:], u[..., :2]], -1) * sin for u in (q, k))
+        outputs: Tensor = self.outer(functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, -1])
+        return outputs
+
+
+class Adapter(nn.Module):
+    """A weight with one of low rank beside it: W + ½ B A."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(4, 5), nn.Linear(4, 2, bias=False), nn.Linear(2, 5, bias=False)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(torch.tanh(self.base(x) + 0.5 * self.up(self.down(x))))
+        return outputs
+
+
+class LowRank(nn.Module):
+    """The same as a parametrisation of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.empty(2, 4)), nn.Parameter(torch.empty(5, 2))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + 0.5 * self.up @ self.down
+
+
+class Products(nn.Module):
+    """A bilinear layer of two readings of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.pairs = nn.Linear(4, 3), nn.Linear(4, 2), nn.Bilinear(3, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.pairs(torch.tanh(self.left(x)), self.right(x))
+        return outputs
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose kernels have mean zero and variance one, by batch norm of the weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, len(self.weight), -1)
+        kernels = functional.batch_norm(rows, None, None, training=True, momentum=0.0, eps=1e-3)
+        return functional.conv2d(x, kernels.view_as(self.weight), self.bias)
+
+
+class Squared(nn.Module):
+    """A layer of two inputs, given one twice."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x, x)
+        return outputs
+
+
+def old_weight_norm(layer: nn.Module) -> nn.Module:
+    """The function that torch would rather not have used."""
+    with catch_warnings():
+        simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(layer)
+
+
 class Branching(nn.Module):
     """Masks, maxima and clipped values."""
 
@@ -146,5 +229,19 @@ NETWORKS: dict[str, tuple[Maker, tuple[int, ...]]] = {
     "group norm": (lambda: stack(nn.Conv1d(1, 4, 2), nn.GroupNorm(2, 4), nn.Tanh(), nn.AvgPool1d(2)), (1, 3)),
     "max pooling": (lambda: stack(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, stride=1), nn.Tanh()), (1, 4, 4)),
     "branching": (Branching, (4,)),
+    "rotary positions": (Rotary, (3, 4)),
+    "adapter beside a weight": (Adapter, (4,)),
+    "adapter inside a weight": (
+        lambda: nn.Sequential(parametrize.register_parametrization(nn.Linear(4, 5), "weight", LowRank()), nn.Tanh()),
+        (4,),
+    ),
+    "bilinear": (Products, (4,)),
+    "bilinear in the inputs": (lambda: Squared(nn.Bilinear(3, 3, 2)), (3,)),
+    "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.Tanh(), weight_norm(nn.Linear(5, 2))), (4,)),
+    "weight norm of a convolution": (lambda: stack(weight_norm(nn.Conv1d(2, 2, 2)), nn.Tanh()), (2, 3)),
+    "weight norm along another axis": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3), dim=1), nn.Tanh()), (4,)),
+    "weight norm of everything": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3), dim=-1), nn.Tanh()), (4,)),
+    "standardised convolution": (lambda: stack(Standardised(2, 3, 2), nn.Tanh()), (2, 3, 3)),
+    "weight norm of old": (lambda: nn.Sequential(old_weight_norm(nn.Linear(4, 3)), nn.Tanh()), (4,)),
     "learned slopes": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2), nn.PReLU()), (3,)),
 }

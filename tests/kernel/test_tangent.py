@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ntkexp.kernel import reader
 from ntkexp.kernel.features import Factored
 from ntkexp.kernel.gram import gram
 from ntkexp.library import reader_of, tangent_kernel
 from tests.kernel import oracle
+from tests.kernel.applied import applied
 from tests.kernel.compare import agree
 from tests.kernel.problems import DENSE, READ, problem
 
@@ -70,6 +71,50 @@ def test_a_frozen_layer() -> None:
     assert isinstance(given.module, nn.Sequential)
     given.module[0].requires_grad_(False)
     agree(tangent_kernel(given.module, given.x), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+
+
+@pytest.mark.parametrize("name", ["adapter beside a weight", "adapter inside a weight"])
+def test_adapters_of_a_frozen_weight(name: str) -> None:
+    given = problem(name, seed=5)
+    for key, weight in given.module.named_parameters():
+        weight.requires_grad_("base" not in key and "original" not in key)
+    agree(tangent_kernel(given.module, given.x), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+
+
+class Tokens(nn.Module):
+    """Embedded tokens, some of which never occur, and one of which is padding."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, padding_idx=padding), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.head(torch.tanh(self.table(tokens)).mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+def test_tokens(padding: int | None) -> None:
+    """Padding trains nothing, wherever it stands, and tokens that never occur train nothing either."""
+    made = Tokens(padding).double()
+    with torch.no_grad():
+        made.table.weight.copy_(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)).double())
+    ones, others = torch.tensor([[0, 3, 5], [1, 0, 0], [2, 2, 2]]), torch.tensor([[3, 0, 0], [0, 6, 3], [1, 2, 0]])
+    for tokens in (ones, others):  # who owns an element was asked where padding stood elsewhere
+        agree(tangent_kernel(made, tokens, ones), oracle.tangent(made, tokens, ones), ROUNDING * EPS)
+
+
+def test_a_step_that_moves_padding_closes() -> None:
+    """A tied weight may move it, though the lookup alone has no gradient there."""
+    made = Tokens(0).double()
+    tokens = torch.tensor([[0, 3, 5], [1, 0, 0], [2, 2, 2]])
+    walker, own = reader_of(made)
+    end = own | {"table.weight": own["table.weight"] + 1}
+    start, after = walker.record(own, tokens), walker.record(end, tokens)
+    reading, change = walker.secant(start, after), after.outputs - start.outputs
+    agree(reading.push, change, ROUNDING * EPS, after.outputs.abs().max())
+    found = applied(reading.features, {name: end[name] - own[name] for name in own})
+    agree(found, change, ROUNDING * EPS, after.outputs.abs().max())
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -10,6 +10,11 @@ from omegaconf import OmegaConf
 from ntkexp.component import Component
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+OWN = Path(__file__).with_name("own_net.py")
+"""A user's own module."""
+
+REQUIRED: dict[str, dict[str, str]] = {"module": {"path": f"{OWN}:build"}}
+"""What an option needs beside its name."""
 
 
 def choices(folder: str) -> list[str]:
@@ -21,7 +26,13 @@ def configured(folder: str, name: str, **changes: object) -> Component:
     """The component that a YAML names, with some fields changed."""
     fields = OmegaConf.to_container(OmegaConf.load(CONFIGS / folder / f"{name}.yaml"))
     assert isinstance(fields, dict)
+    fields |= REQUIRED.get(name, {})
     module, _, qualname = str(fields.pop("_target_")).rpartition(".")
     made = getattr(import_module(module), qualname).model_validate(fields | changes)
     assert isinstance(made, Component)
     return made
+
+
+def asked_for(folder: str, name: str) -> list[str]:
+    """How an option is chosen on the command line."""
+    return [f"{folder}={name}", *(f"{folder}.{key}={value}" for key, value in REQUIRED.get(name, {}).items())]

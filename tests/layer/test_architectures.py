@@ -31,11 +31,11 @@ def init(name: str, **changes: object) -> AbstractInit:
     return made
 
 
-def network(model: str, shape: tuple[int, ...], outputs: int, **changes: object) -> nn.Module:
+def network(model: str, shape: tuple[int, ...], outputs: int, *, vocabulary: int = 0, **changes: object) -> nn.Module:
     """A small network for examples of this shape."""
     architecture = configured("model", model, width=8, **changes)
     assert isinstance(architecture, AbstractArchitecture)
-    return architecture.module(init("ntk"), shape, outputs, torch.Generator().manual_seed(0)).eval()
+    return architecture.module(init("ntk"), shape, outputs, torch.Generator().manual_seed(0), vocabulary).eval()
 
 
 def normal(*shape: int) -> Tensor:
@@ -121,7 +121,7 @@ VARIANTS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
 def test_every_variant_is_built_and_keeps_its_examples_apart(name: str) -> None:
     """A kernel of a part of the inputs is that part of the kernel."""
     model, shape, changes = VARIANTS[name]
-    made, x = network(model, shape, 2, **changes), normal(3, *shape)
+    made, x = network(model, shape, 2, vocabulary=0, **changes), normal(3, *shape)
     kernel = tangent_kernel(made, x)
     assert kernel.shape == (3, 2, 3, 2)
     agree(tangent_kernel(made, x[1:]), kernel[1:, :, 1:], 100 * EPS, kernel.abs().max())
@@ -137,22 +137,23 @@ def test_a_transformer_of_tokens(tied: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "changes", "words"),
+    ("model", "shape", "vocabulary", "changes", "words"),
     [
-        ("cnn", (5,), {}, r"model=cnn takes images.*\[5\]; choose model=mlp"),
-        ("resnet", (5,), {}, r"model=resnet takes images.*\[5\]; choose model=mlp"),
-        ("cnn", (1, 1, 8), {"pooling": "max"}, r"pooling window of 2 does not fit into .*1, 8\]"),
-        ("cnn", (1, 1, 8), {"pooling": "average"}, r"pooling window of 2 does not fit into .*1, 8\]"),
-        ("cnn", (1, 4, 4), {"kernel": 2}, r"must be odd"),
-        ("cnn", (1, 4, 4), {"kernel": 11, "padding": "circular"}, r"circular window \[11, 11\] does not fit"),
-        ("cnn", (1, 2, 2, 2, 2), {}, r"1 to 3 axes of pixels"),
-        ("transformer", (4,), {"tied": True}, r"model\.tied=true"),
-        ("transformer", (4,), {"tied": True, "vocabulary": 7}, r"model\.tied=true.*7 of them, and the data has 2"),
+        ("cnn", (5,), 0, {}, r"model=cnn takes images.*\[5\]; choose model=mlp"),
+        ("resnet", (5,), 0, {}, r"model=resnet takes images.*\[5\]; choose model=mlp"),
+        ("cnn", (1, 1, 8), 0, {"pooling": "max"}, r"pooling window of 2 does not fit into .*1, 8\]"),
+        ("cnn", (1, 1, 8), 0, {"pooling": "average"}, r"pooling window of 2 does not fit into .*1, 8\]"),
+        ("cnn", (1, 4, 4), 0, {"kernel": 2}, r"must be odd"),
+        ("cnn", (1, 4, 4), 0, {"kernel": 11, "padding": "circular"}, r"circular window \[11, 11\] does not fit"),
+        ("cnn", (1, 2, 2, 2, 2), 0, {}, r"1 to 3 axes of pixels"),
+        ("transformer", (4,), 0, {"tied": True}, r"model\.tied=true.*0 of them, and the data has 2"),
+        ("transformer", (4,), 7, {"tied": True}, r"model\.tied=true.*7 of them, and the data has 2"),
+        ("mlp", (4,), 7, {}, r"model=mlp takes numbers.*model=transformer, or data\.encoding=one_hot"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(
-    model: str, shape: tuple[int, ...], changes: dict[str, object], words: str
+    model: str, shape: tuple[int, ...], vocabulary: int, changes: dict[str, object], words: str
 ) -> None:
     with pytest.raises(Mistake, match=words) as caught:
-        network(model, shape, 2, **changes)
+        network(model, shape, 2, vocabulary=vocabulary, **changes)
     assert "\n" not in str(caught.value)

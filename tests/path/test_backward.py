@@ -92,8 +92,19 @@ def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_network_is_the_sum_of_its_parts(case: str) -> None:
-    for row in ran(*QUICK, *CASES[case]).rows("secant"):
+    found = ran(*QUICK, *CASES[case])
+    for row in found.rows("secant"):
         assert row.exact, row
+    for share in found.memory.shares:
+        assert float(share["closure"] or 0) < 1e-11, share  # the rounding of f over the change of a step
+
+
+def test_the_shares_of_steps_add_up() -> None:
+    """Σ|Δ𝒮| over steps is at least |Σ 𝒮|; each step's parts are what its gradients did, now and later."""
+    found = ran(*QUICK, *CASES["adam"])
+    mass = sum(float(share["contribution_mass"] or 0) for share in found.memory.shares)
+    assert len(found.memory.shares) == 9
+    assert mass >= float(found.contributions("secant").abs().sum())
 
 
 class Remembering(GradientDescent):

@@ -49,3 +49,11 @@ def test_many_pieces(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_several_outputs(tmp_path: Path) -> None:
     assert peak(tmp_path, *SEVERAL, "memory_gb=4") < 4.0
+
+
+@pytest.mark.slow
+def test_brackets_of_several_outputs_in_chunks(tmp_path: Path) -> None:
+    """Each of twelve points has brackets of 10 outputs by 2 rules over 1.1 million weights: 180 MB."""
+    chosen = ("data.classes=all", "data.train=64", "data.probe=16", "data.test=16", "model.width=1024")
+    adam = ("optimizer=adam", "path.attributed=12")
+    assert peak(tmp_path, *chosen, *adam, "memory_gb=2") < 2.0

@@ -155,7 +155,7 @@ def descend(path: Path, problem: Problem) -> None:
     eta = problem.stable_fraction * 2 * M / np.linalg.eigvalsh(base[:M]).max()
     f = f_0 = 0.1 * rng.normal(size=y.shape)
     schedule = problem.snapshots or tuple(sorted({0, T, *(round(T ** (k / 8)) for k in range(9))}))
-    create_kernels(kernels, len(points), C, M, schedule)
+    create_kernels(kernels, len(points), C, M, len(schedule))
     path_kernel, sums = np.zeros_like(base), {rule: np.zeros((len(y), C, M)) for rule in ("secant", "left")}
     with MetricsWriter(path / "metrics.csv", COLUMNS) as metrics:
         for s in range(T + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ class Memory(AbstractJournal):
     rows: list[Row] = field(default_factory=list)
     kernels: dict[int, Float[Tensor, "point out train out_"]] = field(default_factory=dict)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
+    shares: list[Row] = field(default_factory=list)
 
     def row(self, row: Row) -> None:
         self.rows.append(row)
@@ -56,6 +58,9 @@ class Memory(AbstractJournal):
 
     def retraced(self, retrace: Retrace) -> None:
         pass
+
+    def attributed(self, rows: Sequence[Row]) -> None:
+        self.shares = list(rows)
 
     def stepped(self, walk: Walk, loss: float) -> None:
         self.weights.append(walk.weights)
@@ -100,12 +105,12 @@ class Ran:
         return self.outcome.evidence.paths["secant"].facts["error_bar"]
 
 
-def small(*overrides: str) -> Experiment:
+def small(*overrides: str, trust: Sequence[str] = ()) -> Experiment:
     """A small experiment; the last word counts."""
-    return compose([*SMALL, *overrides])
+    return compose([*SMALL, *overrides], trust=trust)
 
 
-def ran(*overrides: str) -> Ran:
+def ran(*overrides: str, trust: Sequence[str] = ()) -> Ran:
     """A small experiment, run."""
-    setting, memory = prepare(small(*overrides)), Memory()
+    setting, memory = prepare(small(*overrides, trust=trust)), Memory()
     return Ran(setting, run(setting, memory), memory)

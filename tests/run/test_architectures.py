@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.layer.components import choices
+from tests.layer.components import OWN, asked_for, choices
 from tests.run.small import ran
 from tests.run.test_exactness import exact
 
@@ -14,12 +14,13 @@ from tests.run.test_exactness import exact
 @pytest.mark.parametrize("model", choices("model"))
 def test_a_few_steps_are_exact(model: str, init: str, width: int) -> None:
     run = ran(
-        f"model={model}",
+        *asked_for("model", model),
         f"init={init}",
         f"model.width={width}",
         "steps=2",
         *("data.train=4", "data.probe=2", "data.test=2"),
         "ladder.machine=[secant]",
+        trust=[str(OWN)],
     )
     for row in run.rows("secant"):
         assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"

@@ -14,7 +14,11 @@ import pytest
 from tests.run.commands import TINY, only_run, promised, started
 
 STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
-OPTIMIZERS = ((), ("optimizer=adam", "optimizer.step_size=0.05"))  # the second walks its path back as well
+OPTIMIZERS = (
+    (),
+    ("optimizer=adam", "optimizer.step_size=0.05"),  # walks its path back as well
+    ("optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive"),
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Undisturbed:
     seconds: float
 
 
-@pytest.fixture(scope="module", params=OPTIMIZERS, ids=("online", "back"))
+@pytest.fixture(scope="module", params=OPTIMIZERS, ids=("online", "back", "snapshots"))
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     chosen, out = (*STOPPING, *request.param), tmp_path_factory.mktemp("undisturbed")
     finish(chosen, out)  # the first child waits for the fork server

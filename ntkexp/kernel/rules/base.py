@@ -57,6 +57,11 @@ class AbstractCall:
         """The (first) result at the start, for its shape."""
         return self.ends[0][0]
 
+    @property
+    @abstractmethod
+    def is_point(self) -> bool:
+        """Whether the segment has length zero, so that differences are derivatives."""
+
     @abstractmethod
     def is_cut(self, value: Ends) -> bool:
         """Whether the network is cut between this value and the operation: one is made of weights, one of inputs."""

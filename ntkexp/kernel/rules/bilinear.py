@@ -37,13 +37,18 @@ def addcmul(call: AbstractCall) -> Tensor:
 
 
 def div(call: AbstractCall) -> Tensor:
-    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁)."""
+    """Elementwise, with broadcasting; either may be a number."""
     if call.kwargs.get("rounding_mode") is not None:
         raise NoRule(f"{call.entry.op} rounds, so its differences are no multiples of its arguments'")
     above, below = call.args
-    shape = call.start.shape
+    return divided(call, above, below, call.start.shape)
+
+
+def divided(call: AbstractCall, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
+    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁)."""
     if not isinstance(below, Ends) or below.delta is None:
         divisor = call.mean(below) if isinstance(below, Ends) else below
+        assert isinstance(above, Ends)
         return call.delta(above, shape) / divisor
     terms = []
     if isinstance(above, Ends) and above.delta is not None:
@@ -117,7 +122,26 @@ def baddbmm(call: AbstractCall) -> Tensor:
     return total(terms, call.start.shape)
 
 
+def trilinear(call: AbstractCall) -> Tensor:
+    """Σ_ij a_i W_oij c_j, as `nn.Bilinear` asks for it: a product of the pairs a_i c_j with W as a matrix."""
+    left, weight, right, *layout = call.args
+    if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
+        raise NoRule("a sum of products of three tensors that is not that of nn.Bilinear")
+    pairs = outer(call, left, right)
+    return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
+
+
+def outer(call: AbstractCall, left: Ends, right: Ends) -> Ends:
+    """All products of an element of one row with one of the other, row by row."""
+    left, right = left.view(lambda v: v[:, :, None]), right.view(lambda v: v[:, None, :])
+    start, end = left.start * right.start, left.end * right.end
+    varies = left.delta is not None or right.delta is not None
+    delta = multiplied(call, left, right, start.shape).flatten(1) if varies else None
+    return Ends(start.flatten(1), end.flatten(1), delta, False, left.from_inputs or right.from_inputs)
+
+
 RULES: dict[str, Rule] = {
+    "_trilinear": trilinear,
     "mul": mul,
     "addcmul": addcmul,
     "div": div,

@@ -139,7 +139,7 @@ def gauss_or_quotient(
     m, d = (z0 + z1) / 2, z1 - z0
     gauss = torch.zeros_like(m)
     for node, weight in NODES:
-        gauss += weight * derivative(m + node / 2 * d)
+        gauss = gauss + weight * derivative(m + node / 2 * d)
     return torch.where(d.abs() <= NEAR, gauss, quotient(function(z1) - function(z0), d, 0.0))
 
 

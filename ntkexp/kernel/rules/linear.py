@@ -39,8 +39,20 @@ def constant(value: Any) -> Any:
 
 
 def reshaped(call: AbstractCall) -> Tensor:
-    """As `first`, for differences that are not laid out in memory like the values."""
+    """As `first`, for differences that are not laid out in memory like the values; detached values change as well."""
     return call.delta(call.args[0]).reshape(call.start.shape)
+
+
+def restrided(call: AbstractCall) -> Tensor:
+    """Elements by their place in memory, where the difference may lie in another order."""
+    value, size, stride, *rest = call.args
+    v, offset = value.start, rest[0] if rest and rest[0] is not None else value.start.storage_offset()
+    memory = torch.zeros(v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device)
+    memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(torch.arange(v.numel()).view(v.shape))
+    places = memory.as_strided(size, stride, offset)
+    if call.is_cut(value):
+        return call.picked(value, lambda source: source.reshape(-1)[places])
+    return call.delta(value).reshape(-1)[places]
 
 
 def converted(call: AbstractCall) -> Tensor:
@@ -74,7 +86,7 @@ def joined(call: AbstractCall) -> Result:
             return value
         if value.delta is not None:
             return call.delta(value)
-        return torch.zeros_like(value.start) if value.start.is_floating_point() else value.start
+        return torch.zeros_like(value.start, dtype=call.start.dtype) if value.start.is_floating_point() else value.start
 
     args, kwargs = tree_map(difference, (call.args, call.kwargs))
     result: Result = call.entry.op(*args, **kwargs)
@@ -82,12 +94,15 @@ def joined(call: AbstractCall) -> Result:
 
 
 def embedding(call: AbstractCall) -> Result:
-    """Rows of a table, picked by whole numbers."""
-    table, index = call.args[:2]
-    indices = constant(index)
-    if call.is_cut(table):
-        return call.picked(table, lambda source: source[indices])
-    return call.delta(table)[indices]
+    """Rows of a table, picked by whole numbers. That of padding has no gradient, but a tied weight may move it."""
+    table, index, *rest = call.args
+    indices, padding = constant(index), rest[0] if rest else -1
+    delta = call.picked(table, lambda source: source[indices]) if call.is_cut(table) else call.delta(table)[indices]
+    if padding < 0 or not call.is_point:
+        return delta
+    shown = Ends(call.start, call.start, None, False, True)
+    trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
+    return trained * delta
 
 
 def add(call: AbstractCall) -> Tensor:
@@ -118,7 +133,7 @@ def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
 
 FIRST = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bilinear2d_aa _upsample_nearest_exact2d alias avg_pool2d
-    avg_pool3d channel_shuffle clone col2im cumsum detach diag_embed diagonal expand flip gather im2col index
+    avg_pool3d channel_shuffle clone col2im cumsum diag_embed diagonal expand flip gather im2col index
     index_select masked_select mean nansum neg permute pixel_shuffle pixel_unshuffle reflection_pad1d
     reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d roll rot90 select
     slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold unsafe_split
@@ -132,10 +147,11 @@ JOINED = """
 """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), reshaped),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshaped),
     **dict.fromkeys(JOINED.split(), joined),
     **dict.fromkeys(UNCHANGED.split(), unchanged),
     "_to_copy": converted,
+    "as_strided": restrided,
     "constant_pad_nd": padded,
     "copy": replaced,
     "fill": replaced,

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from math import prod
 
 from torch import Tensor
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
-from ntkexp.kernel.rules.bilinear import multiplied
+from ntkexp.kernel.rules.bilinear import divided, multiplied
 from ntkexp.kernel.rules.elementwise import root, rsqrt
 
 
@@ -32,11 +34,15 @@ def group_norm(call: AbstractCall) -> Result:
 
 
 def batch_norm(call: AbstractCall) -> Result:
-    """In evaluation, an affine map of each channel."""
+    """In evaluation, an affine map of each channel; of weights, each channel by its own statistics as well."""
     x, gain, bias, mean, variance, training, _, eps = call.args
-    if training or mean is None:
-        raise NoRule("batch norm in training mode couples the examples of a batch")
     along = [1, -1] + [1] * (x.start.dim() - 2)
+    if training or mean is None:
+        if x.from_inputs:
+            raise NoRule("batch norm in training mode couples the examples of a batch")
+        normed = normalised(call, x, (0, *range(2, x.start.dim())), eps)
+        gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
+        return affine(call, normed, gain, bias), None, None
     scale = (variance.start + eps).rsqrt().view(along)
     centre = mean.start.view(along)
     delta = None if x.delta is None else call.delta(x) * scale
@@ -86,24 +92,41 @@ def variance(call: AbstractCall) -> Result:
     return (spread, delta.mean(dims, keepdim=keep)) if call.entry.name == "var_mean" else spread
 
 
-def vector_norm(call: AbstractCall) -> Tensor:
+def weight_norm(call: AbstractCall) -> Result:
+    """w = v · g/‖v‖, the length along all axes but one; the lengths come with it."""
+    direction, gain, *rest = call.args
+    axes = range(direction.start.dim())
+    dims = [d for d in axes if d != axes[rest[0] if rest else 0]]
+    length = lengths(call, direction, dims)
+    scale = Ends(gain.start / length.start, gain.end / length.end, None, False, True)
+    if gain.delta is not None or length.delta is not None:
+        scale = replace(scale, delta=divided(call, gain, length, scale.start.shape))
+    return multiplied(call, direction, scale, call.start.shape), length.delta
+
+
+def lengths(call: AbstractCall, value: Ends, dims: list[int]) -> Ends:
     """√Σx², whose difference is 2 Σ x̄Δx over the sum of both lengths."""
+    start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
+    length = Ends(start.sqrt(), end.sqrt(), None, False, True)
+    if value.delta is None:
+        return length
+    inside = 2 * (call.mean(value) * call.delta(value)).sum(dims, keepdim=True)
+    return replace(length, delta=inside * call.slope(Ends(start, end, None, False, True), partial(root, call)))
+
+
+def vector_norm(call: AbstractCall) -> Tensor:
+    """The length of a vector."""
     value, order = call.args[0], call.args[1] if len(call.args) > 1 else 2
     if order not in (2, 2.0):
         raise NoRule(f"the {order}-norm of a vector")
     dims = call.args[2] if len(call.args) > 2 else None
-    keep = len(call.args) > 3 and bool(call.args[3])
-    dims = list(range(value.start.dim())) if dims is None else dims
-
-    def length(v: Tensor) -> Tensor:
-        return v.square().sum(dims, keepdim=keep)
-
-    square = Ends(length(value.start), length(value.end), None, value.from_weights, value.from_inputs)
-    inside = 2 * (call.mean(value) * call.delta(value)).sum(dims, keepdim=keep)
-    return inside * call.slope(square, lambda a, b: root(call, a, b))
+    delta = lengths(call, value, list(range(value.start.dim())) if dims is None else dims).delta
+    assert delta is not None
+    return delta.reshape(call.start.shape)
 
 
 RULES: dict[str, Rule] = {
+    "_weight_norm_interface": weight_norm,
     "native_layer_norm": layer_norm,
     "native_group_norm": group_norm,
     "native_batch_norm": batch_norm,

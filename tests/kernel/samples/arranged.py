@@ -39,6 +39,7 @@ ARRANGED: dict[str, Sample] = {
     "_to_copy": lambda h, k: h.to(torch.float64, copy=True) * k,
     "_upsample_bilinear2d_aa": partial(resized, dims=2, mode="bilinear", antialias=True),
     "_upsample_nearest_exact2d": partial(resized, dims=2, mode="nearest-exact"),
+    "as_strided": lambda h, k: (h.t() * k.t()).as_strided((len(h), 2), (6, 2), 1),
     "avg_pool2d": lambda h, k: functional.avg_pool2d(image(h), 2, stride=1),
     "avg_pool3d": lambda h, k: functional.avg_pool3d(volume(h), (1, 2, 2), stride=1),
     "channel_shuffle": lambda h, k: functional.channel_shuffle(h[:, :, None, None], 2),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.kernel.samples.base import Sample, image, square
+from tests.kernel.samples.base import Sample, image, positive, square
 
 
 def own_kernels(h: Tensor, k: Tensor) -> Tensor:
@@ -52,6 +52,8 @@ LAYERED: dict[str, Sample] = {
     "_log_softmax": lambda h, k: torch.log_softmax(square(h), 2),
     "_safe_softmax": masked_attention,
     "_softmax": lambda h, k: torch.softmax(square(h), 2) * square(k),
+    "_trilinear": lambda h, k: functional.bilinear(h[:, :2], k[:, :3], torch.arange(24.0, dtype=h.dtype).view(4, 2, 3)),
+    "_weight_norm_interface": lambda h, k: torch._weight_norm(h, positive(k)[:, :1], 0),
     "addcmul": lambda h, k: (
         torch.addcmul(h, h, k[:, :1], value=0.3) + torch.addcmul(torch.ones(6, dtype=h.dtype), k, k)
     ),

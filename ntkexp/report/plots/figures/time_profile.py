@@ -24,6 +24,8 @@ def draw(run: Run) -> Figure | None:
     times = steps["step_size"].to_numpy()
     if not np.isfinite(run.metrics["loss"]).all():
         return None  # what a diverging run does, it does in its last steps
+    if len(steps) < len(run.metrics) - 1:
+        return None  # contributions were not measured at every step
     if not times.sum() > 0 or not steps["contribution_mass"].sum() > 0:
         return None
     shares = {name: profile(times, steps[name].to_numpy()) for name in SHOWN if steps[name].sum() > 0}

@@ -1,0 +1,45 @@
+"""Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to be told of each.
+
+They reach the network as they are, or encoded as one-hot vectors for networks that know numbers only:
+
+    tokens   [example, position]        one_hot   [example, position, token], 1 at the token and 0 elsewhere
+
+Doubles hold them exactly up to 2^53.
+
+>>> AbstractTokens.encode(torch.tensor([[2, 0]]), 3).tolist()
+[[[0, 0, 1], [1, 0, 0]]]
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from ntkexp.data.base import AbstractSource, Examples
+
+
+class AbstractTokens(AbstractSource):
+    """A scale would make tokens something else, so there is none."""
+
+    standardise: Literal["none"] = "none"
+    encoding: Literal["tokens", "one_hot"] = "tokens"
+
+    def sentences(
+        self,
+        tokens: Int[Tensor, "example position"],
+        labels: Int[Tensor, " example"],
+        classes: tuple[str, ...],
+        vocabulary: int,
+    ) -> Examples:
+        """Examples in the encoding that is asked for."""
+        if self.encoding == "one_hot":
+            return Examples(self.encode(tokens, vocabulary), labels, classes)
+        return Examples(tokens.double(), labels, classes, vocabulary=vocabulary)
+
+    @staticmethod
+    def encode(tokens: Int[Tensor, "example position"], vocabulary: int) -> UInt8[Tensor, "example position token"]:
+        """A vector for each token."""
+        return torch.nn.functional.one_hot(tokens, vocabulary).to(torch.uint8)

@@ -1,0 +1,184 @@
+"""Models of the library transformers, built from a configuration or read from a folder; nothing is downloaded.
+
+    ntkexp train model=huggingface model.name=llama data=modular_addition
+    ntkexp train model=huggingface model.path=my_model data=text data.path=book.txt
+
+`name` is a type of model as config.json names it (gpt2, bert, llama, vit, …), made as large as `width`, `depth` and
+`heads` say; a folder with config.json, and weights if it has some, is taken as it is. The body of the model gives a
+vector for each position, and a dense layer, drawn as `init` says, reads the outputs:
+
+    tokens          its own table of tokens           the last position is read
+    images, for a model of images, as they are        the mean over positions is read
+    anything else   a dense layer for each row        the mean over positions is read
+
+Padding and signs for beginning and end are switched off, for every token is one. `options` are further entries of the
+configuration and win over all of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.model.adapted import adapted
+from ntkexp.model.base import AbstractArchitecture
+from ntkexp.model.extra import Option, library
+from ntkexp.model.task import Task
+from ntkexp.model.transformer import along, dividing, fitting
+
+
+class HuggingFace(AbstractArchitecture):
+    """`width`, `depth` and `heads` are those of a model by name; heads are the most that divide the width."""
+
+    width: int = Field(32, ge=1)
+    depth: int = Field(1, ge=1)
+    heads: PositiveInt = 4
+    name: str = "gpt2"
+    path: Path | None = None
+    options: dict[str, Option] = Field({})
+
+    @property
+    def given(self) -> str:
+        """The key that counts, and its value."""
+        return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
+
+    def files(self) -> tuple[Path, ...]:
+        """Configuration and weights."""
+        if self.path is None:
+            return ()
+        folder = self.path.expanduser()
+        if not (folder / "config.json").is_file():
+            raise Mistake(f"{self.given} is no folder with a config.json; model.name builds one without a folder")
+        kinds = {".json", ".safetensors", ".bin"}
+        return tuple(sorted(file for file in folder.iterdir() if file.suffix in kinds))
+
+    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+        make = partial(self.made, init, task, generator)
+        return adapted(make, task, generator.initial_seed(), self.given)
+
+    def made(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+        """The body of a model between the data and a readout."""
+        with quiet(library("transformers", "huggingface")) as transformers:
+            model = self.model(transformers, task).double().eval()
+        body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)
+        sample = task.sample()
+        features = body(sample.long() if task.vocabulary else sample).shape[1]
+        return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
+
+    def model(self, transformers: Any, task: Task) -> Any:
+        """The model of the library, from the folder or of a name."""
+        if self.path is None:
+            return transformers.AutoModel.from_config(self.configuration(transformers, task))
+        self.files()
+        folder, automatic = self.path.expanduser(), transformers.AutoModel
+        configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **self.options)
+        if task.vocabulary > getattr(configuration, "vocab_size", task.vocabulary):
+            raise Mistake(f"{self.given} knows {configuration.vocab_size} tokens, and {task.said}")
+        if any(file.suffix != ".json" for file in self.files()):
+            return automatic.from_pretrained(folder, config=configuration, local_files_only=True)
+        return automatic.from_config(configuration)
+
+    def configuration(self, transformers: Any, task: Task) -> Any:
+        """A configuration of this name, with those of our sizes that it has, and the options."""
+        known = list(transformers.CONFIG_MAPPING.keys())
+        if self.name not in known:
+            raise Mistake(f"model.name={self.name}: transformers has no such model{nearest(self.name, known)}")
+        kind = transformers.CONFIG_MAPPING[self.name]
+        usual = kind()
+        if strange := [key for key in self.options if not hasattr(usual, key)]:
+            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], vars(usual))}")
+        own = kind.attribute_map  # some call them otherwise
+        sizes = {own.get(key, key): size for key, size in self.sizes(task).items() if hasattr(usual, key)}
+        return kind(**(sizes | {own.get(key, key): option for key, option in self.options.items()}))
+
+    def sizes(self, task: Task) -> dict[str, Option | tuple[int, ...]]:
+        """What configurations call the sizes of a model, and what we have in their place."""
+        heads = dividing(self.heads, self.width)
+        found: dict[str, Option | tuple[int, ...]] = {
+            "vocab_size": max(task.vocabulary, 1),
+            "hidden_size": self.width,
+            "num_hidden_layers": self.depth,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "intermediate_size": 4 * self.width,
+            "max_position_embeddings": rows(task.shape)[0],
+            "pad_token_id": None,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "use_cache": False,
+        }
+        if len(task.shape) == 3:
+            side = fitting(4, task.shape)
+            found |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
+        return found
+
+    def entrance(self, model: Any, init: AbstractInit, task: Task, generator: torch.Generator) -> tuple[nn.Module, str]:
+        """What comes before the model, and under which name the model takes it."""
+        if model.main_input_name == "pixel_values":
+            task.refuse_tokens(f"{self.kind} {self.given}")
+            return nn.Identity(), "pixel_values"
+        if task.vocabulary:
+            return nn.Identity(), "input_ids"
+        features = rows(task.shape)[1]
+        return Rows(init.dense(model.config.hidden_size).build((features,), generator)), "inputs_embeds"
+
+
+class Body(nn.Module):
+    """A model without its head, read at the last position or at the mean over positions."""
+
+    def __init__(self, model: nn.Module, entrance: nn.Module, key: str, last: bool) -> None:
+        super().__init__()
+        self.entrance, self.model, self.key, self.last = entrance, model, key, last
+
+    def forward(self, x: Tensor) -> Float[Tensor, "example width"]:
+        hidden: Tensor = self.model(**{self.key: self.entrance(x)}).last_hidden_state
+        if hidden.dim() == 4:  # a convolutional model's pixels
+            return hidden.flatten(2).mean(2)
+        return hidden[:, -1] if self.last else hidden.mean(1)
+
+
+class Rows(nn.Module):
+    """A dense layer for each row of an example."""
+
+    def __init__(self, dense: nn.Module) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
+        return along(self.dense, x.reshape(len(x), *rows(x.shape[1:])))
+
+
+def rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The positions of an example, and the features of each: the rows of images with all channels, else the first axis.
+
+    >>> rows((3, 8, 4)), rows((5, 7)), rows((6,))
+    ((8, 12), (5, 7), (6, 1))
+    """
+    positions = shape[-2] if len(shape) > 2 else shape[0]
+    return positions, prod(shape) // positions
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[Any]:
+    """The library without its remarks and progress bars."""
+    logging = transformers.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,46 @@
+"""What the data asks of a network: a shape of its examples, tokens or numbers in them, and a number of outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.mistake import Mistake
+
+
+@dataclass(frozen=True)
+class Task:
+    """`shape` is that of an example; unless `vocabulary` is 0, an example is tokens, whole numbers below it."""
+
+    shape: tuple[int, ...]
+    outputs: int
+    vocabulary: int = 0
+
+    def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
+        """Examples to try a network on, made up.
+
+        >>> Task((3,), 1, vocabulary=4).sample().tolist()
+        [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
+        """
+        if self.vocabulary:
+            tokens = torch.arange(examples * prod(self.shape)) % self.vocabulary
+            return tokens.view(examples, *self.shape).double()
+        return torch.randn(examples, *self.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    @property
+    def said(self) -> str:
+        """The examples in words."""
+        tokens = f", tokens below {self.vocabulary}" if self.vocabulary else ""
+        return f"the data has examples of shape {list(self.shape)}{tokens}"
+
+    def refuse_tokens(self, model: str) -> None:
+        """Most networks calculate with their inputs, and a token is no quantity."""
+        if self.vocabulary:
+            raise Mistake(
+                f"model={model} takes numbers, and the data has tokens; choose model=transformer, or "
+                "data.encoding=one_hot"
+            )

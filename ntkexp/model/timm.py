@@ -1,0 +1,71 @@
+"""Models of images of the library timm, built from their definitions; nothing is downloaded.
+
+    ntkexp train model=timm model.name=vit_tiny_patch16_224 model.width=32
+
+A model is made for the images of the data, and as large as `width`, `depth` and `heads` say, as far as its class has
+such settings: `width` is the channels of a ResNet's or ConvNeXt's first stage (each later one doubles them) and of a
+transformer's tokens, `depth` the blocks of a transformer without stages. `options` go to the model and win over these.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.model.adapted import adapted
+from ntkexp.model.base import AbstractArchitecture
+from ntkexp.model.extra import Option, library
+from ntkexp.model.task import Task
+from ntkexp.model.transformer import dividing, fitting
+
+
+class Timm(AbstractArchitecture):
+    """`name` is one of timm's; weights are drawn as the model itself draws them."""
+
+    width: int = Field(16, ge=1)
+    depth: int = Field(1, ge=1)
+    heads: PositiveInt = 4
+    name: str = "resnet10t"
+    options: dict[str, Option] = Field({})
+
+    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+        task.refuse_tokens(self.kind)
+        if len(task.shape) != 3:
+            raise Mistake(f"model=timm takes images, and {task.said}; choose model=mlp")
+        make = partial(self.made, library("timm", "timm"), task)
+        return adapted(make, task, generator.initial_seed(), f"model.name={self.name}")
+
+    def made(self, timm: Any, task: Task) -> nn.Module:
+        """The model, in the sizes that its class knows."""
+        if not timm.is_model(self.name):
+            hint = nearest(self.name, timm.list_models())
+            raise Mistake(f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}")
+        with torch.device("meta"):  # to look at the class without making the weights of its usual size
+            usual = timm.create_model(self.name)
+        sizes = self.sizes(task, set(inspect.signature(type(usual)).parameters))
+        model: nn.Module = timm.create_model(
+            self.name, num_classes=task.outputs, in_chans=task.shape[0], **(sizes | self.options)
+        )
+        return model
+
+    def sizes(self, task: Task, known: set[str]) -> dict[str, int | tuple[int, ...]]:
+        """What the classes of timm call sizes, of those that this class knows."""
+        stages = tuple(self.width * 2**stage for stage in range(4))
+        found: dict[str, int | tuple[int, ...]] = {
+            "channels": stages,
+            "stem_width": max(4, self.width // 2),
+            "dims": stages,
+            "embed_dim": self.width,
+        }
+        if "depth" in known:
+            found |= {"depth": self.depth, "num_heads": dividing(self.heads, self.width)}
+        if "img_size" in known:
+            found |= {"img_size": task.shape[1:], "patch_size": fitting(4, task.shape)}
+        return {key: value for key, value in found.items() if key in known}

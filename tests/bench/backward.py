@@ -1,0 +1,91 @@
+"""The sum backwards for optimizers with memory: the time of a step back and the peak of memory, against M.
+
+Each size runs in a process of its own, since a peak is never forgotten.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.config.compose import compose
+from ntkexp.journal import AbstractJournal
+from ntkexp.observe import Row
+from ntkexp.prepare import prepare
+from ntkexp.records.trajectory import Trajectory
+from ntkexp.retrace import Retrace
+from ntkexp.run import go, go_back, recorded
+from ntkexp.walk import Walk, begin
+from tests.bench.stopwatch import milliseconds, table
+
+STEPS = 6
+
+
+class Deaf(AbstractJournal):
+    """Keeps nothing but the trajectory, as it must."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def row(self, row: Row) -> None:
+        pass
+
+    def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
+        pass
+
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
+        made.take_room()
+        return made
+
+    def retraced(self, retrace: Retrace) -> None:
+        pass
+
+    def attributed(self, rows: Sequence[Row]) -> None:
+        pass
+
+    def stepped(self, walk: Walk, loss: float) -> None:
+        pass
+
+
+def measured(width: int, train: int, threads: int) -> tuple[float, float, float, float]:
+    """Seconds of a step, of a step back, gigabytes before it and at most."""
+    torch.set_num_threads(threads)
+    sizes = (f"model.width={width}", f"data.train={train}", "data.probe=64", "data.test=0", "data=teacher")
+    rest = ("optimizer=adam", "path.probes=[probe]", "path.rule=[secant]", "path.count=2", f"steps={STEPS}")
+    setting = prepare(compose([*sizes, *rest]))
+    with tempfile.TemporaryDirectory() as folder:
+        journal, walk = Deaf(folder), begin(setting)
+        recording = recorded(setting, journal)
+        start = time.perf_counter()
+        go(walk, journal, recording)
+        recording.write(walk.step, walk.weights, {})
+        before, turn = peak(), time.perf_counter()
+        go_back(walk, journal, recording)
+        end = time.perf_counter()
+    return (turn - start) / STEPS, (end - turn) / STEPS, before, peak()
+
+
+def peak() -> float:
+    """Gigabytes that this process used at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def report(*, quick: bool) -> str:
+    """A row for every number of training examples."""
+    width, counts = (16, (8, 16)) if quick else (512, (32, 128, 512, 2048))
+    rows = []
+    for train in counts:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            step, back, before, most = pool.apply(measured, (width, train, torch.get_num_threads()))
+        rows.append([str(train), milliseconds(step), milliseconds(back), f"{before:.2f}", f"{most:.2f}"])
+    header = ("M", "step, ms", "step back, ms", "GB before", "GB at most")
+    return table(f"Adam, w = {width}, 64 attributed points, one rule", header, rows)

@@ -1,0 +1,36 @@
+"""What is said of a kernel's cost is what decides how it is computed, and what its features hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from ntkexp.kernel.cost import JACOBIANS, costs
+from ntkexp.kernel.features import Factored
+from ntkexp.kernel.gram import double_sum_is_cheaper
+from ntkexp.kernel.plan import parts
+from ntkexp.library import reader_of
+from tests.kernel.problems import DENSE, READ, problem
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_line_for_every_block_with_the_way_that_is_taken(name: str) -> None:
+    given = problem(name)
+    reader, own = reader_of(given.module)
+    tape = reader.record(own, given.x)
+    features = reader.tangent(tape)
+    found = costs(reader, tape, len(given.x), len(given.x))
+    for line, block in zip(found, features.blocks.values(), strict=True):
+        if isinstance(block, Factored):
+            assert line.uses == block.inputs.shape[1]
+            assert (line.way == "multiplied out") == (not double_sum_is_cheaper(block, block))
+        else:
+            assert line.way == "gradients"
+    held = sum(part.numel() * part.element_size() for part in parts(features))
+    assert sum(line.bytes for line in found) >= 2 * held
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_no_rule_knows_is_said(name: str) -> None:
+    given = problem(name)
+    reader, own = reader_of(given.module)
+    assert {line.way for line in costs(reader, reader.record(own, given.x), 8, 4)} == {JACOBIANS}

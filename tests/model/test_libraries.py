@@ -1,0 +1,153 @@
+"""Models of other libraries, as they are: from a configuration or a folder, trained exactly, nothing downloaded."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ntkexp.identity import identity
+from ntkexp.mistake import Mistake
+from ntkexp.model import extra
+from ntkexp.prepare import prepare
+from tests.run.small import ran, small
+from tests.run.test_exactness import exact
+
+FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=2", "model.width=8", "ladder.machine=[secant]")
+SUMS = ("data=modular_addition", "data.modulus=3")
+
+MODELS = {
+    "gpt2 on tokens": ("model=huggingface", "model.name=gpt2", *SUMS),
+    "bert on tokens": ("model=huggingface", "model.name=bert", *SUMS),
+    "bert on rows": ("model=huggingface", "model.name=bert"),
+    "gpt2 on features": ("model=huggingface", "model.name=gpt2", "data=circle"),
+    "gpt2 on one-hot tokens": ("model=huggingface", "model.name=gpt2", *SUMS, "data.encoding=one_hot"),
+    "a vision transformer of transformers": ("model=huggingface", "model.name=vit"),
+    "a vision transformer of timm": ("model=timm", "model.name=vit_tiny_patch16_224"),
+    "a residual network of timm": ("model=timm", "model.options={avg_down: false, act_layer: gelu}"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is reached from here."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("nothing is downloaded")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_model_is_trained_exactly(model: tuple[str, ...]) -> None:
+    for row in ran(*FEW, *model).rows("secant"):
+        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT with its weights."""
+    transformers = extra.library("transformers", "huggingface")
+    sizes = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 7}
+    configuration = transformers.BertConfig(**sizes, vocab_size=5, max_position_embeddings=9, pad_token_id=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = transformers.BertModel(configuration)
+    place = tmp_path_factory.mktemp("bert")
+    model.save_pretrained(place)
+    return place
+
+
+def weights(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    """The start of training."""
+    model = ("model=huggingface", f"model.path={folder}", f"seed={seed}", *SUMS)
+    return prepare(small(*FEW, *model)).weights
+
+
+def test_a_folder_gives_its_weights_whatever_the_seed(folder: Path) -> None:
+    one, other = weights(folder), weights(folder, seed=1)
+    body = [name for name in one if ".model." in name]
+    assert body
+    assert one[body[0]].shape == (5, 6)
+    assert all(torch.equal(one[name], other[name]) for name in body)
+    assert any(not torch.equal(one[name], other[name]) for name in one if name not in body)  # the readout
+
+
+def test_a_folder_without_weights_has_them_drawn(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    one, same, other = weights(tmp_path), weights(tmp_path), weights(tmp_path, seed=1)
+    table = next(name for name in one if "word_embeddings" in name)
+    assert torch.equal(one[table], same[table])
+    assert not torch.equal(one[table], other[table])
+
+
+def test_the_files_of_a_folder_count(folder: Path, tmp_path: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    model = (*FEW, "model=huggingface", f"model.path={tmp_path}")
+    found = []
+    for width in (6, 6, 8):
+        (tmp_path / "config.json").write_text(json.dumps(settings | {"hidden_size": width}))
+        found.append(identity(small(*model)))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("model=huggingface", "model.name=gtp2"), r"transformers has no such model; did you mean 'gpt2'\?"),
+        (("model=huggingface", "model.options={n_hed: 2}"), r"GPT2Config has no n_hed; did you mean 'n_head'\?"),
+        (("model=huggingface", "model.options={n_head: 3}"), r"model\.name=gpt2: ValueError: .*divisible"),
+        (
+            ("model=huggingface", "model.options={num_hidden_layers: many}"),
+            r"Error: Validation error for field .* got str",
+        ),
+        (("model=huggingface", "model.options=3"), r"it takes a mapping such as \{KEY: VALUE\}"),
+        (("model=huggingface", "model.path=nowhere"), r"nowhere is no folder with a config\.json"),
+        (("model=huggingface", "model.name=t5"), r"model\.name=t5: ValueError: "),
+        (("model=huggingface", "model.name=vit", *SUMS), r"takes numbers, and the data has tokens"),
+        (("model=timm", "model.name=resnet10"), r"timm has no such model; did you mean 'resnet10t'\?"),
+        (("model=timm", "model.options={wdith: 2}"), r"model\.name=resnet10t: TypeError: .*'wdith'"),
+        (("model=timm", "data=circle"), r"model=timm takes images, and the data has examples of shape \[2\]"),
+        (("model=timm", *SUMS), r"model=timm takes numbers, and the data has tokens"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(given: tuple[str, ...], words: str) -> None:
+    with pytest.raises(Mistake, match=words) as caught:
+        prepare(small(*FEW, *given))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_with_fewer_tokens_than_the_data_is_refused(folder: Path) -> None:
+    with pytest.raises(Mistake, match=r"knows 5 tokens, and the data has .* tokens below 7"):
+        prepare(small(*FEW, "model=huggingface", f"model.path={folder}", *SUMS, "data.modulus=7"))
+
+
+@pytest.mark.parametrize(("model", "package"), [("huggingface", "transformers"), ("timm", "timm")])
+def test_a_library_that_is_missing_is_asked_for(model: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None)
+    with pytest.raises(Mistake, match=rf"needs {package}, .* pip install 'ntkexp\[{model}\]'"):
+        prepare(small(*FEW, f"model={model}"))
+
+
+def test_a_language_model_in_a_file_of_ones_own_is_trained_exactly(written: Callable[[str], Path]) -> None:
+    """Its table of tokens is its readout."""
+    file = written("""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        class build(nn.Module):
+            def __init__(self, vocabulary, width):
+                super().__init__()
+                sizes = {"n_embd": width, "n_layer": 1, "n_head": 2, "n_positions": 4}
+                ends = {"bos_token_id": None, "eos_token_id": None}
+                self.model = GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **sizes, **ends))
+
+            def forward(self, x):
+                return self.model(input_ids=x).logits[:, -1]
+        """)
+    run = ran(*FEW, "model=module", f"model.path={file}", *SUMS, "loss=cross_entropy", trust=[str(file)])
+    for row in run.rows("secant"):
+        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"

@@ -1,0 +1,142 @@
+"""Snapshots: the written-out sum with hat functions, the path of every step, and what they say of their own error."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.mistake import Mistake
+from ntkexp.path.points import Block
+from ntkexp.prepare import Setting, prepare
+from ntkexp.run import run
+from ntkexp.walk import Walk
+from tests.run.small import Memory, Ran, ran, small
+
+CASES = (
+    ("optimizer=gd", "data.classes=[3,8]"),
+    ("optimizer=sgd", "optimizer.batch=7", "data.classes=all", "loss=cross_entropy", "schedule=cosine"),
+    ("optimizer=gd", "optimizer.weight_decay=0.05", "optimizer.clip_norm=0.5", "path.probes=[probe]"),
+)
+SCHEDULES = ("path.schedule=6", "path.schedule=[3,4,11]", "path.schedule=adaptive")
+SHORT = ("path.every=snapshots", "path.count=6", "path.rule=[secant,left]", "ladder.machine=[secant]")
+ROUNDING = 1e-13  # 20 steps, each adding some tens of eps
+
+case = pytest.mark.parametrize("case", CASES, ids=lambda overrides: overrides[-1])
+
+
+def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
+    """−Σ_s K(t_s) η_s ℓ′(s), with K linear in time between the steps at which it was taken."""
+    setting = prepare(small(*overrides))
+    steps = list(setting.descent.walk(setting.weights))
+    times = np.concatenate([[0.0], np.cumsum([step.step_size for step in steps])])
+    found = []
+    for node in taken:
+        height = np.zeros(len(taken))
+        height[taken.index(node)] = 1.0
+        hat = np.interp(times[:-1], times[taken], height)
+        pull = sum(float(h) * step.step_size * step.output_gradient for h, step in zip(hat, steps, strict=True))
+        found.append(-torch.einsum("qcnd,nd->qcn", kernel(setting, steps[node], rule), pull))
+    return torch.stack(found).sum(0)[setting.read]
+
+
+def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
+    """The kernel of one step at all points."""
+    block = Block(setting.points, step.segment, slice(0, len(setting.points.inputs)))
+    (chosen,) = (each for each in setting.experiment.path.rule if each.name == rule)
+    return block.kernel(setting.experiment.path.quadrature(chosen), step.steered)
+
+
+def nodes(found: Ran) -> list[int]:
+    """The steps of the snapshots."""
+    return sorted({*(step for step in found.memory.kernels if step < 20), 19})
+
+
+@case
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_it_is_the_sum_with_hat_functions(case: tuple[str, ...], schedule: str) -> None:
+    found = ran(*SHORT, *case, schedule)
+    for rule in ("secant", "left"):
+        expected = written_out(nodes(found), rule, *case)
+        assert (found.contributions(rule) - expected).norm() < ROUNDING * expected.norm()
+
+
+@case
+def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...]) -> None:
+    found, every = ran(*SHORT, *case, "path.schedule=1"), ran(*SHORT, *case, "path.every=1")
+    for rule, path in found.outcome.evidence.paths.items():
+        other = every.outcome.evidence.paths[rule]
+        for ours, theirs in ((path.kernel, other.kernel), (path.decay, other.decay)):
+            missed = (ours - theirs)[found.setting.read]
+            assert missed.norm() <= ROUNDING * theirs[found.setting.read].norm()
+    assert found.error("left") == pytest.approx(every.error("left"), rel=1e-9)
+
+
+@pytest.mark.parametrize("ending", ["stop_at_loss=1e-9", "stop_at_loss=0.2"])
+def test_a_kernel_that_does_not_move_needs_two(ending: str) -> None:
+    found = ran(*SHORT, "model.depth=0", "path.schedule=100", ending)
+    assert found.error("secant") < ROUNDING
+    assert found.outcome.steps == (20 if ending == "stop_at_loss=1e-9" else len(found.memory.rows) - 1)
+
+
+def test_a_run_that_ends_sooner_is_closed_at_its_end() -> None:
+    found = ran(*SHORT, "model.activation=tanh", "steps=200", "path.count=12", "stop_at_loss=0.1")
+    assert 0 < found.outcome.steps < 199
+    assert found.error("secant") < 0.05  # the open interval alone is most of the path
+
+
+@pytest.mark.parametrize("schedule", ["log", "adaptive"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_estimate_of_its_error_is_right(schedule: str, seed: int) -> None:
+    chosen = ("model.activation=tanh", "steps=200", "path.probes=[probe]", "path.rule=[secant]", f"seed={seed}")
+    found = ran(*SHORT, *chosen, f"path.schedule={schedule}", "path.count=10")
+    whole = ran(*SHORT, *chosen, "path.every=1").contributions("secant")
+    true = float((found.contributions("secant") - whole).norm() / whole.norm())
+    assert true / 3 < found.error_bar < 3 * true
+
+
+@dataclass(eq=False)
+class Stopping(Memory):
+    """Saves at one step, and goes no further."""
+
+    at: int = 0
+
+    def stepped(self, walk: Walk, loss: float) -> None:
+        if walk.step == self.at:
+            file = io.BytesIO()
+            torch.save({"walk": walk.state}, file)
+            raise Stopped(file.getvalue())
+
+
+class Stopped(Exception):
+    """What was saved."""
+
+
+def restored(stopped: Stopped) -> dict[str, Any]:
+    """The same, read again."""
+    saved: dict[str, Any] = torch.load(io.BytesIO(stopped.args[0]), weights_only=True)
+    return saved
+
+
+@pytest.mark.parametrize("at", [1, 5, 13, 20])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
+    chosen = (*SHORT, *CASES[1], schedule)
+    whole = ran(*chosen)
+    with pytest.raises(Stopped) as stopped:
+        run(prepare(small(*chosen)), Stopping(at=at))
+    rest = run(prepare(small(*chosen)), Memory(), restored(stopped.value))
+    for rule, path in rest.evidence.paths.items():
+        expected = whole.outcome.evidence.paths[rule]
+        assert torch.equal(path.contributions, expected.contributions)
+        assert path.facts == expected.facts
+
+
+def test_what_remembers_is_refused() -> None:
+    with pytest.raises(Mistake, match=r"path\.every=snapshots: Adam carries past gradients .* use path\.every=1"):
+        small("path.every=snapshots", "optimizer=adam")
