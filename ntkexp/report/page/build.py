@@ -48,6 +48,7 @@ def render(material: Material, folder: Path, command: str) -> str:
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
+        lead=None if material.analyses else view.lead(material, command, folder),
         sweeps=[view.sweep_view(analysis, material, folder) for analysis in material.analyses],
         runs=list(view.run_views(material, folder)),
         overview=view.overview(material),

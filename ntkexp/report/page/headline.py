@@ -14,7 +14,9 @@ from ntkexp.report.text import share, short
 
 def what_was_run(material: Material) -> str:
     """The first sentence."""
-    count = f"{len(material.runs)} finished run{'s' * (len(material.runs) != 1)}"
+    if len(material.runs) == 1:
+        return f"{material.runs[0].name}, {material.runs[0].outcome or 'one run'}."
+    count = f"{len(material.runs)} finished runs"
     if not material.analyses:
         return f"{count}."
     swept = {place.folder for analysis in material.analyses for place in analysis.sweep.places}

@@ -17,6 +17,7 @@ from ntkexp.report.page.inline import slug
 from ntkexp.report.page.shown import Shown, command_of, link, of_run, of_sweep
 from ntkexp.report.page.table import Table, table, tabled
 from ntkexp.report.plots.exhibition import exhibition
+from ntkexp.report.plots.strip import strip
 from ntkexp.report.quantity import describe
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
@@ -108,6 +109,12 @@ def points(analysis: Analysis) -> pd.DataFrame:
         if table[f"{name}.low"].notna().any():
             found[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
     return found
+
+
+def lead(material: Material, command: str, folder: Path) -> Shown | None:
+    """The first picture where there is no sweep to begin with."""
+    picture = strip(material.runs)
+    return None if picture is None else of_sweep(picture, "runs", command, folder)
 
 
 def run_views(material: Material, folder: Path) -> Iterator[RunView]:

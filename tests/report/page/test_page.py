@@ -89,6 +89,15 @@ def test_the_same_bytes_each_time(outputs: Path, page: Path) -> None:
     assert {file.name: file.read_bytes() for file in page.parent.iterdir()} == first
 
 
+def test_a_page_of_runs_alone_begins_with_their_machines(outputs: Path, tmp_path: Path) -> None:
+    for named in (["mlp-w512-s0-picture"], [str(path) for path in (outputs / "runs").glob("*width000[23]")]):
+        text = write(gather(named, outputs), tmp_path, "ntkexp report").read_text(encoding="utf-8")
+        assert text.index("<figure>") < text.index("All runs")
+        found = Links()
+        found.feed(text)
+        assert len(found.names) == len(set(found.names))
+
+
 def test_the_script_is_short() -> None:
     assert len((HERE / "script.js").read_text().splitlines()) < 200
 
