@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -45,6 +46,10 @@ def draw(run: Run) -> Figure | None:
     explain(axes, rows)
     heading(figure, sentence(run.ladder))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.results
 
 
 def write_numbers(axes: Axes, rows: list[Result], names: list[tuple[str, str]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -42,6 +43,10 @@ def draw(run: Run) -> Figure | None:
     figure.supylabel("output of the kernel machine", fontsize=8)
     heading(figure, sentence(run.ladder))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.predictions.to_dataframe(name="output")["output"].unstack("machine", sort=False).reset_index()
 
 
 def scatter(axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str) -> None:
