@@ -43,7 +43,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     folders = [path for path in places if path.suffix != ".json"]
     wanted = [place.folder for sweep in sweeps for place in sweep.places]
     runs: dict[Path, Run] = {}
-    failed = {place.folder: place.reason for sweep in sweeps for place in sweep.places if place.state == "failed"}
+    standing = {place.folder: place.stands for sweep in sweeps for place in sweep.places if place.state != "done"}
     unique: dict[Path, Path] = {}
     for folder in [*wanted, *folders]:
         unique.setdefault(folder.resolve(), folder)
@@ -51,7 +51,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
         try:
             runs[folder] = load_tables(folder)
         except Mistake as mistake:
-            left_out.append(f"{folder.name} failed: {failed[folder]}" if folder in failed else str(mistake))
+            left_out.append(standing.get(folder, str(mistake)))
     if not runs:
         raise Mistake(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
     analyses = tuple(analyse(sweep, runs) for sweep in sweeps)

@@ -62,13 +62,14 @@ def write_sweep(
         if k not in failed:
             write_small_run(folder, width, seed, factor * law(width, seed, exponent), kind)
         state, reason = ("failed", "model.width is too large") if k in failed else ("done", "")
-        runs.append({"folder": f"runs/{folder.name}", "axes": levels, "seed": seed, "state": state, "reason": reason})
+        runs.append({"folder": folder.name, "axes": levels, "seed": seed, "state": state, "reason": reason})
     fits: list[Json] = [
         {"quantity": "drift", "axis": "model.width", "exponent": -0.5},
         {"quantity": "frozen_start.test", "axis": "model.width", "exponent": None},
     ]
     told: dict[str, Json] = {
         "name": name,
+        "command": f"ntkexp sweep {name}",
         "axes": {key: list(values) for key, values in axes.items()},
         "seeds": list(seeds),
         "base": [],

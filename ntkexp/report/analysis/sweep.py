@@ -39,6 +39,11 @@ class Place:
     reason: str = ""
 
     @property
+    def stands(self) -> str:
+        """Where a run stands that is not done."""
+        return f"{self.folder.name} {'is ' * (self.state != 'failed')}{self.state}{self.reason and f': {self.reason}'}"
+
+    @property
     def point(self) -> tuple[Level, ...]:
         """The values of the axes."""
         return tuple(self.axes.values())
@@ -50,15 +55,11 @@ class Sweep:
 
     path: Path
     name: str
+    command: str  # what repeats it
     axes: Mapping[str, tuple[Level, ...]]
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
     places: tuple[Place, ...]
-
-    @property
-    def command(self) -> str:
-        """What repeats it."""
-        return " ".join(["ntkexp sweep", self.name, *self.base])
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -70,6 +71,7 @@ def read_sweep(path: Path) -> Sweep:
         return Sweep(
             path=path,
             name=str(told["name"]),
+            command=str(told.get("command") or f"ntkexp sweep {told['name']}"),
             axes=axes,
             base=tuple(map(str, told.get("base", ()))),
             fits=tuple(Fit(fit["quantity"], fit["axis"], fit.get("exponent")) for fit in told.get("fits", ())),
@@ -94,7 +96,7 @@ def found(folder: Path, path: Path) -> Path:
     """Where the run lies: as the file says, or beside it, if the outputs were copied elsewhere."""
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     tried = (outputs / folder, outputs / "runs" / folder.name)
-    return next((there for there in tried if there.is_dir()), folder)
+    return next((there for there in tried if there.is_dir()), folder if folder.is_absolute() else tried[1])
 
 
 def order(run: Place, axes: Mapping[str, tuple[Level, ...]]) -> list[int]:

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.estimate import deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of
-from ntkexp.report.analysis.sweep import Level, Sweep, read_sweep
+from ntkexp.report.analysis.sweep import Level, Sweep
 from ntkexp.report.quantity import quantities
-from ntkexp.report.run import Run, load_tables
+from ntkexp.report.run import Run
 
 OF_A_RUN = ("run", "seed", "state", "reason")
 
@@ -51,17 +50,6 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
     return Analysis(
         sweep, table, points(sweep, table), tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
     )
-
-
-def write_tables(path: Path) -> tuple[Path, ...]:
-    """Read `<name>.json` and its runs, and write the tables beside it; the files written."""
-    sweep, runs = read_sweep(path), {}
-    for place in sweep.places:
-        try:
-            runs[place.folder] = load_tables(place.folder)
-        except Mistake:
-            continue  # the run's own row says what became of it
-    return save(analyse(sweep, runs), path.parent)
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:

@@ -30,7 +30,7 @@ def extent(sweep: Sweep) -> str:
     """The axes of a sweep.
 
     >>> from pathlib import Path
-    >>> extent(Sweep(Path(), "width", {"model.width": (32, 64, 128)}, (), (), ()))
+    >>> extent(Sweep(Path(), "width", "", {"model.width": (32, 64, 128)}, (), (), ()))
     'model.width from 32 to 128'
     """
     parts = []

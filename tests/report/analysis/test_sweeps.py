@@ -14,9 +14,10 @@ from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.analysis.paired import compare
 from ntkexp.report.analysis.sweep import read_sweep
-from ntkexp.report.analysis.tables import Analysis, analyse, write_tables
+from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.quantity import MEASURES, describe, quantities
 from ntkexp.report.run import load_run, load_tables
+from ntkexp.report.sweep import write_tables
 from tests.report.sweeps import WIDTHS, law, write_small_run, write_sweep
 
 
