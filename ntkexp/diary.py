@@ -70,9 +70,11 @@ class Diary(AbstractJournal):
         self.metrics.write(row)
         self.drift = row.get("drift") or self.drift
 
-    def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
-        read = array(kernel[self.setting.read])
-        write_snapshot(self.folder.path / "kernels.zarr", self.snapshots, step, read)
+    def snapshot(
+        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+    ) -> None:
+        read, gradient = array(kernel[self.setting.read]), array(output_gradient)
+        write_snapshot(self.folder.path / "kernels.zarr", self.snapshots, step, read, gradient)
         self.snapshots += 1
 
     def trajectory(self, rows: int, size: int) -> Trajectory:

@@ -22,8 +22,10 @@ class AbstractJournal(ABC):
         """The numbers of a step."""
 
     @abstractmethod
-    def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
-        """The tangent kernel at a step."""
+    def snapshot(
+        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+    ) -> None:
+        """The tangent kernel at a step, and ℓ′ of all training examples, whatever the batch."""
 
     @abstractmethod
     def trajectory(self, rows: int, size: int) -> Trajectory:

@@ -78,6 +78,11 @@ class Observer:
         values = loss.value(outputs[place], self.setting.targets[place])
         return float(values.sum()) * loss.weight(len(values))
 
+    def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
+        """ℓ′ of every training example."""
+        place = slice(0, self.setting.points.train)
+        return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.targets[place])
+
     def accuracy(self, outputs: Float[Tensor, "point out"], place: slice) -> float | None:
         """The share of points whose label is right; nothing for regression."""
         if not self.setting.data.classes:

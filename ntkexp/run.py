@@ -57,7 +57,7 @@ def go(walk: Walk, journal: AbstractJournal, recording: Recording | None) -> End
         if due := walk.timetable.due(step.index):
             kernel = setting.points.tangent_kernel(step.segment.start, step.right)
             row |= observer.kernel(kernel, step.outputs, step.segment.start, step.step_size)
-            journal.snapshot(step.index, kernel)
+            journal.snapshot(step.index, kernel, observer.output_gradient(step.outputs))
             walk.timetable.saw(step.index, kernel[: setting.points.train])
         journal.row(row | shared(walk.advance(step, due=due)))
         if recording is not None:
@@ -86,7 +86,7 @@ def finish(walk: Walk, journal: AbstractJournal, ending: Ending) -> Outcome:
     kernel = setting.points.tangent_kernel(walk.weights, right)
     row = observer.step(walk.step, walk.time, outputs, walk.weights)
     journal.row(row | observer.kernel(kernel, outputs, walk.weights, walk.step_sizes[-1] if walk.step else None))
-    journal.snapshot(walk.step, kernel)
+    journal.snapshot(walk.step, kernel, observer.output_gradient(outputs))
     return look_back(walk, outputs, kernel, ending)
 
 

@@ -21,8 +21,10 @@ app = typer.Typer(
 
 
 class Format(StrEnum):
-    """How a table is written."""
+    """How a report is written."""
 
+    html = "html"
+    md = "md"
     text = "text"
     csv = "csv"
     json = "json"
@@ -100,11 +102,69 @@ def resume(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
-    form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.text,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it.")] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN|SWEEP]...", help="Run folders, sweeps, or folders of them; everything if none."),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="A page, or tables for a paper or a program.")] = Format.html,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR|FILE", help="Where outputs lie; with a format other than html, the file."),
+    ] = None,
 ) -> None:
-    """Put finished runs into one table."""
+    """Put finished runs and sweeps onto one page, outputs/report/index.html."""
     from ntkexp.cli.report import report
 
-    report(runs, form.value, out)
+    report(named or [], form.value, out)
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    probe: Annotated[
+        list[int] | None, typer.Option("--probe", metavar="K", min=0, help="A point, by its number; may be repeated.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="SPLIT", help="train, probe or test; where points are counted.")
+    ] = None,
+    worst: Annotated[
+        int | None, typer.Option("--worst", metavar="N", min=1, help="The N points that the network misses most.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many examples to list.")] = 10,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Where the picture goes, .svg or .png.")
+    ] = None,
+) -> None:
+    """See which training examples made a prediction, and when."""
+    from ntkexp.cli.explain import explain
+
+    explain(run, split, probe or [], worst, top, picture)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="A run's folder, or a sweep.")],
+    second: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="Another of the same kind.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where outputs lie.")] = Path("outputs"),
+) -> None:
+    """See what differs between two runs, or between two sweeps in pairs of runs."""
+    from ntkexp.cli.compare import compare
+
+    compare(first, second, out)
+
+
+@app.command()
+def runs(
+    filters: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Only runs with, such as model.width=64 or state=dead."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where outputs lie.")] = Path("outputs"),
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the runs that are listed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List runs with their states, and delete those no longer wanted."""
+    from ntkexp.cli.runs import runs
+
+    runs(filters or [], out, remove=delete, sure=yes, as_json=as_json)

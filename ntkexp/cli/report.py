@@ -1,9 +1,10 @@
-"""`ntkexp report`: finished runs side by side, without torch."""
+"""`ntkexp report`: finished runs and sweeps as a page or a table, without torch."""
 
 # ruff: noqa: PLC0415  what is slow to import waits until it is needed
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,25 +13,36 @@ from typing import TYPE_CHECKING
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from ntkexp.report.material import Material
 
 
-def report(folders: Sequence[Path], form: str, out: Path | None) -> None:
-    """One table; folders that cannot be read are named together."""
-    from ntkexp.report.run import load_runs
-    from ntkexp.report.table import combined
+def report(named: Sequence[str], form: str, out: Path | None) -> None:
+    """The page, or a table; what cannot be read is named in one line."""
+    from ntkexp.report.material import gather
 
-    runs, mistakes = load_runs(folder.expanduser() for folder in folders)
-    left_out = "; ".join(str(mistake) for mistake in mistakes)
-    if not runs:
-        raise Mistake(f"nothing is left to report: {left_out}")
-    if mistakes:
-        sys.stderr.write(f"ntkexp: left out: {left_out}\n")
-    text = WRITTEN[form](combined(runs))
-    if out is None:
-        sys.stdout.write(text)
+    outputs = out.expanduser() if out is not None and form == "html" else Path("outputs")
+    material = gather(named, outputs)
+    if material.left_out_line:
+        sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
+    if form == "html":
+        page(material, named, outputs)
+    elif out is None:
+        sys.stdout.write(WRITTEN[form](material))
     else:
-        save(text, out.expanduser())
+        save(WRITTEN[form](material), out.expanduser())
+
+
+def page(material: Material, named: Sequence[str], outputs: Path) -> None:
+    """Write the page, and say what it says first."""
+    from ntkexp.report.page.build import write
+    from ntkexp.report.page.headline import what_came_out, what_was_run
+
+    command = shlex.join(["ntkexp", "report", *named])
+    try:
+        written = write(material, outputs / "report", command)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise Mistake(f"--out={outputs}: {error.strerror}; it takes a folder that can be written to") from None
+    sys.stdout.write(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")
 
 
 def save(text: str, out: Path) -> None:
@@ -41,23 +53,36 @@ def save(text: str, out: Path) -> None:
         raise Mistake(f"--out={out}: {error.strerror}; it takes the name of a file in a folder that exists") from None
 
 
-def as_text(table: pd.DataFrame) -> str:
+def as_text(material: Material) -> str:
     """Columns aligned for a reader."""
-    from ntkexp.report.table import to_text
+    from ntkexp.report.page.view import fits
+    from ntkexp.report.table import combined, to_text
 
-    return to_text(table).rstrip("\n") + "\n"
+    laws = [to_text(fits(analysis)).rstrip("\n") + "\n\n" for analysis in material.analyses if analysis.laws]
+    return "".join(laws) + to_text(combined(material.runs)).rstrip("\n") + "\n"
 
 
-def as_csv(table: pd.DataFrame) -> str:
+def as_markdown(material: Material) -> str:
+    """Sentences and tables."""
+    from ntkexp.report.markdown import markdown
+
+    return markdown(material)
+
+
+def as_csv(material: Material) -> str:
     """Every digit, comma-separated."""
-    return str(table.to_csv(index=False))
+    from ntkexp.report.table import combined
+
+    return str(combined(material.runs).to_csv(index=False))
 
 
-def as_json(table: pd.DataFrame) -> str:
+def as_json(material: Material) -> str:
     """A list with an object per run."""
     from ntkexp.records.json_file import to_text
+    from ntkexp.report.table import combined
 
+    table = combined(material.runs)
     return to_text([{str(name): value for name, value in row.items()} for row in table.to_dict("records")])
 
 
-WRITTEN = {"text": as_text, "csv": as_csv, "json": as_json}
+WRITTEN = {"text": as_text, "md": as_markdown, "csv": as_csv, "json": as_json}

@@ -132,5 +132,5 @@ def looks_like_a_run(path: Path) -> bool:
 def size_of(path: Path) -> int | None:
     """The bytes of a file, or of all files in a folder; None if there is neither."""
     if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return sum(os.stat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)
     return path.stat().st_size if path.is_file() else None

@@ -1,8 +1,9 @@
 """kernels.zarr: tangent kernels along the run and the path kernels at its end.
 
-    tangent      [snapshot, probe, out, train, out_]   one chunk per snapshot
-    step         [snapshot]                            its step, written last; −1 until then
-    path_<rule>  [probe, out, train, out_]
+    tangent          [snapshot, probe, out, train, out_]   one chunk per snapshot
+    output_gradient  [snapshot, train, out_]               ℓ′, the loss's, of all training examples
+    step             [snapshot]                            its step, written last; −1 until then
+    path_<rule>      [probe, out, train, out_]
 
 `probe` runs over every point where the network is read: first the training examples, then probe, then test.
 """
@@ -29,13 +30,15 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int)
     """A store with room for so many tangent kernels, and none written."""
     store = create_store(path)
     preallocate(store, "tangent", (room, points, outputs, train, outputs), ("snapshot", *KERNEL_DIMS), float("nan"))
+    preallocate(store, "output_gradient", (room, train, outputs), ("snapshot", "train", "out_"), float("nan"))
     preallocate(store, "step", (room,), ("snapshot",), NOT_YET)
 
 
-def write_snapshot(path: Path, index: int, step: int, kernel: Kernel) -> None:
+def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]) -> None:
     """The kernel first, its step last: a step that can be read has its whole kernel beside it."""
     store = open_store(path, write=True)
     get_array(store, "tangent")[index] = np.asarray(kernel, dtype=np.float64)
+    get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
     get_array(store, "step")[index] = step
 
 
@@ -50,7 +53,7 @@ def finish_kernels(path: Path) -> int:
     """Give up the room for snapshots that were not reached; how many there are."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
-    for name in ("tangent", "step"):
+    for name in ("tangent", "output_gradient", "step"):
         place = get_array(store, name)
         place.resize((written, *place.shape[1:]))
     drop_partial(path)

@@ -1,7 +1,7 @@
 """A run as a reader sees it: what was run, what was measured, and what came out.
 
-`load_run` asks for a finished and undamaged folder; `read_run` takes the folder as it is, which is how a run draws its
-own pictures before it is declared finished.
+`load_run` asks for a finished and undamaged folder, `load_tables` the same but for the kernels, which it leaves closed;
+`read_run` takes the folder as it is, which is how a run draws its own pictures before it is declared finished.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Run:
     config: dict[str, Any]
     metrics: pd.DataFrame
     ladder: tuple[Result, ...]
-    kernels: xr.Dataset
 
     @property
     def name(self) -> str:
@@ -56,6 +55,11 @@ class Run:
         return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(
             dict.fromkeys(("relative_error", "floor", "max_error", "agreement", "r2"), float)
         )
+
+    @cached_property
+    def kernels(self) -> xr.Dataset:
+        """Tangent kernels by snapshot, and path kernels by rule."""
+        return open_store(self.path / "kernels.zarr").set_coords("step")
 
     @cached_property
     def contributions(self) -> xr.Dataset:
@@ -95,6 +99,13 @@ class Run:
 
 def load_run(folder: Path | str) -> Run:
     """A finished run. A folder that is none is a `Mistake` that says why."""
+    run = load_tables(folder)
+    _ = run.kernels  # what cannot be opened is better known now
+    return run
+
+
+def load_tables(folder: Path | str) -> Run:
+    """A finished run whose kernels nobody may ask for: they are opened when they are."""
     path = Path(folder)
     if path.is_dir() and not looks_like_a_run(path):
         raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
@@ -109,7 +120,7 @@ def load_runs(folders: Iterable[Path | str]) -> tuple[tuple[Run, ...], tuple[Mis
     runs, mistakes = [], []
     for folder in folders:
         try:
-            runs.append(load_run(folder))
+            runs.append(load_tables(folder))
         except Mistake as mistake:
             mistakes.append(mistake)
     return tuple(runs), tuple(mistakes)
@@ -122,16 +133,15 @@ def read_run(path: Path) -> Run:
         config=read_object(path / CONFIG),
         metrics=read_metrics(path / "metrics.csv"),
         ladder=read_results(path / "results.csv"),
-        kernels=open_store(path / "kernels.zarr").set_coords("step"),
     )
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
     """What was measured, a row per step, all numbers, with what a second pass found; empty cells are NaN."""
     try:
-        metrics = pd.read_csv(path, index_col=False).astype(float).astype({"step": int})
+        metrics = pd.read_csv(path, index_col=False, dtype=float).astype({"step": int})
         if (retraced := path.with_name(RETRACED)).is_file():
-            shares = pd.read_csv(retraced, index_col="step").astype(float).reindex(metrics["step"])
+            shares = pd.read_csv(retraced, index_col="step", dtype=float).reindex(metrics["step"])
             metrics = metrics.assign(**{str(name): shares[name].to_numpy() for name in shares})
         return metrics
     except (OSError, ValueError, KeyError) as error:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.results import Result
 from ntkexp.report.run import SPLITS, Run
-from ntkexp.report.text import MISSING, aligned, short
+from ntkexp.report.text import aligned, short
+
+
+class Rung(NamedTuple):
+    """A line of the ladder."""
+
+    machine: str
+    detail: str
+    numbers: list[float | None]
 
 
 def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
@@ -18,21 +26,40 @@ def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None 
 
     What there is to note, and why a machine has nothing to say, stands below.
     """
+    header, lines = ladder_rows(results, seconds)
+    rows = [[name, detail, *map(short, numbers)] for name, detail, numbers in lines]
+    text = aligned(header, rows, [False, False, *[True] * (len(header) - 2)])
+    said = notes(results)
+    return "\n\n".join([text, *(["\n".join(said)] if said else [])])
+
+
+def ladder_rows(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> tuple[list[str], list[Rung]]:
+    """The headings of the ladder, and its lines with every digit."""
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
     header = ["machine", "detail", *splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
-    rows, notes = [], []
-    for name, detail in dict.fromkeys((result.machine, result.detail) for result in results):
+    rows = []
+    for name, detail in machines(results):
         found = {result.split: result for result in results if (result.machine, result.detail) == (name, detail)}
-        here = found.get(main, Result("", name))
-        notes += [f"{name}: {here.note}"] if here.note else []
         if all(result.relative_error is None and result.max_error is None for result in found.values()):
             continue
-        errors = [short(found[split].relative_error) if split in found else MISSING for split in splits]
-        clock = [short(seconds.get(name))] if seconds else []
-        rows.append([name, detail, *errors, short(here.agreement), short(here.r2), *clock])
-    table = aligned(header, rows, [False, False, *[True] * (len(header) - 2)])
-    return "\n\n".join([table, *(["\n".join(notes)] if notes else [])])
+        here = found.get(main, Result("", name))
+        errors = [found[split].relative_error if split in found else None for split in splits]
+        clock = [seconds.get(name)] if seconds else []
+        rows.append(Rung(name, detail, [*errors, here.agreement, here.r2, *clock]))
+    return header, rows
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """What there is to note of the machines, where the run is judged."""
+    main = main_split(results)
+    found = {(row.machine, row.detail): row.note for row in results if row.split == main}
+    return [f"{key[0]}: {found[key]}" for key in machines(results) if found.get(key)]
+
+
+def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """The machines with their details, in the order of the ladder."""
+    return list(dict.fromkeys((result.machine, result.detail) for result in results))
 
 
 def main_split(results: Sequence[Result]) -> str:

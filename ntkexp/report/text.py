@@ -59,3 +59,12 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
         for line in ((row, widths, right) for row in (header, *rows))
     ]
     return "\n".join("  ".join(line).rstrip() for line in cells)
+
+
+def spoken(machine: str) -> str:
+    """A machine's name in words.
+
+    >>> spoken("frozen_start"), spoken("rbf_identity")
+    ('frozen start', 'RBF identity')
+    """
+    return machine.replace("_", " ").replace("rbf", "RBF").replace("nngp", "NNGP")

@@ -163,7 +163,8 @@ def test_config_shows_what_would_run(command: Command) -> None:
 
 
 def test_a_report_in_every_format(command: Command, finished: Path, tmp_path: Path) -> None:
-    assert finished.name in command("report", str(finished)).out
+    for form in ("text", "md"):
+        assert finished.name in command("report", f"--format={form}", str(finished)).out
     rows = list(csv.DictReader(command("report", "--format=csv", str(finished)).out.splitlines()))
     table = json.loads(command("report", "--format=json", str(finished)).out)
     assert [row["run"] for row in rows] == [row["run"] for row in table] == [finished.name]
@@ -171,11 +172,20 @@ def test_a_report_in_every_format(command: Command, finished: Path, tmp_path: Pa
     written = command("report", str(finished), "--format=csv", "--out", str(tmp_path / "table.csv"))
     assert written == (0, "", "")
     assert (tmp_path / "table.csv").read_text().startswith("run,")
-    assert command("report", str(finished), "--out", str(tmp_path / "no" / "table.csv")).status == 2
+    assert command("report", str(finished), "--format=csv", "--out", str(tmp_path / "no" / "table.csv")).status == 2
+
+
+def test_a_report_is_a_page(command: Command, finished: Path, tmp_path: Path) -> None:
+    ended = command("report", str(finished), "--out", str(tmp_path))
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.splitlines()[-1] == str(tmp_path / "report" / "index.html")
+    assert finished.name in (tmp_path / "report" / "index.html").read_text()
+    (tmp_path / "file").touch()
+    assert command("report", str(finished), "--out", str(tmp_path / "file")).status == 2
 
 
 def test_unreadable_folders_are_named_in_one_line(command: Command, finished: Path, tmp_path: Path) -> None:
-    ended = command("report", str(tmp_path), str(finished), "nowhere")
+    ended = command("report", "--format=text", str(tmp_path), str(finished), "nowhere")
     assert (ended.status, ended.err.count("\n")) == (0, 1)
     assert str(tmp_path) in ended.err
     assert "nowhere" in ended.err

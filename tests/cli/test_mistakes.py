@@ -107,7 +107,7 @@ def test_one_line(given: str, advice: str, command: Command, request: pytest.Fix
     ("arguments", "advice"),
     [
         (["tain"], "'train'"),
-        (["report"], "RUN"),
+        (["report", "--out", "nowhere"], "nothing is left to report: nowhere holds no run"),
         (["resume"], "RUN"),
         (["report", "--format=xml", "x"], "text"),
         (["report", "nowhere", "nowhere else"], "nothing is left to report: nowhere does not exist; nowhere else"),

@@ -52,7 +52,7 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
     ("line", "offered"),
     [
         ("ntkexp tr", ["train"]),
-        ("ntkexp ", ["train", "config", "resume", "report"]),
+        ("ntkexp ", ["train", "config", "resume", "report", "explain", "compare", "runs"]),
         ("ntkexp train model.wi", ["model.width=", "model.width=512"]),
         ("ntkexp train los", ["loss=", "loss.reduction="]),
         ("ntkexp train loss=s", ["loss=squared"]),

@@ -37,7 +37,7 @@ path = Path(sys.argv[1])
 create_kernels(path, 200, 1, 100, 4000)
 print("go", flush=True)
 for k in range(4000):
-    write_snapshot(path, k, 10 * k, np.full((200, 1, 100, 1), float(k)))
+    write_snapshot(path, k, 10 * k, np.full((200, 1, 100, 1), float(k)), np.full((100, 1), float(k)))
 """
 
 
@@ -52,8 +52,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def write_all(folder: Path) -> None:
     folder.mkdir()
     create_kernels(folder / "kernels.zarr", 5, 2, 3, 3)
-    write_snapshot(folder / "kernels.zarr", 0, 0, kernel(0))
-    write_snapshot(folder / "kernels.zarr", 1, 1, kernel(1))
+    write_snapshot(folder / "kernels.zarr", 0, 0, kernel(0), kernel(0)[0, 0])
+    write_snapshot(folder / "kernels.zarr", 1, 1, kernel(1), kernel(1)[0, 0])
     write_array(folder / "kernels.zarr", "path_secant", kernel(2))
     finish_kernels(folder / "kernels.zarr")
     write_contributions(folder / "contributions.zarr", {"secant": kernel(3)[..., 0]}, {"secant": {"error_bar": 0.1}})
@@ -93,7 +93,7 @@ def test_xarray_names_every_axis(tmp_path: Path) -> None:
 
 def test_snapshots_that_were_not_reached_are_trimmed(tmp_path: Path) -> None:
     create_kernels(tmp_path / "k", 5, 2, 3, 7)
-    write_snapshot(tmp_path / "k", 0, 0, kernel(0))
+    write_snapshot(tmp_path / "k", 0, 0, kernel(0), kernel(0)[0, 0])
     assert read_steps(tmp_path / "k").tolist() == [0] + [NOT_YET] * 6
     assert finish_kernels(tmp_path / "k") == 1
     assert read_steps(tmp_path / "k").tolist() == [0]
@@ -103,7 +103,7 @@ def test_snapshots_that_were_not_reached_are_trimmed(tmp_path: Path) -> None:
 def test_a_kernel_of_zeros_and_one_of_nan_are_kept(tmp_path: Path) -> None:
     create_kernels(tmp_path / "k", 5, 2, 3, 2)
     for index, value in enumerate((0.0, np.nan)):
-        write_snapshot(tmp_path / "k", index, index, np.full((5, 2, 3, 2), value))
+        write_snapshot(tmp_path / "k", index, index, np.full((5, 2, 3, 2), value), np.full((3, 2), value))
         np.testing.assert_array_equal(read_snapshot(tmp_path / "k", index), value)
 
 

@@ -163,7 +163,7 @@ def descend(path: Path, problem: Problem) -> None:
             row = measure(problem, s, eta, f, y)
             if s in schedule:
                 full = expand(K, identity) if np.isfinite(f).all() else np.full_like(K_0, np.nan)
-                write_snapshot(kernels, schedule.index(s), s, full[points])
+                write_snapshot(kernels, schedule.index(s), s, full[points], f[:M] - y[:M])
                 row |= spectrum(full, K_0, M * C, eta / M) if np.isfinite(f).all() else {}
             if s < T:
                 change = -eta * np.einsum("qm,mc->qcm", K, (f[:M] - y[:M]) / M)

@@ -41,7 +41,9 @@ class Memory(AbstractJournal):
     def row(self, row: Row) -> None:
         self.rows.append(row)
 
-    def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
+    def snapshot(
+        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+    ) -> None:
         self.kernels[step] = kernel
 
     def trajectory(self, rows: int, size: int) -> Trajectory:

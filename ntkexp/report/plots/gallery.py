@@ -1,4 +1,4 @@
-"""All pictures of a run, as SVG for the paper and PNG for the eye, with the same bytes each time."""
+"""All pictures of a run, as SVG for the paper, PNG for the eye and CSV for the next plot: the same bytes each time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
+import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -17,6 +18,7 @@ from ntkexp.report.plots.style import RC
 from ntkexp.report.run import Run
 
 Draw: TypeAlias = Callable[[Run], Figure | None]
+Table: TypeAlias = Callable[[Run], pd.DataFrame]
 
 # what matplotlib would write about itself and the time
 METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
@@ -28,6 +30,12 @@ def gallery() -> Iterator[tuple[str, Draw]]:
         yield file.stem, import_module(f"{figures.__name__}.{file.stem}").draw
 
 
+def numbers(name: str) -> Table:
+    """The function that gives the numbers in a picture."""
+    table: Table = import_module(f"{figures.__name__}.{name}").table
+    return table
+
+
 def save(run: Run, folder: Path) -> tuple[Path, ...]:
     """Draw every picture that applies to the run; the files written."""
     written: list[Path] = []
@@ -36,12 +44,25 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
             figure = draw(run)
             if figure is not None:
                 written += [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
+                written.append(folder / f"{name}.csv")
+                write_atomically(written[-1], numbers(name)(run).to_csv(index=False, lineterminator="\n"))
     return tuple(written)
 
 
 def write(figure: Figure, path: Path, kind: str) -> Path:
     """One figure as one file."""
+    write_atomically(path, drawn(figure, kind))
+    return path
+
+
+def svg(figure: Figure) -> str:
+    """A figure as text."""
+    with rc_context(RC):
+        return drawn(figure, "svg").decode()
+
+
+def drawn(figure: Figure, kind: str) -> bytes:
+    """The bytes of a figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=METADATA[kind])
-    write_atomically(path, buffer.getvalue())
-    return path
+    return buffer.getvalue()

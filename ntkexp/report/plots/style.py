@@ -64,11 +64,6 @@ def colour(machine: str) -> str:
     return COLOUR.get(machine, GREY)
 
 
-def label(machine: str) -> str:
-    """A machine's name in words."""
-    return machine.replace("_", " ").replace("rbf", "RBF").replace("nngp", "NNGP")
-
-
 def heading(figure: Figure, text: str) -> None:
     """The picture's answer, over its whole width."""
     lines = wrapped(text.rstrip("."), int(14 * figure.get_figwidth()))

@@ -7,9 +7,10 @@ contributions to the one that the network gives the point.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -45,7 +46,18 @@ class Explained:
     shares: NDArray[np.float64]  # 𝒮 of each
 
 
-def draw(run: Run) -> Figure | None:
+class Read(NamedTuple):
+    """What is known of the points of a split."""
+
+    rule: str
+    split: str
+    known: NDArray[np.int64]
+    parts: NDArray[np.float64]
+    outputs: NDArray[np.float64]
+
+
+def read(run: Run) -> Read | None:
+    """The contributions to the points that the run is judged by, if there are any."""
     rule = next((rule for rule in ("secant", "gauss", "left") if rule in run.contributions), None)
     split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
     if rule is None or split is None:
@@ -55,10 +67,28 @@ def draw(run: Run) -> Figure | None:
     known = np.flatnonzero(np.isfinite(parts).all(axis=(1, 2)))  # with some optimizers a few points alone
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None
-    rows = explain(run, split, known, parts, outputs)
+    return Read(rule, split, known, parts, outputs)
+
+
+def draw(run: Run) -> Figure | None:
+    found = read(run)
+    if found is None:
+        return None
+    rows = explain(run, found.split, found.known, found.parts, found.outputs)
     figure = pictures(rows) if picture(rows[0].point.shown) is not None else bars(rows)
-    heading(figure, answer(parts[known], run.contributions[rule].attrs))
+    heading(figure, answer(found.parts[found.known], run.contributions[found.rule].attrs))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    found = read(run)
+    rows = explain(run, found.split, found.known, found.parts, found.outputs) if found else []
+    lines = [
+        (row.role, row.point.index, row.point.name, shown.index, shown.name, value)
+        for row in rows
+        for shown, value in zip(row.top, row.shares.tolist(), strict=True)
+    ]
+    return pd.DataFrame(lines, columns=["point", "index", "target", "example", "its_target", "contribution"])
 
 
 def explain(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.records.results import Result
-from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, label
+from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
 from ntkexp.report.table import main_split
-from ntkexp.report.text import short
+from ntkexp.report.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}
 LEAST = 1e-17  # where an error of exactly zero is drawn
@@ -38,13 +39,17 @@ def draw(run: Run) -> Figure | None:
     axes.set_xlim(LEAST / 3, max(2.0, 3 * max(row.relative_error or 0.0 for row in rows)))
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(range(len(names)), [label(machine) for machine, _ in names])
+    axes.set_yticks(range(len(names)), [spoken(machine) for machine, _ in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel("relative error")
     write_numbers(axes, rows, names)
     explain(axes, rows)
     heading(figure, sentence(run.ladder))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.results
 
 
 def write_numbers(axes: Axes, rows: list[Result], names: list[tuple[str, str]]) -> None:

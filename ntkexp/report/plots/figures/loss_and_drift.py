@@ -6,6 +6,7 @@ Loss, relative movement of the weights ‖θ_s − θ_0‖/‖θ_0‖ and of the
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -32,6 +33,10 @@ def draw(run: Run) -> Figure | None:
     step_axis(below, int(run.metrics["step"].iloc[-1]))
     heading(figure, answer(run))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.metrics.reindex(columns=["step", "loss", "loss_probe", "weights_moved", "drift"])
 
 
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:

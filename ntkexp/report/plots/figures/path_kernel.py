@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
@@ -21,7 +22,8 @@ from ntkexp.report.text import short
 MOST = 256  # more examples than this are averaged in blocks: a page has no room for them
 
 
-def draw(run: Run) -> Figure | None:
+def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+    """The path kernel among training examples, traced over outputs, and their order by class or target."""
     rule = next((rule for rule in ("secant", "gauss", "left") if f"path_{rule}" in run.kernels), None)
     if rule is None or "train" not in run.points:
         return None
@@ -29,8 +31,17 @@ def draw(run: Run) -> Figure | None:
     kernel = np.einsum("qcmc->qm", blocks)
     if not kernel.size or not np.isfinite(kernel).all():
         return None
+    target = run.data["train_target"]
+    key = target if len(run.data["classes"]) else target.reshape(len(target), -1)[:, 0]
+    return kernel, np.argsort(key, kind="stable")
+
+
+def draw(run: Run) -> Figure | None:
+    found = read(run)
+    if found is None:
+        return None
+    kernel, order = found
     target, classes = run.data["train_target"], [str(name) for name in run.data["classes"]]
-    order = np.argsort(target if classes else target.reshape(len(target), -1)[:, 0], kind="stable")
     figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
     axes = figure.subplots()
     heat(figure, axes, kernel[np.ix_(order, order)])
@@ -40,6 +51,11 @@ def draw(run: Run) -> Figure | None:
         axes.set(xticks=[], yticks=[], xlabel="training examples, target rising →")
     heading(figure, answer(kernel, target if classes else None))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    found = read(run)
+    return pd.DataFrame() if found is None else pd.DataFrame(coarse(found[0][np.ix_(found[1], found[1])]))
 
 
 def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading, label
+from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
 from ntkexp.report.table import main_split
-from ntkexp.report.text import short
+from ntkexp.report.text import short, spoken
 
 ACROSS = (4, 5)  # panels side by side: whichever leaves fewer places empty
 MANY = 400  # points in a panel beyond which they are pixels in the SVG
@@ -32,7 +33,7 @@ def draw(run: Run) -> Figure | None:
     errors = {row.machine: row.relative_error for row in run.ladder if row.split == main_split(run.ladder)}
     for axes, (name, outputs) in zip(panels, machines.items(), strict=False):
         scatter(axes, network, outputs, run.points.get("train", slice(0, 0)), colour(name))
-        axes.set_title(label(name), color=colour(name))
+        axes.set_title(spoken(name), color=colour(name))
         axes.text(0.04, 0.97, short(errors.get(name)), transform=axes.transAxes, va="top", fontsize=7)
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
@@ -42,6 +43,10 @@ def draw(run: Run) -> Figure | None:
     figure.supylabel("output of the kernel machine", fontsize=8)
     heading(figure, sentence(run.ladder))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.predictions.to_dataframe(name="output")["output"].unstack("machine", sort=False).reset_index()
 
 
 def scatter(axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str) -> None:

@@ -37,6 +37,11 @@ def draw(run: Run) -> Figure | None:
     return figure
 
 
+def table(run: Run) -> pd.DataFrame:
+    columns = ["step", *(f"eigenvalue_{k}" for k in range(1, TOP + 1)), "lambda_max", "stability"]
+    return run.metrics.reindex(columns=columns).dropna(subset=["eigenvalue_1"])
+
+
 def positive(run: Run, *columns: str) -> pd.DataFrame:
     """What a log axis can hold; rounding makes some zero eigenvalues negative."""
     series = run.series(*columns)

@@ -7,6 +7,7 @@ Path time is Σ η_s; a step that crosses the border between two tenths is share
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -38,6 +39,10 @@ def draw(run: Run) -> Figure | None:
     name_ends(axes, [End(SHOWN[name][0], 100 * share[-1], SHOWN[name][1]) for name, share in shares.items()])
     heading(figure, answer(shares))
     return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.series("step_size", *SHOWN)
 
 
 def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,0 +1,51 @@
+"""`ntkexp compare`: two runs, or two sweeps in pairs of runs."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.mistake import Mistake
+
+if TYPE_CHECKING:
+    from ntkexp.report.material import Material
+
+
+def compare(first: str, second: str, out: Path) -> None:
+    """What differs in config and in result."""
+    from ntkexp.report.material import gather
+
+    one, other = (gather([name], out.expanduser()) for name in (first, second))
+    if one.analyses and other.analyses:
+        sweeps(one, other)
+    elif len(one.runs) == len(other.runs) == 1:
+        runs(one, other)
+    else:
+        raise Mistake(f"{first} and {second} are compared if they are two runs or two sweeps, and they are neither")
+
+
+def runs(one: Material, other: Material) -> None:
+    """Two runs."""
+    from ntkexp.report.differences import of_config, of_results
+    from ntkexp.report.table import to_text
+
+    first, second = one.runs[0], other.runs[0]
+    sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
+    differing = of_config(first, second)
+    sys.stdout.write(f"{to_text(differing)}\n\n" if len(differing) else "their configurations are the same\n\n")
+    found = of_results(first, second)
+    sys.stdout.write(f"{to_text(found)}\n" if len(found) else "they share no number: one of them diverged\n")
+
+
+def sweeps(one: Material, other: Material) -> None:
+    """Two sweeps, pair by pair."""
+    from ntkexp.report.analysis.paired import compare
+    from ntkexp.report.table import to_text
+
+    for material in (one, other):
+        if material.left_out_line:
+            sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
+    sys.stdout.write(f"{to_text(compare(one.analyses[0], other.analyses[0]))}\n")

@@ -1,0 +1,58 @@
+"""`ntkexp explain`: the training examples that made a prediction, as a table and as a picture."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.mistake import Mistake
+
+if TYPE_CHECKING:
+    from ntkexp.report.explain import Explanation
+
+KINDS = (".svg", ".png")
+
+
+def explain(
+    folder: Path, split: str | None, numbers: Sequence[int], worst: int | None, top: int, picture: Path | None
+) -> None:
+    """The points that were asked for: by number, or those that the network misses most."""
+    from ntkexp.report import explain as explanations
+    from ntkexp.report.explained import all_told
+    from ntkexp.report.run import load_run
+    from ntkexp.report.table import main_split
+
+    if numbers and worst is not None:
+        raise Mistake("--probe names points and --worst looks for them; give one of the two")
+    run = load_run(folder.expanduser())
+    chosen = split or ("probe" if numbers else main_split(run.ladder))
+    wanted = list(numbers) or explanations.worst(run, chosen, worst or 3)
+    found = explanations.explain(run, chosen, wanted)
+    if not found:
+        raise Mistake(f"no point of the split {chosen} of {run.name} can be explained")
+    where = picture.expanduser() if picture else place(run.path, chosen, wanted)
+    sys.stdout.write(f"{all_told(found, top)}\n")
+    draw(found, where)
+    sys.stdout.write(f"{where}\n")
+
+
+def place(run: Path, split: str, numbers: Sequence[int]) -> Path:
+    """Where the picture goes if nobody says: into the report beside the runs."""
+    name = "-".join(["explain", run.name, split, *map(str, numbers[:8])])
+    return run.parent.parent / "report" / f"{name}.svg"
+
+
+def draw(found: Sequence[Explanation], where: Path) -> None:
+    """The picture."""
+    from ntkexp.report.plots.explanation import save
+
+    if where.suffix not in KINDS:
+        raise Mistake(f"--picture={where}: it takes a file whose name ends in {' or '.join(KINDS)}")
+    try:
+        save(found, where)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise Mistake(f"--picture={where}: {error.strerror}; choose another place") from None

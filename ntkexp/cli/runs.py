@@ -1,0 +1,68 @@
+"""`ntkexp runs`: list run folders, and delete those that are no longer wanted."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ntkexp.mistake import Mistake
+
+if TYPE_CHECKING:
+    from ntkexp.report.inventory import Entry
+
+
+def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json: bool) -> None:
+    """A line a run; with `remove`, delete what is listed."""
+    from ntkexp.report.inventory import entries, kept
+
+    place = out.expanduser() / "runs"
+    found = kept(entries(place), filters)
+    if as_json:
+        from ntkexp.records.json_file import Json, to_text
+
+        rows: list[Json] = [
+            {"run": str(one.path), "state": one.state, "said": one.said, "config": one.facts} for one in found
+        ]
+        sys.stdout.write(to_text(rows))
+    elif found:
+        sys.stdout.write(listed(found))
+    else:
+        sys.stdout.write(f"no run in {place}{' passes' if filters else ''}\n")
+    if remove and found:
+        delete(found, sure)
+
+
+def listed(found: Sequence[Entry]) -> str:
+    """A table: the runs, their states, what sets them apart, and what became of them."""
+    from ntkexp.report.inventory import varying
+    from ntkexp.report.text import MISSING, aligned
+
+    keys = varying(found)
+    rows = [[one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.said] for one in found]
+    return aligned(["run", "state", *keys, "outcome"], rows, [False] * (len(keys) + 3)) + "\n"
+
+
+def delete(found: Sequence[Entry], sure: bool) -> None:
+    """Remove these folders, once someone said yes."""
+    from ntkexp.report.inventory import delete
+
+    count = f"{len(found)} run folder{'s' * (len(found) != 1)}"
+    if not sure and not sys.stdin.isatty():
+        raise Mistake(f"--delete would remove {count}; --yes confirms it where nobody can be asked")
+    if not sure:
+        typer.confirm(f"Delete {count}?", abort=True, err=True)
+    kept = []
+    for one in found:
+        try:
+            delete(one)
+        except Mistake as mistake:
+            kept.append(str(mistake))
+    sys.stdout.write(f"deleted {len(found) - len(kept)}\n")
+    if kept:
+        raise Mistake("; ".join(kept))

@@ -1,0 +1,1 @@
+"""What several runs say together: estimates with intervals, power laws, paired comparisons."""

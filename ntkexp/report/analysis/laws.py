@@ -1,0 +1,78 @@
+"""The power laws of a sweep: a quantity along one axis, for each choice of the others, beside the theory's exponent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ntkexp.mistake import Mistake
+from ntkexp.report.analysis.power_law import PowerLaw, power_law
+from ntkexp.report.analysis.sweep import Fit, Level, Sweep
+from ntkexp.report.quantity import describe
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fit at one choice of the other axes: its law, or why there is none."""
+
+    fit: Fit
+    others: Mapping[str, Level]
+    law: PowerLaw | None
+    reason: str = ""
+
+
+def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
+    """The law along one axis, for each choice of the others."""
+    others = [key for key in sweep.axes if key != fit.axis]
+    if fit.axis not in sweep.axes:
+        return [Fitted(fit, {}, None, f"{fit.axis} is no axis of {sweep.name}")]
+    groups = dict.fromkeys(tuple(place.axes[key] for key in others) for place in sweep.places)
+    found = []
+    for group in groups:
+        here = [tuple(place.axes[key] for key in others) == group for place in sweep.places]
+        chosen = dict(zip(others, group, strict=True))
+        try:
+            found.append(Fitted(fit, chosen, law_of(fit, table[here])))
+        except Mistake as mistake:
+            found.append(Fitted(fit, chosen, None, str(mistake)))
+    return found
+
+
+def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
+    """The law of a quantity along an axis of numbers."""
+    describe(fit.quantity)
+    levels = table[fit.axis].tolist()
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
+        raise Mistake(f"{fit.axis} is no axis of numbers")
+    if fit.quantity not in table:
+        raise Mistake(f"no run yields {fit.quantity}")
+    x = np.array(levels, dtype=float)
+    return power_law(x, table[fit.quantity].to_numpy(dtype=float), table["seed"].to_numpy(dtype=np.int64))
+
+
+def row_of(found: Fitted) -> dict[str, Level]:
+    """A line of the table of laws."""
+    fit, law = found.fit, found.law
+    row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **found.others, "theory": fit.exponent}
+    if law is None:
+        return row | {"note": found.reason}
+    return row | {
+        "exponent": law.exponent.value,
+        "low": law.exponent.low,
+        "high": law.exponent.high,
+        "verdict": law.verdict(fit.exponent),
+        "curvature": law.curvature.value,
+        "curvature_low": law.curvature.low,
+        "curvature_high": law.curvature.high,
+        "curved": law.curved,
+        "prefactor": law.prefactor,
+        "from": law.start,
+        "to": law.stop,
+        "points": law.points,
+        "runs": law.runs,
+        "seeds": law.seeds,
+        "left_out": law.left_out,
+    }

@@ -1,0 +1,109 @@
+"""A sweep as its file tells it: which runs there were to be, along which axes, and what was to be fitted.
+
+outputs/sweeps/<name>.json   {name, axes: {key: [values]}, seeds: [...], base: [overrides],
+                              fits: [{quantity, axis, exponent or null}],
+                              runs: [{folder, axes: {key: value}, seed, state, reason}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.json_file import read_object
+
+Level: TypeAlias = float | int | str | bool | None
+"""What an axis is set to."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A quantity to be fitted against an axis, and the exponent that theory gives."""
+
+    quantity: str
+    axis: str
+    exponent: float | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run of a sweep: where it lies in it, and what became of it."""
+
+    folder: Path
+    axes: Mapping[str, Level]
+    seed: int
+    state: str
+    reason: str = ""
+
+    @property
+    def stands(self) -> str:
+        """Where a run stands that is not done."""
+        return f"{self.folder.name} {'is ' * (self.state != 'failed')}{self.state}{self.reason and f': {self.reason}'}"
+
+    @property
+    def point(self) -> tuple[Level, ...]:
+        """The values of the axes."""
+        return tuple(self.axes.values())
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep and its runs, point by point and seed by seed."""
+
+    path: Path
+    name: str
+    command: str  # what repeats it
+    axes: Mapping[str, tuple[Level, ...]]
+    base: tuple[str, ...]
+    fits: tuple[Fit, ...]
+    places: tuple[Place, ...]
+
+
+def read_sweep(path: Path) -> Sweep:
+    """A sweep's file; one that is damaged is a mistake."""
+    told = read_object(path)
+    try:
+        axes = {str(key): tuple(map(level, values)) for key, values in told["axes"].items()}
+        places = tuple(place(row, axes, path) for row in told["runs"])
+        return Sweep(
+            path=path,
+            name=str(told["name"]),
+            command=str(told.get("command") or f"ntkexp sweep {told['name']}"),
+            axes=axes,
+            base=tuple(map(str, told.get("base", ()))),
+            fits=tuple(Fit(fit["quantity"], fit["axis"], fit.get("exponent")) for fit in told.get("fits", ())),
+            places=tuple(sorted(places, key=lambda run: (order(run, axes), run.seed))),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Mistake(f"{path} is damaged: it does not tell of a sweep ({type(error).__name__}: {error})") from error
+
+
+def place(row: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Place:
+    """A run as the file tells it."""
+    return Place(
+        folder=found(Path(row["folder"]), path),
+        axes={key: level(row["axes"][key]) for key in axes},
+        seed=int(row["seed"]),
+        state=str(row["state"]),
+        reason=str(row.get("reason") or ""),
+    )
+
+
+def found(folder: Path, path: Path) -> Path:
+    """Where the run lies: as the file says, or beside it, if the outputs were copied elsewhere."""
+    outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
+    tried = (outputs / folder, outputs / "runs" / folder.name)
+    return next((there for there in tried if there.is_dir()), folder if folder.is_absolute() else tried[1])
+
+
+def order(run: Place, axes: Mapping[str, tuple[Level, ...]]) -> list[int]:
+    """Where a run stands along each axis."""
+    return [values.index(run.axes[key]) for key, values in axes.items()]
+
+
+def level(value: object) -> Level:
+    """A value on an axis; lists and the like go by their text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

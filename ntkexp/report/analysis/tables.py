@@ -1,0 +1,92 @@
+"""A sweep in numbers, as three files beside it.
+
+<name>.runs.csv     a row a run: its folder, point, seed and state, and every number it yields
+<name>.points.csv   a row a point: mean, standard deviation, count and 95 % interval of every number over seeds
+<name>.fits.csv     a row a fitted power law: exponent, its interval, the theory's, curvature, the range fitted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ntkexp.records.atomic import write_atomically
+from ntkexp.report.analysis.estimate import deviation, mean_of
+from ntkexp.report.analysis.laws import Fitted, fitted, row_of
+from ntkexp.report.analysis.sweep import Level, Sweep
+from ntkexp.report.quantity import quantities
+from ntkexp.report.run import Run
+
+OF_A_RUN = ("run", "seed", "state", "reason")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A sweep with its tables and laws."""
+
+    sweep: Sweep
+    runs: pd.DataFrame
+    points: pd.DataFrame
+    laws: tuple[Fitted, ...]
+
+    @property
+    def quantities(self) -> list[str]:
+        """The names of the numbers that any run yields."""
+        return [str(name) for name in self.runs if name not in (*self.sweep.axes, *OF_A_RUN)]
+
+    @property
+    def fits(self) -> pd.DataFrame:
+        """The laws as a table."""
+        return pd.DataFrame([row_of(law) for law in self.laws])
+
+
+def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
+    """What a sweep says, from those of its runs that could be read."""
+    table = tabulate(sweep, runs)
+    return Analysis(
+        sweep, table, points(sweep, table), tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
+    )
+
+
+def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
+    """The tables as files."""
+    tables = {"runs": analysis.runs, "points": analysis.points, "fits": analysis.fits}
+    written = []
+    for kind, table in tables.items():
+        if len(table.columns):
+            written.append(folder / f"{analysis.sweep.path.stem}.{kind}.csv")
+            write_atomically(written[-1], table.to_csv(index=False, lineterminator="\n"))
+    return tuple(written)
+
+
+def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
+    """A row a run; numbers that a run does not yield are NaN."""
+    heads = [
+        {"run": place.folder.name, **place.axes, "seed": place.seed, "state": place.state, "reason": place.reason}
+        for place in sweep.places
+    ]
+    numbers = [quantities(runs[place.folder]) if place.folder in runs else {} for place in sweep.places]
+    names = list(dict.fromkeys(name for found in numbers for name in found))
+    head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
+    return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
+
+
+def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
+    """A row a point; the count is that of runs which yield the number."""
+    names = [str(name) for name in table if name not in (*sweep.axes, *OF_A_RUN)]
+    columns = {name: table[name].to_numpy(dtype=float) for name in names}
+    rows = []
+    for point in dict.fromkeys(place.point for place in sweep.places):
+        row: dict[str, Level] = dict(zip(sweep.axes, point, strict=True))
+        here = np.array([place.point == point for place in sweep.places])
+        for name, column in columns.items():
+            values = column[here & ~np.isnan(column)].tolist()
+            mean = mean_of(values)
+            row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
+            row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -1,0 +1,29 @@
+"""What two runs differ in: their configurations, and what came out of them."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ntkexp.report.quantity import quantities
+from ntkexp.report.run import Run
+from ntkexp.report.table import flat
+
+
+def of_config(first: Run, second: Run) -> pd.DataFrame:
+    """A row for each key whose value differs; a key that one of them lacks has none there."""
+    one, other = flat(first.config), flat(second.config)
+    keys = [key for key in dict.fromkeys([*one, *other]) if str(one.get(key)) != str(other.get(key))]
+    rows = [(key, one.get(key), other.get(key)) for key in keys]
+    return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
+
+
+def of_results(first: Run, second: Run) -> pd.DataFrame:
+    """A row for each number that both yield, with their ratio."""
+    one, other = quantities(first), quantities(second)
+    rows = [(name, one[name], other[name], ratio(other[name], one[name])) for name in one if name in other]
+    return pd.DataFrame(rows, columns=["quantity", "first", "second", "second/first"])
+
+
+def ratio(above: float, below: float) -> float:
+    """above/below, NaN where there is none."""
+    return above / below if below else float("nan")

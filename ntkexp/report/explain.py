@@ -1,0 +1,145 @@
+"""Which training examples made a prediction: signed contributions, and what else is in it.
+
+    f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + rest
+
+`decay` is what weight decay took away, `rest` what the rule misses. Where an output is that of a class, the one that
+the network gives the point is explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.report.run import Run
+from ntkexp.report.when import halfway
+
+Array: TypeAlias = NDArray[np.float64]
+Split: TypeAlias = Literal["train", "probe", "test"]
+
+RULES = ("secant", "gauss", "left")
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example of the data: its number in the source, its class or values, and what it looks like."""
+
+    index: int
+    name: str
+    shown: NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one training example added, and the time at which it had added half of it, as a share of the path."""
+
+    example: Example
+    added: float
+    halfway: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One output at one point, taken apart."""
+
+    split: str
+    number: int
+    point: Example
+    output: str
+    rule: str
+    prediction: float
+    start: float
+    sum: float
+    decay: float
+    rest: float
+    parts: tuple[Part, ...]  # the largest first
+
+    @property
+    def mass(self) -> float:
+        """Σᵢ |𝒮(x, xᵢ)|."""
+        return sum(abs(part.added) for part in self.parts)
+
+
+def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
+    """These points of a split, by the first rule that was accumulated."""
+    rule = next((rule for rule in RULES if rule in run.contributions), None)
+    if rule is None:
+        raise Mistake(f"{run.path} holds no contributions; run it with path.rule=[secant]")
+    return [explain_one(run, split, number, rule) for number in numbers]
+
+
+def worst(run: Run, split: str, count: int) -> list[int]:
+    """The points whose targets the network misses most, of those that can be explained."""
+    place = place_of(run, split)
+    outputs = outputs_of(run, "f_T")[place]
+    missed = np.linalg.norm(outputs - np.asarray(run.data[f"{split}_targets"], dtype=float), axis=1)
+    rule = next((rule for rule in RULES if rule in run.contributions), None)
+    parts = run.contributions[rule].to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
+    known = np.flatnonzero(np.isfinite(parts).all(axis=(1, 2)) & np.isfinite(missed))
+    return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]
+
+
+def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
+    """One point."""
+    place = place_of(run, split)
+    count = place.stop - place.start
+    if not 0 <= number < count:
+        raise Mistake(f"--probe={number}: the split {split} of {run.name} has points 0 to {count - 1}")
+    k = place.start + number
+    end = outputs_of(run, "f_T")[k]
+    out = int(end.argmax())
+    contributions = np.asarray(run.contributions[rule].isel(probe=k, out=out).to_numpy(), dtype=float)
+    if not np.isfinite(contributions).all():
+        raise Mistake(
+            f"point {number} of {split} was not attributed: with this optimizer the first path.attributed points are"
+        )
+    machine, start = float(outputs_of(run, rule)[k, out]), float(outputs_of(run, "f_0")[k, out])
+    total = float(contributions.sum())
+    decay = machine - start - total if run.config.get("optimizer", {}).get("weight_decay") else 0.0
+    times = halfway(run, k, out)
+    order = np.argsort(-np.abs(contributions), kind="stable").tolist()
+    return Explanation(
+        split=split,
+        number=number,
+        point=example(run, split, number),
+        output=output_name(run, out, len(end)),
+        rule=rule,
+        prediction=float(end[out]),
+        start=start,
+        sum=total,
+        decay=decay,
+        rest=float(end[out]) - start - total - decay,
+        parts=tuple(Part(example(run, "train", i), float(contributions[i]), float(times[i])) for i in order),
+    )
+
+
+def place_of(run: Run, split: str) -> slice:
+    """Where a split lies among the points."""
+    if split not in run.points:
+        raise Mistake(f"--split={split}: {run.name} was read at {', '.join(run.points)}{nearest(split, run.points)}")
+    return run.points[split]
+
+
+def outputs_of(run: Run, machine: str) -> Array:
+    """What the network or a machine says at all points, [probe, out]."""
+    if machine not in run.predictions["machine"]:
+        raise Mistake(f"{run.path} is damaged: its predictions lack {machine}")
+    return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)
+
+
+def output_name(run: Run, out: int, outputs: int) -> str:
+    """The output that is explained: f, or that of a class."""
+    classes = run.data["classes"]
+    return f"f for {classes[out]}" if 1 < outputs == len(classes) else "f"
+
+
+def example(run: Run, split: str, number: int) -> Example:
+    """One example of a split."""
+    classes, target = run.data["classes"], run.data[f"{split}_target"][number]
+    name = str(classes[target]) if len(classes) else " ".join(f"{value:.3g}" for value in np.atleast_1d(target))
+    return Example(int(run.data[f"{split}_index"][number]), name, run.data[f"{split}_shown"][number])

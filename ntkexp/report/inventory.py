@@ -1,0 +1,110 @@
+"""The run folders that there are, in whatever state, and which of them a filter keeps.
+
+KEY=VALUE   a key of the configuration, or `state` (done, running, dead), or `run`, the folder's name
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.records.folder import CONFIG, DONE, LOCK, RunFolder, looks_like_a_run
+from ntkexp.records.json_file import read_object
+from ntkexp.records.lock import acquire
+from ntkexp.report.table import flat
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run folder."""
+
+    path: Path
+    state: str
+    config: Mapping[str, object]
+    said: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a filter can ask for."""
+        return {key: str(value) for key, value in self.config.items()} | {"state": self.state, "run": self.path.name}
+
+
+def entries(folder: Path) -> list[Entry]:
+    """Every run folder in a folder, by name."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [entry(path) for path in paths if looks_like_a_run(path)]
+
+
+def entry(path: Path) -> Entry:
+    """One of them; what cannot be read of it is said in its place."""
+    folder = RunFolder(path)
+    try:
+        config, damage = flat(read_object(path / CONFIG)), ""
+    except Mistake as mistake:
+        config, damage = {}, str(mistake)
+    return Entry(path, folder.state, config, damage or said(folder))
+
+
+def said(folder: RunFolder) -> str:
+    """The outcome of a run that is done, how far another has come, or what it broke at."""
+    try:
+        if folder.done:
+            return str(folder.read_json(DONE).get("outcome", ""))
+        error = folder.path / "error.txt"
+        if folder.state == "dead" and error.is_file():
+            return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+        reached = folder.read_json("progress.json")
+        return f"step {reached['step']} of {reached['steps']}"
+    except (Mistake, OSError, KeyError):
+        return folder.defect or ""
+
+
+def kept(found: Sequence[Entry], filters: Sequence[str]) -> list[Entry]:
+    """The runs that pass every filter; a key that no run has is a mistake."""
+    pairs = [text.partition("=") for text in filters]
+    known = {key for one in found for key in one.facts} | {"state", "run"}
+    for text, (key, sign, _) in zip(filters, pairs, strict=True):
+        if not sign:
+            raise Mistake(f"'{text}' is no filter: it takes KEY=VALUE, such as model.width=64 or state=done")
+        if key not in known and found:
+            raise Mistake(f"'{text}': no run has the key {key}{nearest(key, known)}")
+    return [one for one in found if all(matches(one.facts.get(key), value) for key, _, value in pairs)]
+
+
+def matches(found: str | None, wanted: str) -> bool:
+    """Whether a value is the one that was asked for: equal as text without regard to case, or as numbers.
+
+    >>> matches("0.5", ".50"), matches("True", "true"), matches("relu", "tanh"), matches(None, "1")
+    (True, True, False, False)
+    """
+    if found is None or found.lower() == wanted.lower():
+        return found is not None
+    try:
+        return float(found) == float(wanted)
+    except ValueError:
+        return False
+
+
+def varying(found: Sequence[Entry]) -> list[str]:
+    """The keys in which the runs differ."""
+    keys = dict.fromkeys(key for one in found for key in one.config)
+    return [key for key in keys if len({str(one.config.get(key)) for one in found}) > 1]
+
+
+def delete(found: Entry) -> None:
+    """Remove a run's folder, unless it is none, or a process writes it; DONE.json first, config.json last."""
+    if not looks_like_a_run(found.path) or found.path.is_symlink():
+        raise Mistake(f"{found.path} is no run folder; nothing was deleted there")
+    try:
+        descriptor = acquire(found.path / LOCK)
+    except BlockingIOError:
+        raise Mistake(f"{found.path} is being written; stop the run before deleting it") from None
+    try:
+        RunFolder(found.path).clear()
+        shutil.rmtree(found.path)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,88 @@
+"""What a report speaks of: runs and sweeps that were named, or all of them, and what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.folder import looks_like_a_run
+from ntkexp.report.analysis.sweep import Sweep, read_sweep
+from ntkexp.report.analysis.tables import Analysis, analyse
+from ntkexp.report.run import Run, load_tables
+
+
+@dataclass(frozen=True)
+class Material:
+    """Runs that can be read, sweeps with what they say, and why the rest was left out."""
+
+    runs: tuple[Run, ...]
+    analyses: tuple[Analysis, ...]
+    left_out: tuple[str, ...]
+
+    @cached_property
+    def by_folder(self) -> dict[Path, Run]:
+        """The runs by where they lie."""
+        return {run.path: run for run in self.runs}
+
+    @property
+    def left_out_line(self) -> str:
+        """All that was left out, in one line; nothing if there is nothing."""
+        if not self.left_out:
+            return ""
+        return f"left out {len(self.left_out)}: {'; '.join(self.left_out)}"
+
+
+def gather(named: Sequence[str], outputs: Path) -> Material:
+    """Everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if none."""
+    left_out: list[str] = []
+    places = [found for name in named for found in look_up(name, outputs)] or list(inside(outputs))
+    sweeps = list(readable((path for path in dict.fromkeys(places) if path.suffix == ".json"), left_out))
+    folders = [path for path in places if path.suffix != ".json"]
+    wanted = [place.folder for sweep in sweeps for place in sweep.places]
+    runs: dict[Path, Run] = {}
+    standing = {place.folder: place.stands for sweep in sweeps for place in sweep.places if place.state != "done"}
+    unique: dict[Path, Path] = {}
+    for folder in [*wanted, *folders]:
+        unique.setdefault(folder.resolve(), folder)
+    for folder in unique.values():
+        try:
+            runs[folder] = load_tables(folder)
+        except Mistake as mistake:
+            left_out.append(standing.get(folder, str(mistake)))
+    if not runs:
+        raise Mistake(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
+    analyses = tuple(analyse(sweep, runs) for sweep in sweeps)
+    return Material(tuple(runs.values()), analyses, tuple(left_out))
+
+
+def look_up(name: str, outputs: Path) -> list[Path]:
+    """What a name stands for."""
+    path = Path(name).expanduser()
+    for place in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
+        if not path.exists() and place.exists():
+            return [place]
+    return [path] if looks_like_a_run(path) else list(inside(path)) or [path]
+
+
+def inside(folder: Path) -> Iterator[Path]:
+    """The sweeps and the runs in a folder of outputs, or of runs."""
+    yield from sorted((folder / "sweeps").glob("*.json"))
+    for place in (folder / "runs", folder):
+        yield from sorted(path for path in entries(place) if looks_like_a_run(path))
+
+
+def entries(folder: Path) -> Iterable[Path]:
+    """What lies in a folder, if it is one."""
+    return folder.iterdir() if folder.is_dir() else ()
+
+
+def readable(paths: Iterable[Path], left_out: list[str]) -> Iterator[Sweep]:
+    """The sweeps that can be read; the others are noted."""
+    for path in paths:
+        try:
+            yield read_sweep(path)
+        except Mistake as mistake:
+            left_out.append(str(mistake))

@@ -1,0 +1,1 @@
+"""One self-contained page, and the same in Markdown, from runs and sweeps."""

@@ -1,0 +1,61 @@
+"""The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything else.
+
+outputs/report/index.html           the page
+outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
+outputs/report/runs.csv             the table of all runs
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+import jinja2
+
+from ntkexp.records.atomic import write_atomically
+from ntkexp.report.analysis.tables import save
+from ntkexp.report.material import Material
+from ntkexp.report.page import view
+from ntkexp.report.page.headline import what_came_out, what_was_run
+from ntkexp.report.table import combined
+from ntkexp.version import package_version
+
+HERE = Path(__file__).parent
+PER_PAGE = 25
+"""Rows that a table shows at once."""
+
+
+def write(material: Material, folder: Path, command: str) -> Path:
+    """The page and the files beside it; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "index.html"
+    for analysis in material.analyses:
+        save(analysis, folder)
+    write_atomically(folder / "runs.csv", combined(material.runs).to_csv(index=False, lineterminator="\n"))
+    write_atomically(page, render(material, folder, command))
+    return page
+
+
+def render(material: Material, folder: Path, command: str) -> str:
+    """The page as text."""
+    script = (HERE / "script.js").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(HERE),
+    )  # fmt: skip
+    return environment.get_template("template.html").render(
+        ran=what_was_run(material),
+        came_out=what_came_out(material.runs),
+        left_out=material.left_out,
+        lead=None if material.analyses else view.lead(material, command, folder),
+        sweeps=[view.sweep_view(analysis, material, folder) for analysis in material.analyses],
+        runs=list(view.run_views(material, folder)),
+        overview=view.overview(material),
+        command=command,
+        version=package_version(),
+        style=(HERE / "style.css").read_text(encoding="utf-8"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        per_page=PER_PAGE,
+    )

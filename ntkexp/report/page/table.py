@@ -1,0 +1,70 @@
+"""A table as the page shows it: a cell has a text, and a number or a word to be sorted by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from ntkexp.report.table import written
+from ntkexp.report.text import MISSING
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is read, what it is sorted by, and where it leads."""
+
+    text: str
+    key: str
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading."""
+
+    name: str
+    number: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows with a name that the page can link to."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def table(frame: pd.DataFrame, name: str, caption: str, links: Mapping[str, str] | None = None) -> Table:
+    """A data frame; cells of its first column lead where `links` says."""
+    numbers = [pd.api.types.is_numeric_dtype(frame[key]) for key in frame]
+    rows = list(zip(*(frame[key].tolist() for key in frame), strict=True))
+    return tabled(list(map(str, frame)), numbers, rows, name, caption, links)
+
+
+def tabled(
+    header: Sequence[str],
+    numbers: Sequence[bool],
+    rows: Iterable[Sequence[object]],
+    name: str,
+    caption: str,
+    links: Mapping[str, str] | None = None,
+) -> Table:
+    """Rows of values."""
+    columns = tuple(map(Column, header, numbers))
+    lead = links or {}
+    cells = [[cell(value) for value in row] for row in rows]
+    for row in cells:
+        row[0] = replace(row[0], link=lead.get(row[0].text, ""))
+    return Table(name, caption, columns, tuple(map(tuple, cells)))
+
+
+def cell(value: object) -> Cell:
+    """One value: as many digits as mean something, sorted by all of them."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Cell(MISSING, "")
+    return Cell(written(value), str(value))

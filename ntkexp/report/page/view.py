@@ -1,0 +1,177 @@
+"""What the page shows of the material, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+
+from ntkexp.records.timings import of_machines, read_timings
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.material import Material
+from ntkexp.report.page.headline import extent
+from ntkexp.report.page.inline import slug
+from ntkexp.report.page.shown import Shown, command_of, link, of_run, of_sweep
+from ntkexp.report.page.table import Table, table, tabled
+from ntkexp.report.plots.exhibition import exhibition
+from ntkexp.report.plots.strip import strip
+from ntkexp.report.quantity import describe
+from ntkexp.report.run import Run
+from ntkexp.report.sentence import sentence
+from ntkexp.report.table import combined, flat, ladder_rows, notes
+
+ROOM = 6_000_000
+"""Bytes for pictures of single runs; what does not fit is linked to."""
+
+TELLING = ("drift", "weights_moved", "loss")
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """A sweep on the page."""
+
+    anchor: str
+    name: str
+    extent: str
+    command: str
+    base: str
+    figures: tuple[Shown, ...]
+    fits: Table | None
+    reasons: tuple[str, ...]
+    points: Table
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run on the page."""
+
+    anchor: str
+    name: str
+    href: str
+    differences: tuple[tuple[str, str], ...]
+    sentence: str
+    outcome: str
+    command: str
+    ladder: Table
+    notes: tuple[str, ...]
+    figures: tuple[Shown, ...]
+    files: tuple[tuple[str, str], ...]
+
+
+def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepView:
+    """A sweep: its pictures, its laws, its points."""
+    sweep, name = analysis.sweep, slug(analysis.sweep.name)
+    pictures = exhibition(analysis, material.by_folder)
+    reasons = dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None)
+    return SweepView(
+        anchor=f"sweep-{name}",
+        name=sweep.name,
+        extent=extent(sweep),
+        command=sweep.command,
+        base=" ".join(sweep.base),
+        figures=tuple(of_sweep(picture, name, sweep.command, folder) for picture in pictures),
+        fits=table(fits(analysis), f"fits-{name}", "Power laws, with 95 % intervals over seeds")
+        if analysis.laws
+        else None,
+        reasons=tuple(reasons),
+        points=table(points(analysis), f"points-{name}", "Means over seeds, with 95 % intervals"),
+        failed=tuple(f"{p.folder.name}: {p.reason or p.state}" for p in sweep.places if p.state == "failed"),
+    )
+
+
+def fits(analysis: Analysis) -> pd.DataFrame:
+    """The laws in few columns."""
+    found = analysis.fits
+    columns = ["quantity", *analysis.sweep.axes, "axis", "exponent", "low", "high", "theory", "verdict"]
+    kept = [column for column in [*columns, "curved", "from", "to", "points", "seeds", "left_out"] if column in found]
+    return found[kept].assign(quantity=[describe_or_name(str(name)) for name in found["quantity"]])
+
+
+def describe_or_name(quantity: str) -> str:
+    """In words, with the name to be used in commands."""
+    try:
+        return f"{describe(quantity)} [{quantity}]"
+    except ValueError:
+        return quantity
+
+
+def points(analysis: Analysis) -> pd.DataFrame:
+    """The means that tell most, each with half the width of its interval; the CSV has all."""
+    table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
+    chosen = [q for q in analysis.quantities if q in TELLING or q.endswith(f".{split}")]
+    found = table[list(analysis.sweep.axes)].copy()
+    for name in chosen:
+        found[name] = table[f"{name}.mean"]
+        if table[f"{name}.low"].notna().any():
+            found[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
+    return found
+
+
+def lead(material: Material, command: str, folder: Path) -> Shown | None:
+    """The first picture where there is no sweep to begin with."""
+    picture = strip(material.runs)
+    return None if picture is None else of_sweep(picture, "runs", command, folder)
+
+
+def run_views(material: Material, folder: Path) -> Iterator[RunView]:
+    """Every run; pictures of those that stand for a point first, as long as there is room."""
+    configs = {run.path: flat(run.config) for run in material.runs}
+    keys = dict.fromkeys(chain.from_iterable(configs.values()))
+    varying = [key for key in keys if len({str(config.get(key)) for config in configs.values()}) > 1]
+    pictured = pictures(material, folder)
+    for run in material.runs:
+        different = tuple((key, str(configs[run.path][key])) for key in varying if key in configs[run.path])
+        yield run_view(run, different, pictured.get(run.path, ()), folder)
+
+
+def run_view(run: Run, differences: tuple[tuple[str, str], ...], figures: tuple[Shown, ...], folder: Path) -> RunView:
+    """One run."""
+    header, rungs = ladder_rows(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
+    rows = [(name, detail, *numbers) for name, detail, numbers in rungs]
+    caption = f"The ladder of {run.name}: relative errors"
+    names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
+    drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
+    there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in drawn]
+    return RunView(
+        anchor=f"run-{slug(run.name)}",
+        name=run.name,
+        href=link(run.path, folder),
+        differences=differences,
+        sentence=sentence(run.ladder),
+        outcome=run.outcome,
+        command=command_of(run),
+        ladder=tabled(header, [k > 1 for k in range(len(header))], rows, f"ladder-{slug(run.name)}", caption),
+        notes=tuple(notes(run.ladder)),
+        figures=figures,
+        files=tuple((name, link(run.path / name, folder)) for name in there),
+    )
+
+
+def pictures(material: Material, folder: Path) -> dict[Path, tuple[Shown, ...]]:
+    """The pictures of as many runs as there is room for."""
+    left, found = ROOM, {}
+    for run in representatives(material):
+        if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
+            found[run.path] = tuple(of_run(run, folder))
+            left -= sum(len(shown.svg) for shown in found[run.path])
+    return found
+
+
+def representatives(material: Material) -> list[Run]:
+    """The runs, the first seed of every point of a sweep before all others."""
+    first: dict[tuple[object, ...], Run] = {}
+    for analysis in material.analyses:
+        for place in analysis.sweep.places:
+            if place.folder in material.by_folder:
+                first.setdefault((analysis.sweep.name, *place.point), material.by_folder[place.folder])
+    return list({run.path: run for run in [*first.values(), *material.runs]}.values())
+
+
+def overview(material: Material) -> Table:
+    """All runs in one table."""
+    links = {run.name: f"#run-{slug(run.name)}" for run in material.runs}
+    return table(combined(material.runs), "all-runs", "Every run, what sets it apart, and its relative errors", links)

@@ -1,0 +1,35 @@
+"""All pictures of a sweep, each with the numbers that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots import together
+from ntkexp.report.plots.style import RC
+from ntkexp.report.run import Run
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, what it is called, and the numbers in it."""
+
+    name: str
+    figure: Figure
+    table: pd.DataFrame
+
+
+def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
+    """What the files in `together` draw of it, those with laws first."""
+    names = sorted(file.stem for file in Path(together.__path__[0]).glob("[!_]*.py"))
+    with rc_context(RC):
+        for name in sorted(names, key=lambda name: name != "laws"):
+            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
+                yield Picture(f"{name}{suffix}", figure, table)

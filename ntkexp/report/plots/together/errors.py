@@ -1,0 +1,87 @@
+"""Which kernel machines come closer along an axis? Relative errors: a dot a run, a line through geometric means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.labels import End, name_ends
+from ntkexp.report.plots.style import WIDE, colour, heading
+from ntkexp.report.run import SPLITS, Run
+from ntkexp.report.text import short, spoken
+
+LEAST = 1e-17  # where an error of exactly zero is drawn
+PREFERRED = ("probe", "test", "train")
+
+
+def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    split = next((split for split in PREFERRED if machines(analysis, split)), None)
+    if split is None or not analysis.sweep.axes:
+        return
+    axis = max(analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key]))
+    found = machines(analysis, split)
+    table = analysis.runs[["run", *analysis.sweep.axes, "seed", *found.values()]]
+    yield f"-{split}", picture(table, axis, list(analysis.sweep.axes[axis]), found, split), table
+
+
+def machines(analysis: Analysis, split: str) -> dict[str, str]:
+    """The machines that have an error there, and their columns."""
+    assert split in SPLITS
+    ends = f".{split}"
+    return {name.removesuffix(ends): name for name in analysis.quantities if name.endswith(ends)}
+
+
+def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping[str, str], split: str) -> Figure:
+    """A line a machine."""
+    figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
+    places = horizontal(axes, levels)
+    ends, moved = [], {}
+    for machine, column in found.items():
+        errors = table[[axis, column]].dropna()
+        heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
+        x = np.array([places[levels.index(value)] for value in errors[axis]])
+        middle = pd.Series(np.log(heights)).groupby(x).mean().map(math.exp)
+        axes.plot(x, heights, "o", color=colour(machine), alpha=0.35, markersize=2.2, markeredgewidth=0)
+        axes.plot(middle.index, middle, color=colour(machine))
+        ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
+        moved[machine] = (float(middle.iloc[0]), float(middle.iloc[-1]))
+    axes.yaxis.set_major_locator(LogLocator(numticks=8))
+    axes.yaxis.set_minor_locator(NullLocator())
+    name_ends(axes, ends, gap=0.065)
+    heading(figure, answer(axis, moved, levels))
+    return figure
+
+
+def horizontal(axes: Axes, levels: list[object]) -> list[float]:
+    """Where each level stands: numbers to scale, by their logarithms where they are positive; others side by side."""
+    if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
+        axes.set_xticks(range(len(levels)), [str(level) for level in levels])
+        return [float(k) for k in range(len(levels))]
+    numbers = [float(str(level)) for level in levels]
+    if min(numbers) > 0 and max(numbers) > 5 * min(numbers):
+        axes.set_xscale("log")
+    every = -(-len(numbers) // 10)
+    axes.set_xticks(sorted(numbers)[::every], [short(number) for number in sorted(numbers)[::every]])
+    axes.xaxis.set_minor_locator(NullLocator())
+    return numbers
+
+
+def answer(axis: str, moved: Mapping[str, tuple[float, float]], levels: list[object]) -> str:
+    """The title: what becomes of the frozen kernel, which is what theory speaks of, or of the machine that is worst."""
+    if len(levels) < 2:
+        return "The errors of the kernel machines"
+    name = "frozen_start" if "frozen_start" in moved else max(moved, key=lambda machine: moved[machine][1])
+    first, last = moved[name]
+    return (
+        f"The error of {spoken(name)} goes from {short(first)} at {axis}={levels[0]} to {short(last)} at {levels[-1]}"
+    )

@@ -1,0 +1,108 @@
+"""How does a number change along an axis? A power law in a log–log plot, beside the theory's exponent.
+
+Each seed is a faint line, their geometric means are dots, the fit is a line with the wedge of its interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, NullLocator
+
+from ntkexp.report.analysis.laws import Fitted
+from ntkexp.report.analysis.power_law import PowerLaw
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.labels import End, name_ends
+from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, heading
+from ntkexp.report.quantity import describe
+from ntkexp.report.run import Run
+from ntkexp.report.text import short
+
+
+def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    for number, found in enumerate(analysis.laws, start=1):
+        if found.law is not None:
+            table = chosen(analysis, found)
+            yield f"-{number}", picture(found, found.law, table), table
+
+
+def chosen(analysis: Analysis, found: Fitted) -> pd.DataFrame:
+    """The runs that were fitted."""
+    here = analysis.runs
+    for key, value in found.others.items():
+        here = here[here[key] == value]
+    table = here[["run", found.fit.axis, "seed", found.fit.quantity]]
+    return table[(table[found.fit.quantity] > 0) & (table[found.fit.axis] > 0)].reset_index(drop=True)
+
+
+def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
+    """One law."""
+    axis, quantity, theory = found.fit.axis, found.fit.quantity, found.fit.exponent
+    figure = Figure(figsize=(NARROW, 2.7), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xscale="log", yscale="log", xlabel=axis, ylabel=describe(quantity))
+    for _, seed in table.groupby("seed"):
+        axes.plot(seed[axis], seed[quantity], color=PALE, linewidth=0.8, zorder=1)
+    means = np.exp(np.log(table.set_index(axis)[quantity]).groupby(level=0).mean())
+    axes.plot(means.index, means, "o", color=BLUE, zorder=3)
+    tick(axes, [float(x) for x in means.index])
+    ends = [fit_line(axes, law)]
+    if theory is not None:
+        ends.append(theory_line(axes, law, theory))
+    name_ends(axes, ends)
+    heading(figure, answer(found, law))
+    return figure
+
+
+def fit_line(axes: Axes, law: PowerLaw) -> End:
+    """The fitted law over its range, with the wedge of its exponents."""
+    x = np.geomspace(law.start, law.stop, 50)
+    pivot = np.sqrt(law.start * law.stop)
+    height = law.at(np.array([pivot]))[0]
+    axes.plot(x, law.at(x), color=BLUE, zorder=2)
+    if law.exponent.known:
+        low, high = (height * (x / pivot) ** end for end in (law.exponent.low, law.exponent.high))
+        axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=0)
+    return End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)
+
+
+def theory_line(axes: Axes, law: PowerLaw, theory: float) -> End:
+    """The theory's slope through the middle of the fit."""
+    x = np.array([law.start, law.stop])
+    pivot = np.sqrt(law.start * law.stop)
+    heights = law.at(np.array([pivot])) * (x / pivot) ** theory
+    axes.plot(x, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
+    return End(f"theory {number(theory)}", float(heights[-1]), VERMILION)
+
+
+def tick(axes: Axes, places: list[float]) -> None:
+    """The values that were run, as many as there is room for."""
+    every = -(-len(places) // 7)
+    axes.set_xticks(places[::every], [short(place) for place in places[::every]])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def number(exponent: float) -> str:
+    """An exponent to two digits after the point.
+
+    >>> number(-0.5), number(1.0)
+    ('−0.5', '1')
+    """
+    return f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−") if abs(exponent) >= 0.005 else "0"
+
+
+def answer(found: Fitted, law: PowerLaw) -> str:
+    """The title."""
+    verb = "grows" if law.exponent.value > 0 else "falls"
+    what = describe(found.fit.quantity)
+    interval = f" ({number(law.exponent.low)} to {number(law.exponent.high)})" if law.exponent.known else ""
+    where = "".join(f", {key}={value}" for key, value in found.others.items())
+    bent = "; it bends" if law.curved else ""
+    name = found.fit.axis.rpartition(".")[2].replace("_", " ")
+    return f"The {what} {verb} as {name} to the power {number(law.exponent.value)}{interval}{bent}{where}"

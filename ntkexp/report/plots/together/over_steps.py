@@ -1,0 +1,79 @@
+"""How do drift and spectrum unfold along an axis? One seed at every point, from dark to light along the axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.labels import End, name_ends
+from ntkexp.report.plots.style import WIDE, heading, step_axis
+from ntkexp.report.run import Run
+from ntkexp.report.text import percent
+
+SHOWN = {"loss": "loss", "drift": "movement of the kernel", "lambda_max": "largest eigenvalue"}
+MOST = 24  # lines that can still be told apart
+
+
+def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    lines = chosen(analysis, runs)
+    shown = [column for column in SHOWN if any(len(run.series(column)) > 1 for run in lines.values())]
+    if len(lines) < 2 or not shown:
+        return
+    parts = {name: run.metrics.reindex(columns=["step", *shown]).dropna(thresh=2) for name, run in lines.items()}
+    yield "", picture(lines, shown), pd.concat(parts, names=["point", "row"]).reset_index("point")
+
+
+def chosen(analysis: Analysis, runs: Mapping[Path, Run]) -> dict[str, Run]:
+    """The first seed at every point that has one, by what the point is called; evenly fewer of too many."""
+    found: dict[str, Run] = {}
+    for place in analysis.sweep.places:
+        name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in place.axes.items())
+        if place.folder in runs and name not in found:
+            found[name] = runs[place.folder]
+    every = -(-len(found) // MOST)
+    return dict(list(found.items())[::every])
+
+
+def picture(lines: Mapping[str, Run], shown: list[str]) -> Figure:
+    """A panel a quantity, a line a point."""
+    figure = Figure(figsize=(WIDE, 2.5), layout="constrained")
+    for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        ends = panel(axes, lines, column)
+        positive = all((run.series(column)[column].iloc[1:] > 0).all() for run in lines.values())
+        axes.set(ylabel=SHOWN[column], yscale="log" if positive and column != "drift" else "linear")
+        if column == "drift":
+            axes.set_ylim(0, None)
+        step_axis(axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values()))
+        if column == shown[-1]:
+            name_ends(axes, ends)
+    heading(figure, answer(lines))
+    return figure
+
+
+def panel(axes: Axes, lines: Mapping[str, Run], column: str) -> list[End]:
+    """The lines; the first and the last are named."""
+    ends = []
+    for k, (name, run) in enumerate(lines.items()):
+        series = run.series(column)
+        shade = to_hex(colormaps["viridis"](0.85 * k / max(1, len(lines) - 1)))
+        axes.plot(series["step"], series[column], color=shade, linewidth=1)
+        if len(series):
+            ends.append(End(name, float(series[column].iloc[-1]), shade))
+    return ends if len(ends) <= 5 else [ends[0], ends[-1]]
+
+
+def answer(lines: Mapping[str, Run]) -> str:
+    """The title."""
+    drifts = {name: run.series("drift")["drift"] for name, run in lines.items()}
+    known = [(name, float(drift.iloc[-1])) for name, drift in drifts.items() if len(drift)]
+    if len(known) < 2:
+        return "How training unfolds at every point"
+    (first, start), (last, end) = known[0], known[-1]
+    return f"The kernel ends {percent(start)} from where it began at {first}, and {percent(end)} at {last}"

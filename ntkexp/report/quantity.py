@@ -1,0 +1,73 @@
+"""The numbers that a run yields, each by its name: what sweeps tabulate, fit and compare.
+
+    <measure>             a column of metrics.csv, at the last step where it was measured
+    weights_moved.<name>  the same of one parameter
+    <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
+
+A run that diverged has no numbers: what it ends in says where it was stopped.
+
+>>> describe("drift"), describe("frozen_start.test")
+('movement of the kernel', 'error of frozen start (test)')
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.records.folder import DONE
+from ntkexp.records.json_file import read_object
+from ntkexp.report.run import SPLITS, Run
+from ntkexp.report.text import spoken
+
+MEASURES = {
+    "drift": "movement of the kernel",
+    "weights_moved": "movement of the weights",
+    "loss": "training loss",
+    "loss_probe": "loss on new points",
+    "accuracy": "training accuracy",
+    "accuracy_probe": "accuracy on new points",
+    "alignment": "alignment of the kernel with the first",
+    "label_alignment": "alignment of the kernel with the labels",
+    "trace": "trace of the kernel",
+    "lambda_max": "largest eigenvalue of the kernel",
+    "condition": "condition number of the kernel",
+    "effective_rank": "effective rank of the kernel",
+    "pattern_change": "share of units that switched",
+    "stability": "largest eigenvalue, as a share of the edge of stability",
+    "closure": "error of one step's sum",
+}
+LAYER = "weights_moved."
+
+
+def quantities(run: Run) -> dict[str, float]:
+    """Every number of a run that has one."""
+    if diverged(run):
+        return {}
+    columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
+    values = run.metrics[columns].to_numpy(dtype=float)
+    last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
+    measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True)) if len(values) else {}
+    errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
+    return {name: value for name, value in (measured | errors).items() if value is not None and np.isfinite(value)}
+
+
+def diverged(run: Run) -> bool:
+    """Whether the run ended in numbers that are none."""
+    done = run.path / DONE
+    return done.is_file() and bool(read_object(done).get("diverged"))
+
+
+def describe(quantity: str) -> str:
+    """A quantity in words; one that there cannot be is a mistake."""
+    if quantity in MEASURES:
+        return MEASURES[quantity]
+    if quantity.startswith(LAYER):
+        return f"movement of {quantity.removeprefix(LAYER)}"
+    machine, _, split = quantity.rpartition(".")
+    if machine and split in SPLITS:
+        return f"error of {spoken(machine)} ({split})"
+    raise Mistake(
+        f"'{quantity}' is no number of a run{nearest(quantity, MEASURES)}; "
+        f"there are {', '.join(MEASURES)}, and MACHINE.SPLIT such as left.test"
+    )

@@ -1,0 +1,143 @@
+"""`ntkexp explain`, `compare` and `runs`: what they print, keep and remove."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ntkexp.records.folder import RunFolder
+from tests.cli.conftest import Command
+from tests.report.sweeps import write_small_run, write_sweep
+from tests.report.synthetic import digits, write_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("outputs") / "runs" / "mlp-w512-s0-000000000000", digits())
+
+
+def test_a_prediction_is_explained(command: Command, finished: Path) -> None:
+    ended = command("explain", str(finished), "--split=test", "--worst=2", "--top=3")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.count("made of") == 2
+    assert Path(ended.out.splitlines()[-1]).is_file()
+
+
+def test_a_picture_goes_where_it_is_told(command: Command, finished: Path, tmp_path: Path) -> None:
+    for name in ("why.svg", "why.png"):
+        assert command("explain", str(finished), "--probe=1", "--probe=3", f"--picture={tmp_path / name}").status == 0
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["--probe=99"], "points 0 to 23"),
+        (["--split=prob"], "'probe'"),
+        (["--probe=1", "--worst=2"], "one of the two"),
+        (["--probe=1", "--picture=why.pdf"], ".svg or .png"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_explained_is_one_line(
+    command: Command, finished: Path, arguments: list[str], advice: str
+) -> None:
+    ended = command("explain", str(finished), *arguments)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert advice in ended.err
+
+
+def test_two_runs_are_compared(command: Command, tmp_path: Path) -> None:
+    one = write_small_run(tmp_path / "one", 64, 0, 0.5)
+    other = write_small_run(tmp_path / "other", 128, 0, 0.25)
+    ended = command("compare", str(one), str(other))
+    assert (ended.status, ended.err) == (0, "")
+    lines = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines() if line}
+    assert lines["model.width"] == ["64", "128"]
+    assert lines["drift"] == ["0.5", "0.25", "0.5"]
+    assert "seed" not in lines
+
+
+def test_two_sweeps_are_compared(command: Command, tmp_path: Path) -> None:
+    write_sweep(tmp_path, "width")
+    write_sweep(tmp_path, "doubled", factor=2.0)
+    ended = command("compare", "width", "doubled", "--out", str(tmp_path))
+    assert ended.status == 0
+    assert "drift" in ended.out
+    mixed = command("compare", "width", str(tmp_path / "runs" / "mlp-w32-s0-width0000"), "--out", str(tmp_path))
+    assert (mixed.status, mixed.err.count("\n")) == (2, 1)
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    """Three runs, of which one is dead, and a folder that is none."""
+    for width in (32, 64, 128):
+        write_small_run(tmp_path / "runs" / f"mlp-w{width}-s0-0", width, 0, 0.1)
+    (tmp_path / "runs" / "mlp-w128-s0-0" / "DONE.json").unlink()
+    (tmp_path / "runs" / "mine").mkdir()
+    return tmp_path
+
+
+def names(command: Command, outputs: Path, *arguments: str) -> list[str]:
+    """The runs that are listed."""
+    ended = command("runs", "--json", "--out", str(outputs), *arguments)
+    assert (ended.status, ended.err) == (0, "")
+    return [Path(row["run"]).name for row in json.loads(ended.out)]
+
+
+def test_runs_are_listed_and_filtered(command: Command, outputs: Path) -> None:
+    assert names(command, outputs) == ["mlp-w128-s0-0", "mlp-w32-s0-0", "mlp-w64-s0-0"]
+    assert names(command, outputs, "model.width=64", "state=done") == ["mlp-w64-s0-0"]
+    assert names(command, outputs, "state=dead") == ["mlp-w128-s0-0"]
+    assert names(command, outputs, "model.width=64.0", "model=MLP") == ["mlp-w64-s0-0"]
+    shown = command("runs", "--out", str(outputs)).out.splitlines()
+    assert shown[0].split() == ["run", "state", "model.width", "outcome"]
+
+
+@pytest.mark.parametrize(("given", "advice"), [("widht", "KEY=VALUE"), ("model.widht=3", "'model.width'")])
+def test_filters_that_cannot_be_are_one_line(command: Command, outputs: Path, given: str, advice: str) -> None:
+    ended = command("runs", given, "--out", str(outputs))
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert advice in ended.err
+
+
+def test_nothing_is_deleted_unless_someone_says_yes(command: Command, outputs: Path) -> None:
+    ended = command("runs", "state=dead", "--delete", "--out", str(outputs))
+    assert ended.status == 2
+    assert "--yes" in ended.err
+    assert (outputs / "runs" / "mlp-w128-s0-0" / "config.json").is_file()
+
+
+def test_only_the_runs_that_are_listed_are_deleted(command: Command, outputs: Path) -> None:
+    assert command("runs", "state=dead", "--delete", "--yes", "--out", str(outputs)).status == 0
+    assert sorted(path.name for path in (outputs / "runs").iterdir()) == ["mine", "mlp-w32-s0-0", "mlp-w64-s0-0"]
+    assert command("runs", "--delete", "--yes", "--out", str(outputs)).status == 0
+    assert [path.name for path in (outputs / "runs").iterdir()] == ["mine"]
+
+
+def test_a_run_that_is_being_written_stays(command: Command, outputs: Path) -> None:
+    with RunFolder(outputs / "runs" / "mlp-w128-s0-0").claim():
+        ended = command("runs", "--delete", "--yes", "--out", str(outputs))
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert "being written" in ended.err
+    assert (outputs / "runs" / "mlp-w128-s0-0" / "config.json").is_file()
+    assert not (outputs / "runs" / "mlp-w32-s0-0").exists()
+
+
+def test_a_link_to_a_run_is_not_followed(command: Command, outputs: Path, tmp_path: Path) -> None:
+    elsewhere = write_small_run(tmp_path / "elsewhere", 16, 0, 0.1)
+    (outputs / "runs" / "link").symlink_to(elsewhere)
+    ended = command("runs", "run=link", "--delete", "--yes", "--out", str(outputs))
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert (elsewhere / "DONE.json").is_file()
+
+
+def test_a_damaged_run_is_listed_with_its_damage(command: Command, outputs: Path) -> None:
+    (outputs / "runs" / "mlp-w64-s0-0" / "config.json").write_text("{")
+    ended = command("runs", "--out", str(outputs))
+    assert "not JSON" in ended.out
+    shutil.rmtree(outputs / "runs")
+    assert "no run in" in command("runs", "--out", str(outputs)).out

@@ -1,0 +1,141 @@
+"""A sweep's tables: a row a run and a row a point, the same bytes each time, wherever the folder lies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ntkexp.mistake import Mistake
+from ntkexp.report.analysis.estimate import mean_of
+from ntkexp.report.analysis.paired import compare
+from ntkexp.report.analysis.sweep import read_sweep
+from ntkexp.report.analysis.tables import Analysis, analyse
+from ntkexp.report.quantity import MEASURES, describe, quantities
+from ntkexp.report.run import load_run, load_tables
+from ntkexp.report.sweep import write_tables
+from tests.report.sweeps import WIDTHS, law, write_small_run, write_sweep
+
+
+def analysed(path: Path) -> Analysis:
+    sweep = read_sweep(path)
+    return analyse(sweep, {place.folder: load_tables(place.folder) for place in sweep.places if place.folder.is_dir()})
+
+
+def test_a_row_a_run_and_a_row_a_point(tmp_path: Path) -> None:
+    runs, points, fits = (pd.read_csv(file) for file in write_tables(write_sweep(tmp_path)))
+    assert runs["model.width"].tolist() == [width for width in WIDTHS for _ in range(3)]
+    assert runs["seed"].tolist() == [0, 1, 2] * len(WIDTHS)
+    drifts = [law(width, seed) for width in WIDTHS for seed in range(3)]
+    assert runs["drift"].tolist() == pytest.approx(drifts, rel=1e-15)  # pandas reads to the last place but one
+    assert points["model.width"].tolist() == list(WIDTHS)
+    for k, width in enumerate(WIDTHS):
+        here = [law(width, seed) for seed in range(3)]
+        assert points["drift.mean"][k] == pytest.approx(np.mean(here))
+        assert points["drift.sd"][k] == pytest.approx(np.std(here, ddof=1))
+        assert points["drift.count"][k] == 3
+        # Student's t of two degrees of freedom
+        assert points["drift.high"][k] - np.mean(here) == pytest.approx(
+            4.302652729911275 * np.std(here, ddof=1) / 3**0.5
+        )
+    assert fits["quantity"].tolist() == ["drift", "frozen_start.test"]
+    assert fits["low"][0] < -0.5 < fits["high"][0]
+    assert (fits["verdict"][0], fits["from"][0], fits["to"][0], fits["runs"][0]) == ("agrees", 32, 256, 12)
+
+
+def test_the_same_bytes_each_time_and_elsewhere(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path / "one")
+    first = [file.read_bytes() for file in write_tables(path)]
+    copied = shutil.copytree(tmp_path / "one", tmp_path / "two") / "sweeps" / path.name
+    shutil.rmtree(tmp_path / "one")
+    assert [file.read_bytes() for file in write_tables(copied)] == first
+
+
+def test_the_order_in_which_runs_ended_does_not_matter(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path)
+    first = [file.read_bytes() for file in write_tables(path)]
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"runs": told["runs"][::-1]}))
+    assert [file.read_bytes() for file in write_tables(path)] == first
+
+
+def test_failed_and_damaged_runs_keep_their_rows_and_are_not_counted(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, failed=[1])
+    (next((tmp_path / "runs").glob("*-width0002")) / "results.csv").write_text("nonsense")
+    runs, points, _ = (pd.read_csv(file) for file in write_tables(path))
+    assert len(runs) == 3 * len(WIDTHS)
+    assert runs["drift"].isna().tolist()[:3] == [False, True, True]
+    assert (runs["state"][1], runs["reason"][1]) == ("failed", "model.width is too large")
+    assert points["drift.count"].tolist() == [1, 3, 3, 3]
+    assert np.isnan(points["drift.low"][0])
+
+
+def test_a_law_for_each_choice_of_the_other_axes(tmp_path: Path) -> None:
+    found = analysed(write_sweep(tmp_path, axes={"model.activation": ["relu", "tanh"], "model.width": WIDTHS}))
+    assert [law.others for law in found.laws] == [{"model.activation": kind} for kind in ("relu", "tanh")] * 2
+    assert all(law.law is not None for law in found.laws)
+
+
+def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, axes={"model.activation": ["relu", "tanh"]})
+    told = json.loads(path.read_text())
+    wanted = [("drift", "model.activation"), ("drift", "model.depth"), ("gauss.test", "model.activation")]
+    path.write_text(json.dumps(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}))
+    reasons = ["no axis of numbers", "model.depth is no axis", "no axis of numbers"]
+    for found, reason in zip(analysed(path).laws, reasons, strict=True):
+        assert found.law is None
+        assert reason in found.reason
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]}', "{"])
+def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "broken.json").write_text(text)
+    with pytest.raises(Mistake, match=rf"^[^\n]*{tmp_path / 'broken.json'}[^\n]*$"):
+        read_sweep(tmp_path / "broken.json")
+
+
+def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
+    """Twice the drift at every point and seed: the ratio is exactly two, however the seeds scatter."""
+    first = analysed(write_sweep(tmp_path, "width"))
+    second = analysed(write_sweep(tmp_path, "doubled", factor=2.0))
+    table = compare(first, second).set_index("quantity").loc["drift"]
+    assert table["pairs"].tolist() == [3] * len(WIDTHS) + [3 * len(WIDTHS)]
+    for column in ("ratio", "ratio_low", "ratio_high"):
+        np.testing.assert_allclose(table[column], 2.0, rtol=1e-12)  # logarithms, rounded
+    own = [float(np.mean([law(width, seed) for width in WIDTHS])) for seed in range(3)]
+    assert table["difference_high"].iloc[-1] == pytest.approx(mean_of(own).high)
+
+
+def test_sweeps_along_different_axes_are_not_compared(tmp_path: Path) -> None:
+    first = analysed(write_sweep(tmp_path, "width"))
+    with pytest.raises(Mistake, match="same axes"):
+        compare(first, analysed(write_sweep(tmp_path, "kind", axes={"model.activation": ["relu"]})))
+    with pytest.raises(Mistake, match="no seed"):
+        compare(first, analysed(write_sweep(tmp_path, "later", seeds=[7, 8])))
+
+
+def test_every_number_of_a_run_has_a_name_in_words(finished: dict[str, Path]) -> None:
+    found = quantities(load_run(finished["two classes"]))
+    assert {"drift", "loss", "weights_moved", "secant.train", "left.test"} <= found.keys()
+    assert all(describe(name) for name in found)
+    assert "did you mean 'drift'" in mistaken("drfit")
+    assert all(name in mistaken("nothing") for name in MEASURES)
+
+
+def mistaken(quantity: str) -> str:
+    with pytest.raises(Mistake) as mistake:
+        describe(quantity)
+    return str(mistake.value)
+
+
+def test_a_diverged_run_has_no_numbers(finished: dict[str, Path]) -> None:
+    assert quantities(load_run(finished["diverged"])) == {}
+
+
+def test_the_last_measured_value_counts(tmp_path: Path) -> None:
+    run = load_tables(write_small_run(tmp_path / "run", 64, 0, 0.25))
+    assert quantities(run)["drift"] == 0.25

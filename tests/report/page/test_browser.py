@@ -1,0 +1,168 @@
+"""The page in a real browser: quiet, alone, sorted and filtered, readable in the dark and on a telephone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from tests.report.page.conftest import HOSTILE
+
+Open = Callable[..., Page]
+Scheme = Literal["light", "dark"]
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Iterator[Open]:
+    """The page at a width and in a colour scheme; whatever it says or asks for fails the test."""
+    heard: list[str] = []
+    asked: list[str] = []
+    pages: list[Page] = []
+
+    def open_page(width: int = 1400, scheme: Scheme = "light", anchor: str = "") -> Page:
+        new = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        new.on("console", lambda message: heard.append(message.text))
+        new.on("pageerror", lambda error: heard.append(str(error)))
+        new.on("dialog", lambda dialog: heard.append(dialog.message))
+        new.on(
+            "request", lambda request: heard.append(request.url) if request.url.partition("#")[0] != address else None
+        )
+        new.goto(f"{address}{anchor}")
+        pages.append(new)
+        return new
+
+    address = page.as_uri()
+    yield open_page
+    for one in pages:
+        one.close()
+    assert heard == []
+    assert set(asked) <= {address}
+
+
+def column(page: Page, name: str) -> list[str]:
+    """What a column of the table of all runs shows."""
+    place = page.locator("#all-runs th").all_inner_texts().index(name) + 1
+    return page.locator(f"#all-runs tbody tr:visible td:nth-child({place})").all_inner_texts()
+
+
+@pytest.mark.parametrize("width", [390, 800, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_every_screen_and_is_accessible(opened: Open, width: int, scheme: Scheme) -> None:
+    page = opened(width, scheme)
+    page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_in_pictures_can_be_read(opened: Open, scheme: Scheme) -> None:
+    """axe does not look into pictures: every text's colour stands out from the page by 4.5 to 1, as WCAG asks."""
+    page = opened(1400, scheme)
+    page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+    colours = page.evaluate(
+        """() => [...new Set([...document.querySelectorAll('svg text, svg tspan')]
+            .map(text => getComputedStyle(text).fill))]"""
+    )
+    paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) >= 3
+    assert {colour: ratio for colour in colours if (ratio := contrast(luminance(colour), paper)) < 4.5} == {}
+
+
+def channels(colour: str) -> tuple[float, float, float]:
+    """rgb(r, g, b) of 255, or color(srgb r g b) of 1, as shares."""
+    whole = 1 if colour.startswith("color") else 255
+    red, green, blue = (float(part) / whole for part in re.findall(r"[\d.]+", colour.partition("(")[2])[:3])
+    return red, green, blue
+
+
+def luminance(colour: str) -> float:
+    """WCAG's relative luminance."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: float, other: float) -> float:
+    """WCAG's contrast ratio."""
+    high, low = max(one, other), min(one, other)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_tables_sort_both_ways_by_number(opened: Open) -> None:
+    page = opened()
+    for direction in ("ascending", "descending"):
+        page.get_by_role("button", name="model.width").last.click()
+        assert page.locator("#all-runs th[aria-sort]").get_attribute("aria-sort") == direction
+        shown = [int(text) for text in column(page, "model.width")]
+        assert shown == sorted(shown, reverse=direction == "descending")
+        assert shown[0] == (32 if direction == "ascending" else 512)
+
+
+def test_tables_page(opened: Open) -> None:
+    page = opened()
+    pager = page.locator("#runs .pager")
+    assert pager.inner_text().split("\n")[1] == "1–25 of 40"
+    assert len(column(page, "run")) == 25
+    pager.get_by_role("button", name="Next").click()
+    assert len(column(page, "run")) == 15
+    assert pager.get_by_role("button", name="Next").is_disabled()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [("model.width=64", 10), ("model.width<64", 9), ("model.width>64 seed=0", 5), ("picture", 1), ("nowhere", 0)],
+)
+def test_tables_filter(opened: Open, wanted: str, count: int) -> None:
+    page = opened()
+    page.get_by_label("Show runs with").fill(wanted)
+    assert len(column(page, "run")) == count
+    page.get_by_label("Show runs with").fill("")
+    assert len(column(page, "run")) == 25
+
+
+def test_links_lead_into_runs(opened: Open) -> None:
+    page = opened(anchor="#run-mlp-w512-s0-picture")
+    assert page.locator("#run-mlp-w512-s0-picture table").is_visible()
+    page.get_by_label("Show runs with").fill("model.width=32 seed=0")
+    page.locator("#all-runs a").first.click()
+    assert page.locator("details[open]").count() == 2
+
+
+def test_names_are_shown_as_they_are(opened: Open) -> None:
+    page = opened()
+    assert HOSTILE in page.locator("#sweep-width").inner_text()
+    page.get_by_label("Show runs with").fill("alert")
+    assert len(column(page, "run")) == 20
+
+
+def test_text_in_pictures_can_be_selected(opened: Open) -> None:
+    page = opened()
+    page.locator("svg text", has_text="model.width").first.select_text()
+    assert page.evaluate("getSelection().toString().trim()") == "model.width"
+
+
+def test_the_dark_page_is_dark(opened: Open) -> None:
+    papers = [luminance(opened(scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor"))
+              for scheme in ("light", "dark")]  # fmt: skip
+    assert papers[0] > 0.9
+    assert papers[1] < 0.1
+
+
+def test_the_page_prints_without_its_buttons(opened: Open) -> None:
+    page = opened()
+    page.emulate_media(media="print")
+    assert not page.locator(".pager, nav, .filter").first.is_visible()
+    assert page.locator("#all-runs tbody tr:visible").count() == 40
+
+
+def test_without_a_script_everything_is_shown(browser: Browser, page: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(page.as_uri())
+    assert plain.locator("#all-runs tbody tr").count() == 40
+    context.close()

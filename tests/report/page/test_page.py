@@ -1,0 +1,159 @@
+"""The page as a file: alone, escaped, the same bytes each time, with every picture's numbers and what it leaves out."""
+
+from __future__ import annotations
+
+import csv
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ntkexp.mistake import Mistake
+from ntkexp.report.markdown import markdown
+from ntkexp.report.material import Material, gather
+from ntkexp.report.page.build import HERE, write
+from ntkexp.report.page.inline import inline
+from tests.report.page.conftest import HOSTILE
+
+
+class Links(HTMLParser):
+    """Everything that a page points to, and the names of its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hrefs: list[str] = []
+        self.names: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "srcset") or (tag == "link" and name == "href"):
+                self.sources.append(value or "")
+            elif name == "href" and tag == "a":
+                self.hrefs.append(value or "")
+            elif name == "id":
+                self.names.append(value or "")
+
+
+@pytest.fixture(scope="session")
+def links(page: Path) -> Links:
+    found = Links()
+    found.feed(page.read_text(encoding="utf-8"))
+    return found
+
+
+def test_nothing_is_loaded_from_elsewhere(page: Path, links: Links) -> None:
+    assert links.sources == []
+    text = page.read_text(encoding="utf-8")
+    assert "default-src 'none'" in text
+    assert not re.findall(r"@import|url\((?!#)", text)
+
+
+def test_every_link_leads_somewhere(page: Path, links: Links) -> None:
+    for href in links.hrefs:
+        if href.startswith("#"):
+            assert href[1:] in links.names
+        elif not href.startswith("data:text/csv;base64,"):
+            assert (page.parent / href).exists(), href
+    assert len(links.names) == len(set(links.names))
+
+
+def test_every_picture_has_its_numbers(page: Path) -> None:
+    figures = re.findall(r"<figure>.*?</figure>", page.read_text(encoding="utf-8"), flags=re.S)
+    assert len(figures) >= 10
+    assert all("numbers (CSV)" in figure for figure in figures)
+    for svg in page.parent.glob("*.svg"):
+        with svg.with_suffix(".csv").open(newline="") as file:
+            assert len(list(csv.DictReader(file))) > 0
+
+
+def test_what_is_left_out_is_named_and_counted(outputs: Path, page: Path) -> None:
+    material = gather([], outputs)
+    assert len(material.left_out) == 2
+    text = page.read_text(encoding="utf-8")
+    assert "Left out 2:" in text
+    assert "broken" in text
+    assert "\n" not in material.left_out_line
+
+
+def test_hostile_names_do_no_harm(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert HOSTILE not in text
+    assert text.count("<script>") == 1
+
+
+def test_the_same_bytes_each_time(outputs: Path, page: Path) -> None:
+    first = {file.name: file.read_bytes() for file in page.parent.iterdir()}
+    write(gather([], outputs), outputs / "report", "ntkexp report")
+    assert {file.name: file.read_bytes() for file in page.parent.iterdir()} == first
+
+
+def test_a_page_of_runs_alone_begins_with_their_machines(outputs: Path, tmp_path: Path) -> None:
+    for named in (["mlp-w512-s0-picture"], [str(path) for path in (outputs / "runs").glob("*width000[23]")]):
+        text = write(gather(named, outputs), tmp_path, "ntkexp report").read_text(encoding="utf-8")
+        assert text.index("<figure>") < text.index("All runs")
+        found = Links()
+        found.feed(text)
+        assert len(found.names) == len(set(found.names))
+
+
+def test_the_script_is_short() -> None:
+    assert len((HERE / "script.js").read_text().splitlines()) < 200
+
+
+@pytest.mark.parametrize(
+    ("named", "runs"), [(["width"], 39), (["mlp-w512-s0-picture"], 1), (["width", "mlp-w512-s0-picture"], 40)]
+)
+def test_runs_and_sweeps_are_found_by_name(outputs: Path, named: list[str], runs: int) -> None:
+    assert len(gather(named, outputs).runs) == runs
+
+
+def test_runs_and_sweeps_are_found_by_place(outputs: Path, tmp_path: Path) -> None:
+    for place in (outputs, outputs / "runs", outputs / "sweeps" / "width.json"):
+        assert len(gather([str(place)], tmp_path).runs) in (39, 40)
+
+
+def test_nothing_to_report_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"^nothing is left to report: [^\n]* holds no run$"):
+        gather([], tmp_path)
+
+
+def test_markdown_says_the_same(outputs: Path) -> None:
+    text = markdown(gather([], outputs))
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(tables) > 50
+    assert HOSTILE not in text
+    assert material_names(gather([], outputs)) <= set(re.findall(r"mlp-[\w-]+", text))
+
+
+def material_names(material: Material) -> set[str]:
+    return {run.name for run in material.runs}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<script>alert(1)</script>",
+        '<g onload="alert(1)"/>',
+        "<foreignObject/>",
+        '<image href="http://elsewhere/x.png"/>',
+        '<a href="javascript:alert(1)"/>',
+        "<svg/>",
+    ],
+)
+def test_a_picture_with_more_in_it_is_refused(content: str) -> None:
+    with pytest.raises(Mistake, match="no plain picture"):
+        inline(f"<svg>{content}</svg>", "x", "title")
+    with pytest.raises(Mistake, match="no plain picture"):
+        inline(content, "x", "title")
+
+
+def test_a_picture_takes_names_of_its_own_and_keeps_its_text() -> None:
+    svg = '<?xml?><svg width="72pt"><g id="a"/><path clip-path="url(#a)" d="M 1.23456 2"/><text>0.12345</text></svg>'
+    shown = inline(svg, "mine", 'a "b"')
+    assert 'id="mine-a"' in shown
+    assert "url(#mine-a)" in shown
+    assert 'd="M 1.23 2"' in shown
+    assert "<text>0.12345</text>" in shown
+    assert "a &quot;b&quot;" in shown

@@ -1,0 +1,96 @@
+"""A prediction taken apart adds up again, and its parts are dated right."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ntkexp.mistake import Mistake
+from ntkexp.report.explain import explain, worst
+from ntkexp.report.explained import all_told
+from ntkexp.report.plots.explanation import save
+from ntkexp.report.run import Run, load_run
+from ntkexp.report.when import half, halfway
+from tests.report.synthetic import digits, regression, write_run
+
+
+@pytest.mark.parametrize("kind", ["two classes", "ten classes", "regression"])
+@pytest.mark.parametrize("split", ["train", "probe", "test"])
+def test_the_pieces_make_the_prediction(finished: dict[str, Path], kind: str, split: str) -> None:
+    for found in explain(load_run(finished[kind]), split, [0, 3]):
+        made = found.start + sum(part.added for part in found.parts) + found.decay + found.rest
+        assert made == pytest.approx(found.prediction, rel=1e-12, abs=1e-12 * found.mass)
+        assert abs(found.rest) <= 1e-12 * found.mass  # the secant is exact here
+        sizes = [abs(part.added) for part in found.parts]
+        assert sizes == sorted(sizes, reverse=True)
+        assert len({part.example.index for part in found.parts}) == len(found.parts)
+
+
+def test_the_worst_points_are_missed_most(finished: dict[str, Path]) -> None:
+    run = load_run(finished["two classes"])
+    missed = np.abs(run.predictions.sel(machine="f_T").to_numpy()[run.points["test"]] - run.data["test_targets"])[:, 0]
+    assert worst(run, "test", 5) == np.argsort(-missed, kind="stable")[:5].tolist()
+
+
+def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
+    """Every step kept, and a kernel that learns nothing: an example's mass follows its residual."""
+    problem = regression((12, 5, 5), growth=0.0, steps=40, snapshots=tuple(range(41)))
+    run = load_run(write_run(tmp_path / "run", problem))
+    residuals = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
+    for i, found in enumerate(halfway(run, 0, 0)):
+        gathered = np.concatenate([[0], np.cumsum((residuals[1:, i] + residuals[:-1, i]) / 2)])
+        assert found == pytest.approx(np.interp(gathered[-1] / 2, gathered, np.arange(41)) / 40)
+
+
+def test_snapshots_at_logarithmic_steps_date_nearly_as_well(tmp_path: Path) -> None:
+    every = load_run(write_run(tmp_path / "every", digits(steps=60, snapshots=tuple(range(61)))))
+    few = load_run(write_run(tmp_path / "few", digits(steps=60)))
+    # a tenth of the path: what eleven snapshots can tell
+    assert np.nanmax(np.abs(halfway(every, 50, 0) - halfway(few, 50, 0))) < 0.1
+
+
+def test_half_of_a_decay_is_its_half_life() -> None:
+    times = np.linspace(0, 20, 20001)
+    # the trapezoidal rule is off by a part in 10⁷ here
+    assert half(times, np.exp(-times)) == pytest.approx(np.log(2) / 20, rel=1e-5)
+
+
+def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(finished["two classes"], tmp_path / "old")
+    shutil.rmtree(copy / "kernels.zarr" / "output_gradient")
+    (copy / "DONE.json").write_text('{"sizes": {}}')
+    (found,) = explain(load_run(copy), "probe", [0])
+    assert all(np.isnan(part.halfway) for part in found.parts)
+    assert "–" in all_told([found], 3)
+
+
+def test_the_table_shows_what_was_asked_for(finished: dict[str, Path]) -> None:
+    (found,) = explain(load_run(finished["two classes"]), "probe", [2])
+    lines = all_told([found], 4).splitlines()
+    assert lines[0].startswith(f"probe 2 (#{found.point.index}, ")
+    assert sum(line.startswith("#") for line in lines) == 4
+    assert any(line.startswith("36 others") for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["two classes", "ten classes", "regression"])
+def test_the_picture_is_the_same_each_time(finished: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    found = explain(load_run(finished[kind]), "probe", [0, 1])
+    for name in ("one.svg", "two.svg"):
+        save(found, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def refused(run: Run, split: str, number: int) -> str:
+    with pytest.raises(Mistake) as mistake:
+        explain(run, split, [number])
+    return str(mistake.value)
+
+
+def test_points_that_are_not_there_are_refused(finished: dict[str, Path]) -> None:
+    run = load_run(finished["two classes"])
+    assert "points 0 to 23" in refused(run, "probe", 24)
+    assert "did you mean 'probe'" in refused(run, "prob", 0)
+    assert "read at train" in refused(load_run(finished["training only"]), "test", 0)
