@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.train import writable
-from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended
@@ -83,7 +81,7 @@ def states_to_begin(asked: Asked) -> set[str]:
 
 
 def carried_out(
-    asked: Asked, plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine
+    asked: Asked, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
 ) -> int:
     """Run, write down what became of it, and say so."""
     from ntkexp.cli.sweep_progress import watcher

@@ -68,7 +68,12 @@ class Board(AbstractWatcher):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
         self.bars = Progress(*columns, console=Console(stderr=True), transient=True)
         self.whole = self.bars.add_task(name, total=runs, completed=done, now=f"about {duration(seconds)}")
         self.bars.start()

@@ -84,5 +84,5 @@ class AbstractEngine(ABC):
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
         """Carry out tasks, asking for the next one when a worker is free.
 
-        Closing the generator, or an exception inside it, asks what runs to write a checkpoint and to end within seconds.
+        Closing the generator, or an exception inside it, asks runs to write a checkpoint and to end within seconds.
         """

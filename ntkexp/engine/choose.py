@@ -12,8 +12,12 @@ from typing import Protocol
 from ntkexp.engine.base import AbstractEngine
 from ntkexp.mistake import Mistake, nearest
 
-HOMES = {"local": "ntkexp.engine.local"}
-SPELLINGS = {"local": "local"}
+HOMES = {
+    "local": "ntkexp.engine.local",
+    "dask": "ntkexp.engine.dask_cluster",
+    "slurm": "ntkexp.engine.slurm",
+}
+SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
 
 
 class Opener(Protocol):
@@ -26,6 +30,9 @@ def choose(given: str, workers: int | None) -> AbstractEngine:
     """The engine that was asked for."""
     kind, _, where = given.partition(":")
     if kind not in HOMES:
-        raise Mistake(f"--engine={given}: it takes {', '.join(SPELLINGS.values())}{nearest(kind, HOMES)}")
-    opener: Opener = import_module(HOMES[kind]).open_engine
+        raise Mistake(f"--engine={given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
+    try:
+        opener: Opener = import_module(HOMES[kind]).open_engine
+    except ModuleNotFoundError as error:
+        raise Mistake(f"--engine={kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it") from None
     return opener(where, workers)

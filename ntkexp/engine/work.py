@@ -76,4 +76,6 @@ def ending(error: BaseException) -> tuple[Ending, str]:
             return "broken", in_words(error)
         case _:
             first = str(error).strip().partition("\n")[0]
-            return "failed", f"{type(error).__name__}: {first}".removesuffix(": ") + "; error.txt in its folder says where"
+            return "failed", f"{type(error).__name__}: {first}".removesuffix(
+                ": "
+            ) + "; error.txt in its folder says where"

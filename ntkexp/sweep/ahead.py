@@ -1,6 +1,6 @@
 """How long it will still take: what is left of the estimated work, at the speed of the work that was seen.
 
-    ahead = max(left / (workers · speed), longest that is left)       speed = estimated / measured worker seconds
+ahead = max(left / (workers · speed), longest that is left)       speed = estimated / measured worker seconds
 """
 
 from __future__ import annotations

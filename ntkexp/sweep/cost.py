@@ -1,8 +1,8 @@
 """What a run will cost, from shapes alone: the same experiment is estimated the same on every machine and day.
 
-    seconds   on one core of an ordinary processor: START + steps · (BASE + positions · points · work · RATE)
-    work      of one point: its weights, and for every number on its tape what the features cost
-    bytes     of `ntkexp.path.budget`
+seconds   on one core of an ordinary processor: START + steps · (BASE + positions · points · work · RATE)
+work      of one point: its weights, and for every number on its tape what the features cost
+bytes     of `ntkexp.path.budget`
 """
 
 from __future__ import annotations

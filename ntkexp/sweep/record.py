@@ -56,7 +56,7 @@ def stands(ended: Ended) -> Standing:
 
 def fields(plan: Plan, standings: Mapping[str, Standing]) -> dict[str, Json]:
     """The sweep as plain data."""
-    runs = [
+    runs: list[Json] = [
         {
             "folder": run.name,
             "axes": dict(run.point.values),

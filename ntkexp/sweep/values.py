@@ -1,7 +1,7 @@
 """The values of an axis.
 
     YAML             [64, 128]    {from: 32, to: 1024, count: 6, scale: log}    or as on the command line
-    command line     64,128,256    0..4 (whole numbers, both ends)    0..1:5 (equal steps)    32..1024:6:log (equal ratios)
+    command line     64,128,256    0..4 (whole numbers)    0..1:5 (equal steps)    32..1024:6:log (equal ratios)
 
 Between whole ends lie whole numbers: write 1.0..64 where fractions are meant.
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,9 @@ def kill_client(process: subprocess.Popen[str], luck: random.Random) -> None:
 
 
 def strike(pid: int) -> None:
-    try:
+    """Kill a process, unless it ended by itself."""
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it ended by itself
 
 
 WAYS: tuple[Callable[[subprocess.Popen[str], random.Random], None], ...] = (kill_tree, kill_worker, kill_client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -54,7 +55,7 @@ def test_on_the_command_line(text: str, meant: tuple[Value, ...]) -> None:
     ids=repr,
 )
 def test_what_cannot_be_meant_is_one_line(written: object, advice: str) -> None:
-    with pytest.raises(Mistake, match="^k") as caught:
+    with pytest.raises(Mistake, match=r"^k") as caught:
         values("k", written)
     assert advice in str(caught.value)
 
@@ -71,7 +72,7 @@ def test_a_range_holds_its_ends_and_rises_evenly(one: float, other: float, count
     assert len(found) == count
     assert (found[0], found[-1]) == pytest.approx((start, stop), rel=1e-11)  # values keep 12 digits
     measure = math.log if scale == "log" else float
-    gaps = [measure(b) - measure(a) for a, b in zip(found, found[1:], strict=False)]
+    gaps = [measure(b) - measure(a) for a, b in pairwise(found)]
     assert gaps == pytest.approx([(measure(stop) - measure(start)) / (count - 1)] * (count - 1), rel=1e-6)
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+import pytest
 
 import ntkexp.carry_out
 from tests.run.test_carry_out import stand_in
 
-ntkexp.carry_out.save_plots = stand_in
-
 FULL = os.environ.get("TESTS_FULL_DISK", "")  # the file for which there is no room
 
-if FULL:
-    import errno
+patch, replace = pytest.MonkeyPatch(), Path.replace  # never undone: workers end
 
-    replace = Path.replace
 
-    def moved(partial: Path, place: Path) -> Path:
-        if Path(place).name == FULL:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
-        return replace(partial, place)
+def moved(partial: Path, place: Path) -> Path:
+    """A disk that is full whenever one file is to be written."""
+    if place.name == FULL:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
+    return replace(partial, place)
 
-    Path.replace = moved  # type: ignore[method-assign, assignment]  # in workers only
+
+patch.setattr(ntkexp.carry_out, "save_plots", stand_in)
+patch.setattr(Path, "replace", moved)
