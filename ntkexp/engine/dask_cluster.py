@@ -59,7 +59,8 @@ class Dask(AbstractEngine):
                     yield Began(task.name)
                 if not at_work:
                     return
-                ready = distributed.wait(list(at_work), return_when="FIRST_COMPLETED").done
+                with self.client.as_current():
+                    ready = distributed.wait(list(at_work), return_when="FIRST_COMPLETED").done
                 for future in ready:
                     yield ended(at_work.pop(future), future)
         finally:
