@@ -51,16 +51,16 @@ def sweep(asked: Asked) -> int:
 
     engine = choose(asked.engine, asked.workers)
     engine.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.sweep.journal import NAME, Journal
     from ntkexp.sweep.record import standings
 
     plan = planned(asked)
-    failures = Journal(plan.record.parent / NAME, plan.sweep.name).failures()
-    before = standings(plan, failures)
+    before = standings(plan, plan.journal.failures(), {})
     begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
     if asked.dry_run:
-        return show_plan(asked, plan, before, begun, engine)
-    return carried_out(asked, plan, before, begun, engine)
+        return show_plan(plan, before, begun, engine)
+    writable(plan.out)
+    ended = carried_out(asked, plan, before, begun, engine)
+    return tell(asked, plan, ended)
 
 
 def planned(asked: Asked) -> Plan:
@@ -82,52 +82,47 @@ def states_to_begin(asked: Asked) -> set[str]:
 
 def carried_out(
     asked: Asked, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
-) -> int:
-    """Run, write down what became of it, and say so."""
+) -> dict[str, Ended]:
+    """Run, and write down what became of it."""
     from ntkexp.cli.sweep_progress import watcher
     from ntkexp.sweep.conduct import Conductor
     from ntkexp.sweep.cost import Estimator
-    from ntkexp.sweep.record import after
+    from ntkexp.sweep.record import standings
 
-    writable(plan.out)
-    write_down(plan, before)
     trust = tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in asked.trust)
     conductor = Conductor(plan, engine, watcher(asked.quiet), trust, asked.fail_fast)
+    write_down(plan, before, changed=False)
     if begun:
         estimate = Estimator()
         costs = {run.name: estimate(run.experiment) for run in begun}
-        with interruptible(plan):
+        with interruptible():
             try:
                 conductor.conduct(begun, costs)
             finally:
-                write_down(plan, after(before, conductor.ended))
-    standings = after(before, conductor.ended)
-    tabulate(plan, standings, changed=bool(conductor.ended))
-    return tell(asked, plan, standings, conductor.ended)
+                write_down(plan, standings(plan, plan.journal.failures(), conductor.ended), changed=True)
+    return conductor.ended
 
 
-def write_down(plan: Plan, standings: Mapping[str, Standing]) -> None:
-    """The record of the sweep, if it is not that already."""
+def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) -> None:
+    """The record of the sweep, and its tables as soon as there is a run to put into them."""
     from ntkexp.records.atomic import write_atomically
     from ntkexp.records.json_file import to_text
+    from ntkexp.records.lock import waited_for
     from ntkexp.sweep.record import fields
 
     text = to_text(fields(plan, standings))
-    if not plan.record.is_file() or plan.record.read_text(encoding="utf-8") != text:
-        write_atomically(plan.record, text)
+    with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
+        if not plan.record.is_file() or plan.record.read_text(encoding="utf-8") != text:
+            write_atomically(plan.record, text)
+        tables = plan.record.with_suffix(".runs.csv")
+        if any(stands.state == "done" for stands in standings.values()) and (changed or not tables.is_file()):
+            from ntkexp.report.sweep import write_tables
 
-
-def tabulate(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) -> None:
-    """The tables of the sweep, as soon as there is a run to put into them; those of an unchanged sweep stay."""
-    there = plan.record.with_suffix(".runs.csv").is_file()
-    if any(stands.state == "done" for stands in standings.values()) and (changed or not there):
-        from ntkexp.report.sweep import write_tables
-
-        write_tables(plan.record)
+            write_tables(plan.record)
 
 
 @contextmanager
-def interruptible(plan: Plan) -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Ctrl-C, or a polite kill, says how to go on."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -138,17 +133,20 @@ def interruptible(plan: Plan) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def tell(asked: Asked, plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, Ended]) -> int:
+def tell(asked: Asked, plan: Plan, ended: Mapping[str, Ended]) -> int:
     """What came of the sweep; each failure with its reason and the command that repeats it."""
-    bad = [run for run in plan.distinct if standings[run.name].reason]
-    for run in bad:
-        command = shlex.join(["ntkexp", "train", *run.overrides, *asked.repeated])
-        sys.stderr.write(f"{run.name}: {standings[run.name].reason}\n    {command}\n")
+    from ntkexp.sweep.record import standings
+
+    found = standings(plan, plan.journal.failures(), ended)
+    for run in plan.distinct:
+        if reason := found[run.name].reason:
+            command = shlex.join(["ntkexp", "train", *run.overrides, *asked.repeated])
+            sys.stderr.write(f"{run.name}: {reason}\n    {command}\n")
     if asked.as_json:
-        show_json(plan, standings)
+        show_json(plan, found)
     elif not asked.quiet:
-        sys.stdout.write(f"{sentence(plan, standings, ended)}\n{plan.record}\n")
-    return 1 if any(stands.state != "done" for stands in standings.values()) else 0
+        sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
+    return 1 if any(stands.state != "done" for stands in found.values()) else 0
 
 
 def show_json(plan: Plan, standings: Mapping[str, Standing]) -> None:
@@ -173,9 +171,7 @@ def sentence(plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, 
     return f"{plan.sweep.name}: {len(standings)} runs, {told}{advice}"
 
 
-def show_plan(
-    asked: Asked, plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine
-) -> int:
+def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
     """What would run, for how long, and how much memory it takes."""
     from ntkexp.config.spelling import spelled
     from ntkexp.report.text import aligned

@@ -11,7 +11,6 @@ from pathlib import Path
 from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task
 from ntkexp.sweep.ahead import Clock
 from ntkexp.sweep.cost import Cost
-from ntkexp.sweep.journal import NAME, Journal
 from ntkexp.sweep.plan import Plan, Planned, longest_first
 from ntkexp.sweep.watch import AbstractWatcher
 
@@ -29,11 +28,6 @@ class Conductor:
     trust: tuple[str, ...] = ()
     fail_fast: bool = False
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
-
-    @property
-    def journal(self) -> Journal:
-        """Where it is noted what happens."""
-        return Journal(self.plan.record.parent / NAME, self.plan.sweep.name)
 
     def conduct(self, runs: list[Planned], costs: dict[str, Cost]) -> None:
         """Carry out these runs, the longest first."""
@@ -58,20 +52,18 @@ class Conductor:
 
     def perform(self, runs: list[Planned], clock: Clock) -> None:
         """Every run that nobody else is at."""
-        with closing(self.engine.perform(self.tasks(runs))) as events:
+        with closing(self.engine.perform(self.tasks(runs, clock))) as events:
             for event in events:
-                clock.see(event)
-                self.note(event)
-                self.watcher.see(event, clock.ahead)
+                self.hear(event, clock)
                 if self.over:
                     return
 
-    def tasks(self, runs: list[Planned]) -> Iterator[Task]:
+    def tasks(self, runs: list[Planned], clock: Clock) -> Iterator[Task]:
         """Tasks, looked at once more when a worker is free for them."""
         for run in runs:
             state = self.plan.folder(run).state
             if state == "done":
-                self.ended[run.name] = Ended(run.name, "found")
+                self.hear(Ended(run.name, "found"), clock)
             elif state != "running":
                 yield Task(
                     run.name,
@@ -83,13 +75,19 @@ class Conductor:
                     None,
                 )
 
+    def hear(self, event: Event, clock: Clock) -> None:
+        """Keep what happened, and pass it on."""
+        clock.see(event)
+        self.note(event)
+        self.watcher.see(event, clock.ahead)
+
     def note(self, event: Event) -> None:
         """Keep what happened."""
         match event:
             case Began():
-                self.journal.write(event.name, "began")
+                self.plan.journal.write(event.name, "began")
             case Ended():
-                self.journal.write(event.name, event.how, event.reason)
+                self.plan.journal.write(event.name, event.how, event.reason)
                 if event.how != "held":
                     self.ended[event.name] = event
             case Stepped():

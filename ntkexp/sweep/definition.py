@@ -14,6 +14,7 @@ replaced; a sweep that differs from its file gets a name of its own.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -60,6 +61,12 @@ class Definition:
     seeds: tuple[int, ...]
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
+    words: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """What asks for it again."""
+        return shlex.join(["ntkexp", "sweep", *self.words])
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -90,9 +97,9 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
     if not words:
         raise Mistake(f"there is nothing to sweep; name one of {known(choices)}, or write such as model.width=64,128")
     if "=" in words[0]:
-        return ad_hoc(words)
+        return replace(ad_hoc(words), words=tuple(words))
     file = shipped(words[0], choices)
-    return named(with_overrides(file, words[1:]), file)
+    return replace(named(with_overrides(file, words[1:]), file), words=tuple(words))
 
 
 def named(changed: Definition, file: Definition) -> Definition:

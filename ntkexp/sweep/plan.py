@@ -11,6 +11,7 @@ from ntkexp.experiment import Experiment
 from ntkexp.identity import folder_name
 from ntkexp.records.folder import RunFolder
 from ntkexp.sweep.definition import Definition, Point
+from ntkexp.sweep.journal import NAME, Journal
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Plan:
     def record(self) -> Path:
         """Where the sweep is written down."""
         return self.out / "sweeps" / f"{self.sweep.name}.json"
+
+    @property
+    def journal(self) -> Journal:
+        """Where it is noted what happens."""
+        return Journal(self.record.parent / NAME, self.sweep.name)
 
     def folder(self, run: Planned) -> RunFolder:
         """The place of a run."""

@@ -1,6 +1,6 @@
 """sweeps/<name>.json: a sweep as it was resolved, and where it stands. What analyses it starts from here.
 
-    {"name": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
+    {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
      "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null}, …],
      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …]}
 
@@ -29,29 +29,19 @@ class Standing:
     reason: str = ""
 
 
-def standing(plan: Plan, run: Planned, failures: Mapping[str, str]) -> Standing:
-    """What the folder of a run says, and the journal."""
+def standings(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]) -> dict[str, Standing]:
+    """Where every run stands."""
+    return {run.name: standing(plan, run, failures, ended.get(run.name)) for run in plan.distinct}
+
+
+def standing(plan: Plan, run: Planned, failures: Mapping[str, str], ended: Ended | None) -> Standing:
+    """What the folder of a run says, then the journal, and last how it ended under this command."""
     state = plan.folder(run).state
     if state in {"done", "running"}:
         return Standing("done" if state == "done" else "running")
-    return Standing("failed", failures[run.name]) if run.name in failures else Standing("unfinished")
-
-
-def standings(plan: Plan, failures: Mapping[str, str]) -> dict[str, Standing]:
-    """Where every run stands."""
-    return {run.name: standing(plan, run, failures) for run in plan.distinct}
-
-
-def after(before: Mapping[str, Standing], ended: Mapping[str, Ended]) -> dict[str, Standing]:
-    """Where every run stands once these have ended."""
-    return {**before, **{name: stands(end) for name, end in ended.items()}}
-
-
-def stands(ended: Ended) -> Standing:
-    """Where an end leaves a run."""
-    if ended.how in {"done", "found"}:
-        return Standing("done")
-    return Standing("failed" if ended.how == "failed" else "unfinished", ended.reason)
+    if run.name in failures:
+        return Standing("failed", failures[run.name])
+    return Standing("unfinished", ended.reason if ended else "")
 
 
 def fields(plan: Plan, standings: Mapping[str, Standing]) -> dict[str, Json]:
@@ -66,4 +56,4 @@ def fields(plan: Plan, standings: Mapping[str, Standing]) -> dict[str, Json]:
         }
         for run in plan.runs
     ]
-    return {"name": plan.sweep.name, **plan.sweep.fields, "runs": runs}
+    return {"name": plan.sweep.name, "command": plan.sweep.command, **plan.sweep.fields, "runs": runs}
