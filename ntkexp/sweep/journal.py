@@ -30,9 +30,11 @@ class Journal:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason})
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, f"\n{line}\n".encode())  # the first newline ends what a full disk or a kill cut off
+            size = os.fstat(descriptor).st_size
+            cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"  # by a full disk, or a kill
+            os.write(descriptor, f"{chr(10) if cut_off else ''}{line}\n".encode())
         finally:
             os.close(descriptor)
 
