@@ -43,6 +43,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_what_failed_is_told_once_and_not_repeated_unasked(tmp_path: Path) -> None:
     words = ("data.train=12,100000", *TINY[1:], "model.width=8")
     first = swept(tmp_path, *words)
