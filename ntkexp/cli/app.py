@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, Trust
+from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, SweepWords, Trust
 
 app = typer.Typer(
     help="Is a network trained by gradient descent a kernel machine, and which one?",
@@ -57,6 +57,27 @@ def train(
     from ntkexp.cli.train import train
 
     train(overrides or [], out, force=force, quiet=quiet, as_json=as_json, trust=trust or [], config_dir=config_dir)
+
+
+@app.command()
+def sweep(
+    words: SweepWords = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs go.")] = Path("outputs"),
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Runs at once; else one per core.")] = None,
+    engine: Annotated[str, typer.Option("--engine", metavar="ENGINE", help="Where runs happen.")] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs, and about what they take.")] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all at the first failure.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
+    from ntkexp.cli.sweep import Asked, sweep
+
+    given = (words or [], out, engine, workers, dry_run, fail_fast, retry_failed, quiet, as_json)
+    raise typer.Exit(sweep(Asked(*given, trust or [], config_dir)))
 
 
 @app.command()

@@ -24,12 +24,38 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
+def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
+    """What the shell offers for a sweep: its name first, then KEY=VALUE."""
+    from ntkexp.config.choices import Choices
+    from ntkexp.config.complete import complete
+    from ntkexp.config.folders import folders
+    from ntkexp.mistake import Mistake
+
+    given, words = context.params.get("config_dir"), context.params.get("words") or []
+    try:
+        choices = Choices(folders(given and Path(given)))
+        named = bool(words) and words[0] in choices.options("sweep")
+        names = [] if words else [name for name in choices.options("sweep") if name.startswith(incomplete)]
+        return [*names, *complete(words[named:], incomplete, choices)]
+    except Mistake:
+        return []
+
+
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
         help="Choices, such as model.width=64; `ntkexp config --tree` shows all.",
         autocompletion=offer,
+        show_default=False,
+    ),
+]
+SweepWords: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME] [KEY=VALUES]...",
+        help="A sweep, such as width, and choices, such as model.width=64,128 seed=0..4.",
+        autocompletion=offer_sweep,
         show_default=False,
     ),
 ]

@@ -8,7 +8,6 @@ Bugs of the program keep their traceback.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,21 +15,12 @@ from collections.abc import Sequence
 import typer
 
 from ntkexp.cli.app import app
+from ntkexp.fault import FAULTS, in_words
 from ntkexp.mistake import Mistake
 
 # Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
 # click's, and recent versions of Typer bring their own copy of click.
 UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
-
-STATES = {
-    errno.ENOSPC: "no space is left on the disk; free some, and the same command goes on",
-    errno.EDQUOT: "the disk quota is used up; free some, and the same command goes on",
-    errno.EPIPE: "whoever read the output has gone away",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.EROFS: "the file system can only be read",
-    errno.EIO: "the disk cannot be read or written",
-}
 
 
 def main() -> None:
@@ -53,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         return complain(str(interrupt) or "interrupted", 130)
     except OSError as error:
-        if error.errno not in STATES:
+        if error.errno not in FAULTS:
             raise
         return broken(error)
     return 0
@@ -81,8 +71,7 @@ def broken(error: OSError) -> int:
         sys.stdout.flush()
     except OSError:  # Python would try once more at its end, and complain in its own words
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    where = f"{error.filename}: " if error.filename else ""
-    return complain(f"{where}{STATES[error.errno or 0]}", 1)
+    return complain(in_words(error), 1)
 
 
 def complain(text: str, status: int) -> int:

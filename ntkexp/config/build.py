@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,6 +38,12 @@ class Builder:
 
     trusted: tuple[str, ...] = ()
     choices: Choices = field(default_factory=lambda: Choices(folders(None)))
+    files: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def groups(self) -> frozenset[str]:
+        """The groups there are, looked up once: a sweep builds a thousand experiments."""
+        return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
         """The root."""
@@ -90,13 +97,15 @@ class Builder:
             return self.component(value, wanted, key)
         if isinstance(value, list | tuple):
             return tuple(self.made(item, wanted, key) for item in value)
-        if isinstance(value, str) and group in self.choices.groups():
+        if isinstance(value, str) and group in self.groups:
             return self.component(self.option(group, value, key), wanted, key)
         return value
 
     def option(self, group: str, name: str, key: str) -> dict[str, Any]:
-        """What an option's file holds."""
+        """What an option's file holds; each is read once."""
         try:
-            return read(self.choices.file(group, name))
+            if (group, name) not in self.files:
+                self.files[group, name] = read(self.choices.file(group, name))
         except Mistake as mistake:
             raise Mistake(f"{key}: {mistake}") from None
+        return self.files[group, name]

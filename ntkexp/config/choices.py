@@ -19,6 +19,9 @@ import yaml
 
 from ntkexp.mistake import Mistake, nearest
 
+NO_CHOICES = frozenset({"sweep"})
+"""Folders of YAML that describe something else than a part of an experiment."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -28,7 +31,7 @@ class Choices:
 
     def groups(self) -> list[str]:
         """Folders with an option in them."""
-        return sorted({file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")})
+        return sorted({file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")} - NO_CHOICES)
 
     def options(self, group: str) -> list[str]:
         """The options of a group."""

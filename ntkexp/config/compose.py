@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +52,43 @@ class Resolved:
 
 def resolve(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Resolved:
     """Everything but the validation."""
-    given = {override.key: override for override in map(split, overrides)}  # the last word counts
-    choices = Choices(folders(config_dir))
-    builder = Builder(admit(trust), choices)
-    groups = [group for group in choices.groups() if group in Experiment.model_fields]
-    picked = {key: option(override, choices) for key, override in given.items() if key in groups}
-    config, chosen = assemble(picked, choices)
-    for override in sorted(given.values(), key=lambda override: not override.key.endswith("._target_")):
-        if override.key not in picked:
-            assign(config, override, chosen, builder)
-    return Resolved(followed(config, chosen, builder), chosen, builder)
+    return composer(config_dir, trust).resolve(overrides)
+
+
+def composer(config_dir: Path | None = None, trust: Sequence[str] = ()) -> Composer:
+    """Whoever composes with these folders and packages."""
+    return Composer(Builder(admit(trust), Choices(folders(config_dir))))
+
+
+@dataclass(frozen=True)
+class Composer:
+    """Composes many experiments: options are put together once for each selection, which takes most of the time."""
+
+    builder: Builder
+    assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(default_factory=dict)
+
+    def resolve(self, overrides: Sequence[str]) -> Resolved:
+        """Everything but the validation."""
+        given = {override.key: override for override in map(split, overrides)}  # the last word counts
+        picked = {key: option(given[key], self.builder.choices) for key in self.groups if key in given}
+        config, chosen = self.selected(picked)
+        for override in sorted(given.values(), key=lambda override: not override.key.endswith("._target_")):
+            if override.key not in picked:
+                assign(config, override, chosen, self.builder)
+        return Resolved(followed(config, chosen, self.builder), chosen, self.builder)
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """The keys that choose an option."""
+        return [group for group in self.builder.choices.groups() if group in Experiment.model_fields]
+
+    def selected(self, picked: Mapping[str, str]) -> tuple[DictConfig, dict[str, str]]:
+        """A tree of one's own with these options, and the option of every group."""
+        key = tuple(sorted(picked.items()))
+        if key not in self.assembled:
+            self.assembled[key] = assemble(picked, self.builder.choices)
+        config, chosen = self.assembled[key]
+        return deepcopy(config), chosen
 
 
 def option(override: Override, choices: Choices) -> str:

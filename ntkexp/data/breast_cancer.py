@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_breast_cancer
 
 from ntkexp.data.base import AbstractSource, Examples
 
@@ -12,6 +11,8 @@ class BreastCancer(AbstractSource):
     """Two classes, malignant and benign."""
 
     def examples(self, generator: torch.Generator) -> Examples:
+        from sklearn.datasets import load_breast_cancer  # noqa: PLC0415  slow to load, and composing needs none of it
+
         bunch = load_breast_cancer()
         names = tuple(str(name) for name in bunch.target_names)
         return Examples(torch.as_tensor(bunch.data), torch.as_tensor(bunch.target), names)

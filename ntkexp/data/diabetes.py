@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_diabetes
 
 from ntkexp.data.base import AbstractSource, Examples
 
@@ -12,5 +11,7 @@ class Diabetes(AbstractSource):
     """Regression; the inputs are taken in their own units, because standardising is done here."""
 
     def examples(self, generator: torch.Generator) -> Examples:
+        from sklearn.datasets import load_diabetes  # noqa: PLC0415  slow to load, and composing needs none of it
+
         bunch = load_diabetes(scaled=False)
         return Examples(torch.as_tensor(bunch.data), torch.as_tensor(bunch.target)[:, None])

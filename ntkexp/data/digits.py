@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from sklearn.datasets import load_digits
 
 from ntkexp.data.images import AbstractImages, Pictures
 
@@ -22,5 +21,7 @@ class Digits(AbstractImages):
     classes: tuple[int, ...] | Literal["all"] = (3, 8)
 
     def pictures(self) -> Pictures:
+        from sklearn.datasets import load_digits  # noqa: PLC0415  slow to load, and composing needs none of it
+
         bunch = load_digits()
         return torch.as_tensor(bunch.images, dtype=torch.uint8)[:, None], torch.as_tensor(bunch.target)

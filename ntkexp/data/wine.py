@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
-from sklearn.datasets import load_wine
 
 from ntkexp.data.base import AbstractSource, Examples
 
@@ -16,6 +15,8 @@ class Wine(AbstractSource):
     probe: NonNegativeInt = 32
 
     def examples(self, generator: torch.Generator) -> Examples:
+        from sklearn.datasets import load_wine  # noqa: PLC0415  slow to load, and composing needs none of it
+
         bunch = load_wine()
         names = tuple(str(name) for name in bunch.target_names)
         return Examples(torch.as_tensor(bunch.data), torch.as_tensor(bunch.target), names)

@@ -30,6 +30,10 @@ CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
 State: TypeAlias = Literal["done", "running", "dead", "absent"]
 
 
+class Held(Mistake):
+    """Another process writes the run."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The place of one run."""
@@ -73,7 +77,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = acquire(self.path / LOCK)
         except BlockingIOError as error:
-            raise Mistake(f"{self.path} is being written by another process; wait for it, or change the run") from error
+            raise Held(f"{self.path} is being written by another process; wait for it, or change the run") from error
         except OSError as error:
             raise Mistake(
                 f"{self.path} cannot be written ({error.strerror}); choose another place with --out"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ntkexp.mistake import Mistake
@@ -30,6 +32,18 @@ def acquire(lock: Path) -> int:
         else:
             break
     return descriptor
+
+
+@contextmanager
+def waited_for(lock: Path) -> Iterator[None]:
+    """Hold the lock, however long it takes until others let go of it."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_held(lock: Path) -> bool:

@@ -36,6 +36,7 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ([], "train"),
         (["--version"], "ntkexp "),
         (["train", "--help"], "--force"),
+        (["sweep", "--help"], "--dry-run"),
         (["report", "--help"], "--format"),
         (["config", "--tree"], "model=mlp (default)"),
     ],
@@ -52,7 +53,9 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
     ("line", "offered"),
     [
         ("ntkexp tr", ["train"]),
-        ("ntkexp ", ["train", "config", "resume", "report", "explain", "compare", "runs"]),
+        ("ntkexp ", ["train", "sweep", "config", "resume", "report", "explain", "compare", "runs"]),
+        ("ntkexp sweep wi", ["width"]),
+        ("ntkexp sweep width model.wi", ["model.width=", "model.width=512"]),
         ("ntkexp train model.wi", ["model.width=", "model.width=512"]),
         ("ntkexp train los", ["loss=", "loss.reduction="]),
         ("ntkexp train loss=s", ["loss=squared"]),

@@ -11,7 +11,7 @@ import pytest
 from ntkexp.component import Component
 from ntkexp.config.allowed import bases
 from ntkexp.config.build import Builder, build
-from ntkexp.config.choices import Choices, read
+from ntkexp.config.choices import NO_CHOICES, Choices, read
 from ntkexp.config.compose import compose, resolve
 from ntkexp.config.folders import folders, shipped
 from ntkexp.config.keys import keys
@@ -20,7 +20,7 @@ from ntkexp.config.target import component
 from ntkexp.experiment import Experiment
 from ntkexp.mistake import Mistake
 
-FILES = sorted(shipped().glob("*/*.yaml"))
+FILES = sorted(file for file in shipped().glob("*/*.yaml") if file.parent.name not in NO_CHOICES)
 PLACES = dict(keys(resolve([]).tree, Experiment, Builder()))
 COMMANDS: tuple[list[str], ...] = (
     [],

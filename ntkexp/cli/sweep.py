@@ -1,0 +1,205 @@
+"""`ntkexp sweep`: many experiments, those that are not finished yet."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.cli.train import writable
+
+if TYPE_CHECKING:
+    from ntkexp.engine.base import AbstractEngine, Ended
+    from ntkexp.sweep.plan import Plan, Planned
+    from ntkexp.sweep.record import Standing
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command, taken apart."""
+
+    words: Sequence[str]
+    out: Path
+    engine: str
+    workers: int | None
+    dry_run: bool
+    fail_fast: bool
+    retry_failed: bool
+    quiet: bool
+    as_json: bool
+    trust: Sequence[str]
+    config_dir: Path | None
+
+    @property
+    def repeated(self) -> list[str]:
+        """The options that a run of this sweep needs by itself."""
+        given = [f"--config-dir={self.config_dir}"] if self.config_dir else []
+        place = [f"--out={self.out}"] if self.out != Path("outputs") else []
+        return [*place, *(f"--trust={entry}" for entry in self.trust), *given]
+
+
+def sweep(asked: Asked) -> int:
+    """Carry a sweep out, as far as it is not; the exit status."""
+    from ntkexp.engine.choose import choose
+
+    engine = choose(asked.engine, asked.workers)
+    engine.limit_threads()  # before torch is imported, which composing does
+    from ntkexp.sweep.record import standings
+
+    plan = planned(asked)
+    before = standings(plan, plan.journal.failures(), {})
+    begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
+    if asked.dry_run:
+        return show_plan(plan, before, begun, engine)
+    writable(plan.out)
+    ended = carried_out(asked, plan, before, begun, engine)
+    return tell(asked, plan, ended)
+
+
+def planned(asked: Asked) -> Plan:
+    """The runs of the sweep, all of them valid."""
+    from ntkexp.config.choices import Choices
+    from ntkexp.config.compose import composer
+    from ntkexp.config.folders import folders
+    from ntkexp.sweep.definition import define
+    from ntkexp.sweep.plan import plan
+
+    definition = define(asked.words, Choices(folders(asked.config_dir)))
+    return plan(definition, composer(asked.config_dir, asked.trust), asked.out.expanduser().absolute())
+
+
+def states_to_begin(asked: Asked) -> set[str]:
+    """The runs that this command is for."""
+    return {"unfinished", "running"} | ({"failed"} if asked.retry_failed else set())
+
+
+def carried_out(
+    asked: Asked, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
+) -> dict[str, Ended]:
+    """Run, and write down what became of it."""
+    from ntkexp.cli.sweep_progress import watcher
+    from ntkexp.sweep.conduct import Conductor
+    from ntkexp.sweep.cost import Estimator
+    from ntkexp.sweep.record import standings
+
+    trust = tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in asked.trust)
+    conductor = Conductor(plan, engine, watcher(asked.quiet), trust, asked.fail_fast)
+    write_down(plan, before, changed=False)
+    if begun:
+        estimate = Estimator()
+        costs = {run.name: estimate(run.experiment) for run in begun}
+        with interruptible():
+            try:
+                conductor.conduct(begun, costs)
+            finally:
+                write_down(plan, standings(plan, plan.journal.failures(), conductor.ended), changed=True)
+    return conductor.ended
+
+
+def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) -> None:
+    """The record of the sweep, and its tables as soon as there is a run to put into them."""
+    from ntkexp.records.atomic import write_atomically
+    from ntkexp.records.json_file import to_text
+    from ntkexp.records.lock import waited_for
+    from ntkexp.sweep.record import fields
+
+    text = to_text(fields(plan, standings))
+    with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
+        if not plan.record.is_file() or plan.record.read_text(encoding="utf-8") != text:
+            write_atomically(plan.record, text)
+        tables = plan.record.with_suffix(".runs.csv")
+        if any(stands.state == "done" for stands in standings.values()) and (changed or not tables.is_file()):
+            from ntkexp.report.sweep import write_tables
+
+            write_tables(plan.record)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C, or a polite kill, says how to go on."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on from the last checkpoints") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def tell(asked: Asked, plan: Plan, ended: Mapping[str, Ended]) -> int:
+    """What came of the sweep; each failure with its reason and the command that repeats it."""
+    from ntkexp.sweep.record import standings
+
+    found = standings(plan, plan.journal.failures(), ended)
+    for run in plan.distinct:
+        if reason := found[run.name].reason:
+            command = shlex.join(["ntkexp", "train", *run.overrides, *asked.repeated])
+            sys.stderr.write(f"{run.name}: {reason}\n    {command}\n")
+    if asked.as_json:
+        show_json(plan, found)
+    elif not asked.quiet:
+        sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
+    return 1 if any(stands.state != "done" for stands in found.values()) else 0
+
+
+def show_json(plan: Plan, standings: Mapping[str, Standing]) -> None:
+    """The record, on stdout."""
+    from ntkexp.records.json_file import to_text
+    from ntkexp.sweep.record import fields
+
+    sys.stdout.write(to_text({**fields(plan, standings), "record": str(plan.record)}))
+
+
+def sentence(plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, Ended]) -> str:
+    """How many runs there are, and what became of them."""
+    counts = {
+        "done": sum(stands.state == "done" for stands in standings.values()),
+        "done just now": sum(end.how == "done" for end in ended.values()),
+        "failed": sum(stands.state == "failed" for stands in standings.values()),
+        "unfinished": sum(stands.state == "unfinished" for stands in standings.values()),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
+    advice += "; the same command goes on" if counts["unfinished"] else ""
+    return f"{plan.sweep.name}: {len(standings)} runs, {told}{advice}"
+
+
+def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
+    """What would run, for how long, and how much memory it takes."""
+    from ntkexp.config.spelling import spelled
+    from ntkexp.report.text import aligned
+    from ntkexp.sweep.cost import Estimator
+    from ntkexp.sweep.duration import duration
+
+    estimate = Estimator()
+    costs = {run.name: estimate(run.experiment) for run in plan.distinct}
+    rows = [
+        [
+            run.name,
+            *(spelled(value) for value in run.point.values.values()),
+            str(run.point.seed),
+            before[run.name].state,
+            duration(costs[run.name].seconds),
+            f"{costs[run.name].bytes / 1e9:.1f} GB",
+        ]
+        for run in plan.runs
+    ]
+    header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
+    sys.stdout.write(aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n")
+    seconds = [costs[run.name].seconds for run in begun]
+    total = max([sum(seconds) / engine.workers, *seconds])
+    most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
+    sys.stdout.write(
+        f"{plan.sweep.name}: {len(begun)} of {len(plan.distinct)} runs to do, about {duration(total)} and up to "
+        f"{most / 1e9:.1f} GB with {engine.workers} workers\n"
+    )
+    for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
+        sys.stderr.write(f"would fail: {mistake}\n")
+    return 0

@@ -1,0 +1,101 @@
+"""A sweep on a terminal: a line for every worker and a bar for all; elsewhere a line for every run that has ended."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+from ntkexp.engine.base import Began, Ended, Event, Stepped
+from ntkexp.sweep.duration import duration
+from ntkexp.sweep.watch import AbstractWatcher, Unwatched
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+def watcher(quiet: bool) -> AbstractWatcher:
+    """Whoever suits the place."""
+    if quiet:
+        return Unwatched()
+    return Board() if sys.stderr.isatty() else Lines(sys.stderr)
+
+
+class Lines(AbstractWatcher):
+    """A line for every run that has ended.
+
+    >>> lines = Lines(sys.stdout)
+    >>> lines.begin("width", 30, 28, 2, 200.0)
+    width: 30 runs, 28 of them done; about 3.3 min with 2 workers
+    >>> lines.see(Ended("mlp-w32-s0", "done"), 60.0)
+    29/30  mlp-w32-s0 is done; about 60 s to go
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.runs, self.ended = stream, 0, 0
+
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
+        self.runs, self.ended = runs, done
+        known = f", {done} of them done" if done else ""
+        self.say(f"{name}: {runs} runs{known}; about {duration(seconds)} with {workers} workers")
+
+    def see(self, event: Event, ahead: float) -> None:
+        if isinstance(event, Ended) and event.how != "held":
+            self.ended += 1
+            how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
+            self.say(f"{self.ended}/{self.runs}  {event.name} is {how}; about {duration(ahead)} to go")
+
+    def say(self, text: str) -> None:
+        with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop
+            self.stream.write(f"{text}\n")
+            self.stream.flush()
+
+    def end(self) -> None:
+        pass
+
+
+class Board(AbstractWatcher):
+    """Bars: of all runs, and of each that is at work."""
+
+    def __init__(self) -> None:
+        self.bars: Progress | None = None
+        self.whole: TaskID | None = None
+        self.running: dict[str, TaskID] = {}
+
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
+        self.bars = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.whole = self.bars.add_task(name, total=runs, completed=done, now=f"about {duration(seconds)}")
+        self.bars.start()
+
+    def see(self, event: Event, ahead: float) -> None:
+        if self.bars is None or self.whole is None:
+            return
+        match event:
+            case Began():
+                self.running[event.name] = self.bars.add_task(f"  {event.name}", total=None, now="")
+            case Stepped():
+                self.bars.update(self.running[event.name], completed=event.step, total=event.steps)
+            case Ended():
+                if event.name in self.running:
+                    self.bars.remove_task(self.running.pop(event.name))
+                self.bars.advance(self.whole, event.how != "held")
+        self.bars.update(self.whole, now=f"about {duration(ahead)} to go")
+
+    def say(self, text: str) -> None:
+        if self.bars is not None:
+            self.bars.console.print(text, markup=False, highlight=False)
+
+    def end(self) -> None:
+        if self.bars is not None:
+            self.bars.stop()

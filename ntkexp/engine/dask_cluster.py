@@ -1,0 +1,159 @@
+"""An existing Dask cluster: `--engine=dask:ADDRESS` or `--engine=dask:scheduler.json`, and `,timeout=SECONDS`.
+
+Dask carries a task out again when its worker dies. That does no harm: a run goes on from its checkpoint, one process
+at a time. Each run is a process of its own beside the Dask worker, which stays free to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import distributed
+
+from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task
+from ntkexp.mistake import Mistake
+
+TIMEOUT, GRACE = 10.0, 30.0
+SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
+
+children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
+"""On a worker: the processes of each sweep, so that they can be interrupted."""
+
+
+@dataclass(frozen=True)
+class Dask(AbstractEngine):
+    """As many runs at once as the cluster has threads, or fewer."""
+
+    client: Any  # distributed.Client, which states no types
+    count: int
+    token: str = field(default_factory=lambda: uuid4().hex)
+
+    @property
+    def workers(self) -> int:
+        return self.count
+
+    def limit_threads(self) -> None:
+        pass  # nothing is computed here
+
+    def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
+        at_work: dict[Any, str] = {}
+        try:
+            while True:
+                while len(at_work) < self.count and (task := next(tasks, None)) is not None:
+                    key = f"{task.name}-{uuid4().hex[:8]}"  # a run that is tried again is another task
+                    at_work[self.client.submit(carried_out, asdict(task), self.token, key=key, pure=False)] = task.name
+                    yield Began(task.name)
+                if not at_work:
+                    return
+                with self.client.as_current():
+                    ready = distributed.wait(list(at_work), return_when="FIRST_COMPLETED").done
+                for future in ready:
+                    yield ended(at_work.pop(future), future)
+        finally:
+            self.dismiss(list(at_work))
+
+    def dismiss(self, futures: list[Any]) -> None:
+        """Take back what has not begun, and ask the others to stop."""
+        if futures:
+            self.client.cancel(futures)
+            self.client.run(interrupt, self.token)
+
+
+def open_engine(where: str, workers: int | None) -> Dask:
+    """The cluster, if it answers in time."""
+    address, _, rest = where.partition(",")
+    timeout = read_timeout(where, rest)
+    client = connected(address, timeout)
+    threads = sum(client.nthreads().values())
+    if not threads:
+        client.close()
+        raise Mistake(f"--engine=dask:{where}: this cluster has no workers; start one with `dask worker {address}`")
+    return Dask(client, min(workers or threads, threads))
+
+
+def read_timeout(where: str, rest: str) -> float:
+    """The limit that was given."""
+    key, _, value = rest.partition("=")
+    try:
+        seconds = float(value) if rest else TIMEOUT
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0 or (rest and key != "timeout"):
+        raise Mistake(f"--engine=dask:{where} cannot be read; {SPELLING}")
+    return seconds
+
+
+def connected(address: str, timeout: float) -> Any:
+    """A client of the cluster."""
+    if not address:
+        raise Mistake(f"--engine=dask names no cluster; {SPELLING}")
+    by_file = address.endswith(".json")
+    if by_file and not Path(address).is_file():
+        raise Mistake(f"--engine=dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one")
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said in one line
+    try:
+        if by_file:
+            return distributed.Client(scheduler_file=address, timeout=timeout, set_as_default=False)
+        return distributed.Client(address, timeout=timeout, set_as_default=False)
+    except (OSError, ValueError) as error:  # TimeoutError is an OSError
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise Mistake(f"--engine=dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
+
+
+def carried_out(fields: dict[str, Any], token: str) -> dict[str, str]:
+    """On a worker: a run in a process of its own, and how it ended."""
+    threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ntkexp.engine.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | limits,
+        start_new_session=True,
+    )
+    children[token].append(process)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):  # it died: its last word is missing
+        process.stdin.write(json.dumps({**fields, "threads": threads}) + "\n")
+        process.stdin.flush()
+    said = process.stdout.read()
+    status = process.wait()
+    children[token].remove(process)
+    process.stdin.close()
+    killed = {"name": fields["name"], "how": "killed", "reason": f"its process ended with status {status}"}
+    found: dict[str, str] = json.loads(said.splitlines()[-1]) if said else killed
+    return found
+
+
+async def interrupt(token: str) -> None:
+    """On a worker: ask the processes of a sweep to stop, and wait for them."""
+    for process in children[token]:
+        process.send_signal(signal.SIGINT)
+    end = time.monotonic() + GRACE
+    while any(process.poll() is None for process in children[token]) and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+
+
+def ended(name: str, future: Any) -> Ended:
+    """What became of a run; one whose workers died too often is given up by Dask."""
+    error = future.exception()
+    if error is not None:
+        first = str(error).strip().partition("\n")[0]
+        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first}")
+    return Ended(**future.result())

@@ -1,0 +1,141 @@
+"""Slurm, by submitit: `--engine=slurm:KEY=VALUE,…`, a job for every run; scripts and logs go to `sweeps/slurm/`.
+
+    partition, account, qos, constraint     as sbatch takes them
+    time (minutes, 60)   cpus (1)   memory_gb (8)   gpus (0)
+    cluster=local   processes on this machine in place of jobs, to try it
+
+A job that is about to run out of time, or is pre-empted, is queued again and goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.helpers import DelayedSubmission
+
+from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task
+from ntkexp.mistake import Mistake, nearest
+
+JOBS, PAUSE, GRACE = 100, 1.0, 60.0
+NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "partition": ("slurm_partition", str),
+    "account": ("slurm_account", str),
+    "qos": ("slurm_qos", str),
+    "constraint": ("slurm_constraint", str),
+    "time": ("timeout_min", int),
+    "cpus": ("cpus_per_task", int),
+    "memory_gb": ("mem_gb", float),
+    "gpus": ("gpus_per_node", int),
+}
+USUAL = {"timeout_min": 60, "cpus_per_task": 1, "mem_gb": 8, "slurm_signal_delay_s": 120}
+
+
+@dataclass(frozen=True)
+class Slurm(AbstractEngine):
+    """So many jobs in the queue at once."""
+
+    cluster: str
+    parameters: dict[str, Any]
+    count: int
+
+    @property
+    def workers(self) -> int:
+        return self.count
+
+    def limit_threads(self) -> None:
+        pass  # nothing is computed here
+
+    def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
+        jobs: dict[str, Any] = {}
+        try:
+            while True:
+                while len(jobs) < self.count and (task := next(tasks, None)) is not None:
+                    jobs[task.name] = self.submitted(replace(task, threads=self.parameters["cpus_per_task"]))
+                    yield Began(task.name)
+                if not jobs:
+                    return
+                finished = [name for name, job in jobs.items() if job.done()]
+                for name in finished:
+                    yield ended(name, jobs.pop(name))
+                if not finished:
+                    time.sleep(PAUSE)
+        finally:
+            dismiss(list(jobs.values()))
+
+    def submitted(self, task: Task) -> Any:
+        """A job."""
+        folder = Path(task.out) / "sweeps" / "slurm"
+        folder.mkdir(parents=True, exist_ok=True)
+        executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
+        threads = str(task.threads)
+        executor.update_parameters(
+            **self.parameters,
+            name=task.name,
+            slurm_setup=[f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE"],
+        )
+        return executor.submit(Job(), task)
+
+
+class Job:
+    """What a job does; submitit calls `checkpoint` before it kills one, and queues what that returns."""
+
+    def __call__(self, task: Task) -> Ended:
+        from ntkexp.engine.child import ignored  # noqa: PLC0415  the command itself needs no torch for it
+        from ntkexp.engine.work import work  # noqa: PLC0415
+
+        return work(task, ignored)
+
+    def checkpoint(self, task: Task) -> Any:
+        """The rest of the run: its own checkpoint, at most 30 s old, is where it goes on."""
+        return DelayedSubmission(self, task)
+
+
+def open_engine(where: str, workers: int | None) -> Slurm:
+    """The queue, with what every job asks for."""
+    asked = [entry.partition("=") for entry in where.split(",") if entry]
+    cluster = ([value for key, _, value in asked if key == "cluster"] or ["slurm"])[-1]
+    if cluster not in {"slurm", "local"}:
+        raise Mistake(f"--engine=slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}")
+    given = dict(parameter(key, value, where) for key, _, value in asked if key != "cluster")
+    engine = Slurm(cluster, USUAL | given, workers or JOBS)
+    if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:
+        raise Mistake("--engine=slurm: there is no srun here; call it on a machine that can submit jobs")
+    return engine
+
+
+def parameter(key: str, value: str, where: str) -> tuple[str, Any]:
+    """What submitit calls it."""
+    if key not in NAMES:
+        hint = nearest(key, NAMES)
+        raise Mistake(f"--engine=slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}")
+    name, kind = NAMES[key]
+    try:
+        return name, kind(value)
+    except ValueError:
+        raise Mistake(f"--engine=slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
+
+
+def ended(name: str, job: Any) -> Ended:
+    """What became of a job."""
+    error = job.exception()
+    if error is None:
+        found: Ended = job.result()
+        return found
+    first = str(error).strip().partition("\n")[0]
+    return Ended(name, "killed", f"job {job.job_id} ended with {type(error).__name__}: {first}; see {job.paths.stderr}")
+
+
+def dismiss(jobs: list[Any]) -> None:
+    """Ask them to stop, and wait until they have."""
+    for job in jobs:
+        with suppress(Exception):  # it is gone already
+            job.cancel(check=False)
+    end = time.monotonic() + GRACE
+    while any(not job.done() for job in jobs) and time.monotonic() < end:
+        time.sleep(PAUSE / 10)

@@ -1,0 +1,81 @@
+"""What a worker does with a task, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ntkexp.carry_out import carry_out
+from ntkexp.config.build import build
+from ntkexp.config.target import admit
+from ntkexp.engine.base import Ended, Ending, Event, Stepped, Task
+from ntkexp.experiment import Experiment
+from ntkexp.fault import FAULTS, in_words
+from ntkexp.identity import folder_name
+from ntkexp.mistake import Mistake
+from ntkexp.progress import AbstractProgress
+from ntkexp.records.folder import Held
+
+PAUSE = 0.2  # seconds between two words on how far a run is
+
+
+class Relay(AbstractProgress):
+    """Passes on how far a run is, and remembers whether there was anything to do."""
+
+    def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
+        self.name, self.tell, self.steps, self.told = name, tell, 0, 0.0
+        self.begun = False
+
+    def start(self, name: str, steps: int, done: int) -> None:
+        self.begun, self.steps = True, steps
+        self.tell(Stepped(self.name, done, steps))
+
+    def step(self, step: int, loss: float | None, drift: float | None) -> None:
+        if time.monotonic() - self.told >= PAUSE:
+            self.told = time.monotonic()
+            self.tell(Stepped(self.name, step, self.steps))
+
+    def say(self, text: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+def work(task: Task, tell: Callable[[Event], None]) -> Ended:
+    """Carry a task out; however that ends, it is said, and nothing is raised."""
+    relay = Relay(task.name, tell)
+    try:
+        os.chdir(task.home)
+        carry_out(experiment(task), task.overrides, Path(task.out), False, relay)
+    except (Exception, KeyboardInterrupt) as error:
+        return Ended(task.name, *ending(error))
+    return Ended(task.name, "done" if relay.begun else "found")
+
+
+def experiment(task: Task) -> Experiment:
+    """The experiment of a task, if it means the same here as where it was composed."""
+    made = build(task.fields, admit(task.trust))
+    if folder_name(made) != task.name:
+        raise Mistake(f"{task.name} would be {folder_name(made)} here: this worker has other data or another version")
+    return made if made.threads or not task.threads else made.model_copy(update={"threads": task.threads})
+
+
+def ending(error: BaseException) -> tuple[Ending, str]:
+    """What an exception says about a run."""
+    match error:
+        case Held():
+            return "held", ""
+        case KeyboardInterrupt():
+            return "stopped", ""
+        case Mistake():
+            return "failed", str(error)
+        case OSError() if error.errno in FAULTS:
+            return "broken", in_words(error)
+        case _:
+            first = str(error).strip().partition("\n")[0]
+            return "failed", f"{type(error).__name__}: {first}".removesuffix(
+                ": "
+            ) + "; error.txt in its folder says where"

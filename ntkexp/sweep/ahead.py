@@ -1,0 +1,49 @@
+"""How long it will still take: what is left of the estimated work, at the speed of the work that was seen.
+
+ahead = max(left / (workers · speed), longest that is left)       speed = estimated / measured worker seconds
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ntkexp.engine.base import Began, Ended, Event, Stepped
+
+TRAINING = 0.9  # the share of a run until its last step; then it is written and drawn
+PRIOR = 20.0  # worker seconds for which the estimate is believed until runs have been seen
+
+
+@dataclass
+class Clock:
+    """Watches runs go by."""
+
+    costs: Mapping[str, float]
+    workers: int
+    shares: dict[str, float] = field(default_factory=dict)  # of the runs at work and those that ended here
+    begun: dict[str, float] = field(default_factory=dict)
+    spent: float = 0.0  # worker seconds of runs that ended
+
+    def see(self, event: Event) -> None:
+        """Take an event into account."""
+        match event:
+            case Began():
+                self.begun[event.name], self.shares[event.name] = time.monotonic(), 0.0
+            case Stepped():
+                self.shares[event.name] = TRAINING * event.step / event.steps
+            case Ended() if event.how == "held":  # it comes again
+                self.begun.pop(event.name, None)
+                self.shares.pop(event.name, None)
+            case Ended():
+                self.spent += time.monotonic() - self.begun.pop(event.name, time.monotonic())
+                self.shares[event.name] = 1.0
+
+    @property
+    def ahead(self) -> float:
+        """Seconds, about."""
+        left = {name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()}
+        seen = sum(self.costs.values()) - sum(left.values())
+        busy = self.spent + sum(time.monotonic() - start for start in self.begun.values())
+        speed = (seen + PRIOR) / (busy + PRIOR)
+        return max(sum(left.values()) / self.workers, *left.values(), 0.0) / speed

@@ -1,0 +1,55 @@
+"""journal.jsonl: what happened to runs under any sweep, a line an event, appended as it happens.
+
+    {"at": "2026-01-31T12:00:00+00:00", "sweep": "width", "run": "mlp-w32-s0-…", "event": "done", "reason": ""}
+
+A run whose last event is `failed` is not begun again unasked. A line is written in one piece, so that several sweeps
+may write at once; one that was cut off by a kill is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+NAME = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal beside the records of all sweeps of a folder."""
+
+    path: Path
+    sweep: str
+
+    def write(self, run: str, event: str, reason: str = "") -> None:
+        """One event."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"  # by a full disk, or a kill
+            os.write(descriptor, f"{chr(10) if cut_off else ''}{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    def events(self) -> Iterator[dict[str, str]]:
+        """Every event that can be read."""
+        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
+        for line in filter(None, text.split("\n")):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict) and {"run", "event", "reason"} <= found.keys():
+                yield found
+
+    def failures(self) -> dict[str, str]:
+        """The runs that failed when they were last heard of, with the reasons."""
+        last = {str(event["run"]): event for event in self.events()}
+        return {run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"}

@@ -1,0 +1,68 @@
+"""A sweep with every run composed: nothing is begun before all of it is known to be valid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ntkexp.config.compose import Composer
+from ntkexp.experiment import Experiment
+from ntkexp.identity import folder_name
+from ntkexp.records.folder import RunFolder
+from ntkexp.sweep.definition import Definition, Point
+from ntkexp.sweep.journal import NAME, Journal
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep: where it lies among the axes, and what it computes."""
+
+    point: Point
+    overrides: tuple[str, ...]
+    experiment: Experiment
+    name: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a sweep in the order of its points. Two points may ask for the same run."""
+
+    sweep: Definition
+    out: Path
+    runs: tuple[Planned, ...]
+
+    @property
+    def distinct(self) -> tuple[Planned, ...]:
+        """Each run once."""
+        return tuple({run.name: run for run in self.runs}.values())
+
+    @property
+    def record(self) -> Path:
+        """Where the sweep is written down."""
+        return self.out / "sweeps" / f"{self.sweep.name}.json"
+
+    @property
+    def journal(self) -> Journal:
+        """Where it is noted what happens."""
+        return Journal(self.record.parent / NAME, self.sweep.name)
+
+    def folder(self, run: Planned) -> RunFolder:
+        """The place of a run."""
+        return RunFolder(self.out / "runs" / run.name)
+
+
+def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
+    """Compose every run."""
+    runs = []
+    for point in sweep.points:
+        overrides = sweep.overrides(point)
+        experiment = composer.resolve(overrides).experiment()
+        runs.append(Planned(point, overrides, experiment, folder_name(experiment)))
+    return Plan(sweep, out, tuple(runs))
+
+
+def longest_first(runs: Sequence[Planned], seconds: Sequence[float]) -> list[Planned]:
+    """Runs in an order that leaves no worker alone with a long one at the end."""
+    order = sorted(range(len(runs)), key=lambda k: -seconds[k])
+    return [runs[k] for k in order]

@@ -1,0 +1,43 @@
+"""What a sweep tells whoever waits for it. How that looks is the business of who listens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ntkexp.engine.base import Event
+
+
+class AbstractWatcher(ABC):
+    """`begin`, any number of events and remarks, `end`."""
+
+    @abstractmethod
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
+        """A sweep of so many runs goes on, some of them done; about how long the others take, in all."""
+
+    @abstractmethod
+    def see(self, event: Event, ahead: float) -> None:
+        """Something happened to a run; about how many seconds remain."""
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """A remark of one line."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The sweep is over, or was interrupted."""
+
+
+class Unwatched(AbstractWatcher):
+    """Nobody listens."""
+
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
+        pass
+
+    def see(self, event: Event, ahead: float) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass

@@ -1,0 +1,96 @@
+"""`ntkexp sweep` in a process of its own, its workers, and what it leaves behind.
+
+Run as a module, this is `ntkexp` with workers that draw nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.docs.readme import ROOT
+
+TINY = (
+    *("data.train=12", "data.probe=6", "data.test=6", "steps=20", "path.count=4", "path.error_samples=4"),
+    *("threads=1", "checkpoint_seconds=0"),
+)
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+def begun(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """`ntkexp sweep …`, running."""
+    command = [sys.executable, "-m", "tests.sweep.commands", "sweep", *words, f"--out={out}"]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    """The same at its end."""
+    out, err = process.communicate()
+    return Ended(process.returncode, out, err)
+
+
+def swept(out: Path, *words: str, **environment: str) -> Ended:
+    """`ntkexp sweep …` to its end."""
+    return ended(begun(out, *words, **environment))
+
+
+def record(out: Path) -> dict[str, Any]:
+    """The record of the only sweep."""
+    (found,) = (out / "sweeps").glob("*.json")
+    value: dict[str, Any] = json.loads(found.read_text("utf-8"))
+    return value
+
+
+def states(out: Path) -> list[str]:
+    """Where the runs of the only sweep stand."""
+    return [run["state"] for run in record(out)["runs"]]
+
+
+def journal(out: Path, event: str) -> list[str]:
+    """The runs to which something happened."""
+    file = out / "sweeps" / "journal.jsonl"
+    lines = file.read_text("utf-8").split("\n") if file.is_file() else []
+    return [found["run"] for found in map(json.loads, filter(None, lines)) if found["event"] == event]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
+
+
+def workers(pid: int) -> list[int]:
+    """The processes that the server of a command has forked."""
+    return [worker for server in children(pid) for worker in children(server)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command, with workers that draw nothing."""
+    from ntkexp.cli.entry import run  # noqa: PLC0415  not needed by tests
+    from ntkexp.engine import local  # noqa: PLC0415
+
+    local.PRELOADED.append("tests.sweep.undrawn")
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

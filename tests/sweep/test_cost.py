@@ -1,0 +1,84 @@
+"""Estimates: from shapes alone, larger for what is larger, and said to be impossible where a run is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ntkexp.config.compose import compose
+from ntkexp.engine.base import Began, Ended, Stepped
+from ntkexp.sweep.ahead import Clock
+from ntkexp.sweep.cost import Cost, Estimator
+
+SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20")
+
+
+def cost(*words: str) -> Cost:
+    return Estimator()(compose([*SMALL, *words]))
+
+
+@pytest.mark.parametrize("more", ["model.width=64", "model.depth=4", "data.train=100", "optimizer=adam", "model=cnn"])
+def test_more_work_costs_more(more: str) -> None:
+    assert cost(more).seconds > cost().seconds
+
+
+@pytest.mark.parametrize("more", ["model.width=256", "data.train=100", "model=cnn"])
+def test_larger_shapes_need_more_memory(more: str) -> None:
+    assert cost(more).bytes > cost().bytes
+
+
+def test_steps_cost_alike_and_need_no_memory() -> None:
+    few, more, many = (cost(f"steps={steps}") for steps in (100, 200, 300))
+    assert many.seconds - more.seconds == pytest.approx(more.seconds - few.seconds)
+    assert many.bytes == few.bytes
+
+
+def test_what_is_estimated_once_is_not_looked_at_again() -> None:
+    estimate = Estimator()
+    for words in ((), ("seed=1",), ("init.alpha=2",), ("optimizer.step_size=0.1",)):
+        estimate(compose([*SMALL, *words]))
+    assert len(estimate.known) == 1
+
+
+def test_a_run_that_cannot_be_says_why() -> None:
+    assert "data.train=100000" in cost("data.train=100000").mistake
+    assert "raise memory_gb" in cost("memory_gb=0.1").mistake
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock says."""
+    told = [0.0]
+    monkeypatch.setattr("ntkexp.sweep.ahead.time.monotonic", lambda: told[0])
+    return told
+
+
+def test_what_is_ahead_shrinks_as_estimated_where_the_estimate_is_right(now: list[float]) -> None:
+    clock = Clock({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0}, workers=2)
+    assert clock.ahead == 200
+    clock.see(Began("a"))
+    clock.see(Began("b"))
+    now[0] = 50.0
+    for name in "ab":
+        clock.see(Stepped(name, 5, 10))
+    assert clock.ahead == pytest.approx(150, rel=0.15)  # a tenth of a run comes after its last step
+    now[0] = 100.0
+    for name in "ab":
+        clock.see(Ended(name, "done"))
+    assert clock.ahead == pytest.approx(100)
+
+
+def test_a_slow_machine_is_believed(now: list[float]) -> None:
+    clock = Clock({"a": 100.0, "b": 100.0}, workers=1)
+    clock.see(Began("a"))
+    now[0] = 1000.0
+    clock.see(Ended("a", "done"))
+    assert 500 < clock.ahead < 1000  # ten times slower than was thought, and the first thought counts a little
+
+
+def test_what_was_held_comes_again(now: list[float]) -> None:
+    clock = Clock({"a": 100.0}, workers=1)
+    clock.see(Began("a"))
+    clock.see(replace(Ended("a", "done"), how="held"))
+    assert clock.ahead == 100

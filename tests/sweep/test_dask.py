@@ -1,0 +1,116 @@
+"""A real Dask cluster, with workers in another folder than the client's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ntkexp.cli.entry import run
+from tests.docs.readme import ROOT
+from tests.sweep.commands import TINY, begun, ended, journal, record, states
+
+FOUR = ("model.width=8,9", "seed=0..1", *TINY)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A scheduler, by its file, and the process groups of two workers."""
+
+    file: Path
+    workers: tuple[subprocess.Popen[bytes], ...]
+
+    @property
+    def engine(self) -> str:
+        return f"--engine=dask:{self.file}"
+
+
+def started(place: Path, *words: str) -> subprocess.Popen[bytes]:
+    """`dask …` in a folder of its own."""
+    place.mkdir()
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with (place / "log.txt").open("wb") as log:
+        command = [sys.executable, "-m", "dask", *words]
+        environment = os.environ | {"PYTHONPATH": path}
+        return subprocess.Popen(command, cwd=place, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    file = tmp_path / "scheduler.json"
+    scheduler = started(
+        tmp_path / "scheduler", "scheduler", "--port=0", "--dashboard-address=:0", f"--scheduler-file={file}"
+    )
+    worker = ("worker", f"--scheduler-file={file}", "--nthreads=1", "--no-dashboard")
+    workers = tuple(started(tmp_path / name, *worker) for name in ("one", "two"))
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not all(
+        b"Registered" in (tmp_path / name / "log.txt").read_bytes() for name in ("one", "two")
+    ):
+        time.sleep(0.1)
+    yield Cluster(file, workers)
+    for process in (*workers, scheduler):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path, cluster: Cluster) -> None:
+    process = begun(tmp_path / "out", *FOUR, "steps=500", cluster.engine)
+    while process.poll() is None and not list(tmp_path.glob("out/runs/*/progress.json")):
+        time.sleep(0.01)
+    os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+    found = ended(process)
+    assert found.status == 0, found
+    assert states(tmp_path / "out") == ["done"] * 4
+    assert sorted(journal(tmp_path / "out", "done")) == sorted(
+        run["folder"] for run in record(tmp_path / "out")["runs"]
+    )
+
+
+@pytest.mark.slow
+def test_an_interrupt_reaches_the_workers(tmp_path: Path, cluster: Cluster) -> None:
+    process = begun(tmp_path / "out", *FOUR, "steps=100000", "checkpoint_seconds=1000", cluster.engine)
+    while process.poll() is None and len(list(tmp_path.glob("out/runs/*/progress.json"))) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    found = ended(process)
+    assert found.status == 130, found
+    assert len(list(tmp_path.glob("out/runs/*/checkpoint.pt"))) == 2
+
+
+def test_an_address_that_does_not_answer_is_one_line_in_time(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens
+        engine = f"--engine=dask:tcp://127.0.0.1:{silent.getsockname()[1]},timeout=0.5"
+        assert run(["sweep", *FOUR, engine, f"--out={tmp_path}"]) == 2
+    said = capfd.readouterr().err
+    assert "does not answer within 0.5 s" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "advice"),
+    [
+        ("dask", "names no cluster"),
+        ("dask:nowhere.json", "there is no such file"),
+        ("dask:tcp://127.0.0.1:1,timout=3", "cannot be read"),
+        ("dask:tcp://127.0.0.1:1,timeout=soon", "cannot be read"),
+        ("dusk:x", "did you mean 'dask'"),
+        ("local:3", "write --engine=local"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(engine: str, advice: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", *FOUR, f"--engine={engine}"]) == 2
+    said = capfd.readouterr().err
+    assert advice in said
+    assert said.count("\n") == 1

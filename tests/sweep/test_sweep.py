@@ -1,0 +1,142 @@
+"""Sweeps on this machine: each run once, whatever happens to whom."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ntkexp.cli.entry import run
+from tests.run.commands import promised
+from tests.sweep.commands import TINY, begun, children, ended, journal, record, states, swept, workers
+
+THREE = ("model.width=8..10", *TINY)
+LONG = ("model.width=8..9", *TINY, "steps=100000", "checkpoint_seconds=1000")
+
+
+def test_a_sweep_runs_what_is_not_finished_and_a_second_call_nothing(tmp_path: Path) -> None:
+    run(["train", *TINY, "model.width=9", f"--out={tmp_path}", "--quiet"])
+    first = swept(tmp_path, *THREE)
+    assert first.status == 0, first.err
+    assert "3 runs, 3 done, 2 done just now" in first.out
+    assert "1 of them done" in first.err
+    runs = record(tmp_path)["runs"]
+    assert [run["axes"] for run in runs] == [{"model.width": width} for width in (8, 9, 10)]
+    assert sorted(journal(tmp_path, "done")) == sorted(run["folder"] for run in runs if run["axes"]["model.width"] != 9)
+    before = (tmp_path / "sweeps" / "journal.jsonl").read_bytes()
+    second = swept(tmp_path, *THREE)
+    assert (second.status, second.err) == (0, "")
+    assert (tmp_path / "sweeps" / "journal.jsonl").read_bytes() == before
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "nowhere"
+    assert run(["sweep", *THREE, f"--out={place}", "--dry-run"]) == 0
+    shown = capfd.readouterr().out
+    assert "3 of 3 runs to do" in shown
+    assert "GB" in shown
+    assert not place.exists()
+
+
+@pytest.mark.slow
+def test_what_failed_is_told_once_and_not_repeated_unasked(tmp_path: Path) -> None:
+    words = ("data.train=12,100000", *TINY[1:], "model.width=8")
+    first = swept(tmp_path, *words)
+    assert first.status == 1
+    assert first.out.startswith("data.train-")
+    assert "1 failed; `--retry-failed` runs them again" in first.out
+    *_, reason, command = first.err.splitlines()
+    assert "data.train=100000" in reason
+    assert run([*shlex.split(command)[1:], "--quiet"]) == 2
+    assert states(tmp_path) == ["done", "failed"]
+    second = swept(tmp_path, *words)
+    assert (second.status, second.err.splitlines()) == (1, [reason, command])
+    assert swept(tmp_path, *words, "--retry-failed").status == 1
+    assert len(journal(tmp_path, "failed")) == 2
+    assert len(journal(tmp_path, "done")) == 1
+
+
+def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    """Wait until so many runs are under way."""
+    while process.poll() is None and len(list(out.glob("runs/*/progress.json"))) < count:
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_one_run(tmp_path: Path) -> None:
+    process = begun(tmp_path, *THREE, "steps=300", "--workers=2")
+    until_stepping(process, tmp_path, 1)
+    os.kill(workers(process.pid)[0], signal.SIGKILL)
+    found = ended(process)
+    assert found.status == 1
+    assert "its process was killed" in found.err
+    assert sorted(states(tmp_path)) == ["done", "done", "unfinished"]
+    assert swept(tmp_path, *THREE, "steps=300").status == 0
+    assert sorted(journal(tmp_path, "done")) == sorted(run["folder"] for run in record(tmp_path)["runs"])
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_checkpoints_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    process = begun(tmp_path, *LONG, "--workers=2")
+    until_stepping(process, tmp_path, 2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    found = ended(process)
+    assert found.status == 130
+    assert found.err.splitlines()[-1] == "ntkexp: interrupted; the same command goes on from the last checkpoints"
+    assert "Traceback" not in found.err
+    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 2
+    assert states(tmp_path) == ["unfinished", "unfinished"]
+
+
+@pytest.mark.slow
+def test_workers_die_with_the_command(tmp_path: Path) -> None:
+    process = begun(tmp_path, *LONG, "--workers=2")
+    until_stepping(process, tmp_path, 2)
+    family = [*children(process.pid), *workers(process.pid)]
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 60
+    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in family):
+        time.sleep(0.01)
+    assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_share_the_work(tmp_path: Path) -> None:
+    sweeps = [begun(tmp_path, *THREE, "steps=300"), begun(tmp_path, *THREE, "steps=300")]
+    found = [ended(process) for process in sweeps]
+    assert [one.status for one in found] == [0, 0], found
+    assert sorted(journal(tmp_path, "done")) == sorted(run["folder"] for run in record(tmp_path)["runs"])
+
+
+@pytest.mark.slow
+def test_the_first_failure_stops_a_sweep_that_is_to_fail_fast(tmp_path: Path) -> None:
+    words = ("data.train=100000,12", *TINY[1:], "model.width=8", "steps=100000", "--fail-fast", "--workers=2")
+    assert swept(tmp_path, *words).status == 1
+    assert states(tmp_path) == ["failed", "unfinished"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_a_sweep_that_goes_on_afterwards(tmp_path: Path) -> None:
+    found = swept(tmp_path, *THREE, TESTS_FULL_DISK="results.csv")
+    assert found.status == 1
+    assert "no space is left on the disk; free some, and the same command goes on" in found.err
+    assert set(states(tmp_path)) == {"unfinished"}
+    assert swept(tmp_path, *THREE).status == 0
+    assert states(tmp_path) == ["done"] * 3
+
+
+@pytest.mark.slow
+def test_a_worker_computes_what_train_computes(tmp_path: Path) -> None:
+    assert swept(tmp_path / "swept", "model.width=8,9", *TINY).status == 0
+    run(["train", *TINY, "model.width=8", f"--out={tmp_path / 'trained'}", "--quiet"])
+    (trained,) = (tmp_path / "trained" / "runs").iterdir()
+    files = {name: content for name, content in promised(trained).items() if not name.startswith("plots")}
+    other = promised(tmp_path / "swept" / "runs" / trained.name)
+    assert {name: other[name] for name in files} == files

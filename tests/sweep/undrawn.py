@@ -1,0 +1,27 @@
+"""Loaded by the server of workers: pictures take longer than such small runs, and have tests of their own."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import ntkexp.carry_out
+from tests.run.test_carry_out import stand_in
+
+FULL = os.environ.get("TESTS_FULL_DISK", "")  # the file for which there is no room
+
+patch, replace = pytest.MonkeyPatch(), Path.replace  # never undone: workers end
+
+
+def moved(partial: Path, place: Path) -> Path:
+    """A disk that is full whenever one file is to be written."""
+    if place.name == FULL:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
+    return replace(partial, place)
+
+
+patch.setattr(ntkexp.carry_out, "save_plots", stand_in)
+patch.setattr(Path, "replace", moved)
