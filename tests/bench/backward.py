@@ -38,7 +38,9 @@ class Deaf(AbstractJournal):
     def row(self, row: Row) -> None:
         pass
 
-    def snapshot(self, step: int, kernel: Float[Tensor, "point out train out_"]) -> None:
+    def snapshot(
+        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out"]
+    ) -> None:
         pass
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
