@@ -23,7 +23,7 @@ from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
 from ntkexp.report.table import combined, flat, ladder_rows, notes
 
-ROOM = 6_000_000
+ROOM = 4_000_000
 """Bytes for pictures of single runs; what does not fit is linked to."""
 
 TELLING = ("drift", "weights_moved", "loss")
