@@ -57,6 +57,8 @@ def sweep(asked: Asked) -> int:
     before = standings(plan, plan.journal.failures(), {})
     begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
     if asked.dry_run:
+        from ntkexp.cli.dry_run import show_plan
+
         return show_plan(plan, before, begun, engine)
     writable(plan.out)
     ended = carried_out(asked, plan, before, begun, engine)
@@ -68,7 +70,7 @@ def planned(asked: Asked) -> Plan:
     from ntkexp.config.choices import Choices
     from ntkexp.config.compose import composer
     from ntkexp.config.folders import folders
-    from ntkexp.sweep.definition import define
+    from ntkexp.sweep.define import define
     from ntkexp.sweep.plan import plan
 
     definition = define(asked.words, Choices(folders(asked.config_dir)))
@@ -169,37 +171,3 @@ def sentence(plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, 
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
     advice += "; the same command goes on" if counts["unfinished"] else ""
     return f"{plan.sweep.name}: {len(standings)} runs, {told}{advice}"
-
-
-def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
-    """What would run, for how long, and how much memory it takes."""
-    from ntkexp.config.spelling import spelled
-    from ntkexp.report.text import aligned
-    from ntkexp.sweep.cost import Estimator
-    from ntkexp.sweep.duration import duration
-
-    estimate = Estimator()
-    costs = {run.name: estimate(run.experiment) for run in plan.distinct}
-    rows = [
-        [
-            run.name,
-            *(spelled(value) for value in run.point.values.values()),
-            str(run.point.seed),
-            before[run.name].state,
-            duration(costs[run.name].seconds),
-            f"{costs[run.name].bytes / 1e9:.1f} GB",
-        ]
-        for run in plan.runs
-    ]
-    header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
-    sys.stdout.write(aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n")
-    seconds = [costs[run.name].seconds for run in begun]
-    total = max([sum(seconds) / engine.workers, *seconds])
-    most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
-    sys.stdout.write(
-        f"{plan.sweep.name}: {len(begun)} of {len(plan.distinct)} runs to do, about {duration(total)} and up to "
-        f"{most / 1e9:.1f} GB with {engine.workers} workers\n"
-    )
-    for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
-        sys.stderr.write(f"would fail: {mistake}\n")
-    return 0

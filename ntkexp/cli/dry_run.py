@@ -1,0 +1,48 @@
+"""`ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ntkexp.engine.base import AbstractEngine
+    from ntkexp.sweep.plan import Plan, Planned
+    from ntkexp.sweep.record import Standing
+
+
+def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
+    """What would run, for how long, and how much memory it takes."""
+    from ntkexp.config.spelling import spelled
+    from ntkexp.report.text import aligned
+    from ntkexp.sweep.cost import Estimator
+    from ntkexp.sweep.duration import duration
+
+    estimate = Estimator()
+    costs = {run.name: estimate(run.experiment) for run in plan.distinct}
+    rows = [
+        [
+            run.name,
+            *(spelled(value) for value in run.point.values.values()),
+            str(run.point.seed),
+            before[run.name].state,
+            duration(costs[run.name].seconds),
+            f"{costs[run.name].bytes / 1e9:.1f} GB",
+        ]
+        for run in plan.runs
+    ]
+    header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
+    sys.stdout.write(aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n")
+    seconds = [costs[run.name].seconds for run in begun]
+    total = max([sum(seconds) / engine.workers, *seconds])
+    most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
+    sys.stdout.write(
+        f"{plan.sweep.name}: {len(begun)} of {len(plan.distinct)} runs to do, about {duration(total)} and up to "
+        f"{most / 1e9:.1f} GB with {engine.workers} workers\n"
+    )
+    for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
+        sys.stderr.write(f"would fail: {mistake}\n")
+    return 0
