@@ -34,7 +34,10 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 
 
 def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["train"], ["config"], ["resume"], ["report"]):
+    for arguments in (
+        [],
+        *([name] for name in ("train", "sweep", "config", "resume", "report", "explain", "compare", "runs")),
+    ):
         assert run([*arguments, "--help"]) == 0
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PROSE)) <= known
