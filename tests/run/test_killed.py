@@ -75,6 +75,7 @@ def test_three_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("undisturbed", [OPTIMIZERS[1]], ids=["back"], indirect=True)  # it goes both ways
 def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
     hunt(tmp_path, undisturbed, 20)
 
