@@ -18,6 +18,7 @@ from ntkexp.kernel.precision import eps
 from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
+from ntkexp.kernel.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.output import Reading
@@ -25,7 +26,7 @@ from ntkexp.path.attributed import shares
 from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Weights
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def prepare(experiment: Experiment) -> Setting:
     targets, places = laid_out(experiment, data)
     module = network(experiment, data, targets.shape[1])
     weights = weights_of(module)
-    points, budget = placed(experiment, data, module, weights, targets.shape[1])
+    points, budget, few = placed(experiment, data, module, weights, targets.shape[1])
     outputs, right = points.read(weights)
     refuse_infinite(outputs, experiment)
     kernel = points.tangent_kernel(weights, right)
@@ -83,21 +84,7 @@ def prepare(experiment: Experiment) -> Setting:
     scale = experiment.init.alpha**-2 if experiment.init.centred else 1.0
     weight = experiment.loss.weight(points.train) * scale
     stable = 2 / (weight * largest(kernel[: points.train]) * experiment.loss.curvature)
-    descent = Descent(
-        points,
-        targets[: points.train],
-        experiment.loss,
-        scale,
-        experiment.optimizer,
-        experiment.optimizer.factors(weights),
-        experiment.schedule,
-        experiment.optimizer.chosen_step(stable),
-        experiment.steps,
-        experiment.seed,
-    )
-    remarks = remarked(experiment, points, weights, function_of(module))
     chosen = attributed(experiment, places)
-    chunk = budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen)
     return Setting(
         experiment,
         data,
@@ -105,16 +92,31 @@ def prepare(experiment: Experiment) -> Setting:
         weights,
         places,
         targets,
-        descent,
+        descending(experiment, points, targets[: points.train], weights, scale, stable),
         outputs,
         kernel,
         stable,
         chosen,
-        chunk,
+        budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen),
         float(module.sizes(weights, points.inputs[chosen]).norm(dim=1).sum()),
-        eps(points.reader.record(weights, points.inputs[:2])),
-        remarks,
+        eps(few),
+        remarked(experiment, module, few),
     )
+
+
+def descending(
+    experiment: Experiment,
+    points: Points,
+    targets: Float[Tensor, "train out"],
+    weights: Weights,
+    scale: float,
+    largest_stable: float,
+) -> Descent:
+    """How training will go, once it begins."""
+    optimizer, size = experiment.optimizer, experiment.optimizer.chosen_step(largest_stable)
+    factors, schedule = optimizer.factors(weights), experiment.schedule
+    loss, steps, seed = experiment.loss, experiment.steps, experiment.seed
+    return Descent(points, targets, loss, scale, optimizer, factors, schedule, size, steps, seed)
 
 
 def attributed(experiment: Experiment, places: Mapping[str, slice]) -> Int[Tensor, " attributed"]:
@@ -154,13 +156,13 @@ def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
 
 def placed(
     experiment: Experiment, data: Data, module: Reading, weights: Weights, outputs: int
-) -> tuple[Points, Budget]:
-    """The points, in blocks that the memory allows, and that memory."""
+) -> tuple[Points, Budget, Tape]:
+    """The points, in blocks that the memory allows, that memory, and what the network does with two of them."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
     function = with_casts(function_of(module), experiment.path.casts)
     reader = Reader(function, point(weights).trained, plan=Plan())
-    train = len(data.train.inputs)
+    few, train = reader.record(weights, inputs[:2]), len(data.train.inputs)
     budget = Budget(
         experiment.memory_gb,
         sum(weight.numel() for weight in weights.values()),
@@ -169,17 +171,16 @@ def placed(
         outputs,
         experiment.path.kernels,
         len(experiment.path.positions),
-        reader.record(weights, inputs[:2]).bytes_per_example,
+        few.bytes_per_example,
         inputs.element_size(),
         experiment.optimizer.copies,
     )
-    return Points(reader, inputs, train, budget.block, budget.keep), budget
+    return Points(reader, inputs, train, budget.block, budget.keep), budget, few
 
 
-def remarked(experiment: Experiment, points: Points, weights: Weights, function: Function) -> tuple[str, ...]:
+def remarked(experiment: Experiment, module: Reading, few: Tape) -> tuple[str, ...]:
     """What the network's numbers cost."""
-    tape = points.reader.record(weights, points.inputs[:2])
-    found = remark(function, tape, experiment.path.casts)
+    found = remark(function_of(module), few, experiment.path.casts)
     return () if found is None else (found,)
 
 
@@ -201,12 +202,15 @@ def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
         )
 
 
-def kernel_costs(experiment: Experiment) -> tuple[Points, list[Cost]]:
-    """Where the network would be read, and what the kernel of a block of points with the training examples costs."""
+def glimpsed(experiment: Experiment) -> tuple[Points, Budget, Tape]:
+    """The points, the memory and two examples of an experiment that is not to be run."""
     data = experiment.data.split()
     outputs = laid_out(experiment, data)[0].shape[1]
     module = network(experiment, data, outputs)
-    weights = weights_of(module)
-    points, _ = placed(experiment, data, module, weights, outputs)
-    few = points.reader.record(weights, points.inputs[:2])
+    return placed(experiment, data, module, weights_of(module), outputs)
+
+
+def kernel_costs(experiment: Experiment) -> tuple[Points, list[Cost]]:
+    """Where the network would be read, and what the kernel of a block of points with the training examples costs."""
+    points, _, few = glimpsed(experiment)
     return points, costs(points.reader, few, points.block, points.train)

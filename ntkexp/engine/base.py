@@ -86,3 +86,16 @@ class AbstractEngine(ABC):
 
         Closing the generator, or an exception inside it, asks runs to write a checkpoint and to end within seconds.
         """
+
+
+class AbstractElsewhere(AbstractEngine):
+    """Runs happen on other machines, `count` at once."""
+
+    count: int
+
+    @property
+    def workers(self) -> int:
+        return self.count
+
+    def limit_threads(self) -> None:
+        pass  # nothing is computed here

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 import distributed
 
-from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task
+from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
 from ntkexp.mistake import Mistake
 
 TIMEOUT, GRACE = 10.0, 30.0
@@ -35,19 +35,12 @@ children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
 
 
 @dataclass(frozen=True)
-class Dask(AbstractEngine):
+class Dask(AbstractElsewhere):
     """As many runs at once as the cluster has threads, or fewer."""
 
     client: Any  # distributed.Client, which states no types
     count: int
     token: str = field(default_factory=lambda: uuid4().hex)
-
-    @property
-    def workers(self) -> int:
-        return self.count
-
-    def limit_threads(self) -> None:
-        pass  # nothing is computed here
 
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
         at_work: dict[Any, str] = {}

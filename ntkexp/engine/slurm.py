@@ -19,7 +19,7 @@ from typing import Any
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task
+from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
 from ntkexp.mistake import Mistake, nearest
 
 JOBS, PAUSE, GRACE = 100, 1.0, 60.0
@@ -37,19 +37,12 @@ USUAL = {"timeout_min": 60, "cpus_per_task": 1, "mem_gb": 8, "slurm_signal_delay
 
 
 @dataclass(frozen=True)
-class Slurm(AbstractEngine):
+class Slurm(AbstractElsewhere):
     """So many jobs in the queue at once."""
 
     cluster: str
     parameters: dict[str, Any]
     count: int
-
-    @property
-    def workers(self) -> int:
-        return self.count
-
-    def limit_threads(self) -> None:
-        pass  # nothing is computed here
 
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
         jobs: dict[str, Any] = {}
@@ -87,7 +80,7 @@ class Job:
 
     def __call__(self, task: Task) -> Ended:
         from ntkexp.engine.child import ignored  # noqa: PLC0415  the command itself needs no torch for it
-        from ntkexp.engine.work import work  # noqa: PLC0415
+        from ntkexp.engine.work import work  # noqa: PLC0415  the same
 
         return work(task, ignored)
 

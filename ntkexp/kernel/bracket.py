@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features import Block, Factored, Features, Key, Rows, laid_out, spread
+from ntkexp.kernel.features import Block, Factored, Features, Key, Rows, apart, laid_out
 from ntkexp.kernel.gram import inner
 from ntkexp.kernel.uses import View
 from ntkexp.shapes import Weights
@@ -54,12 +54,7 @@ class Matrix:
 
     def by_name(self) -> list[Vector]:
         """U of each parameter by itself, up to the last element that is used."""
-        parts = self.total.tensor_split([self.biases], dim=2)
-        return [
-            Vector(spread(part.flatten(2), view, view.extent), view.name)
-            for part, view in zip(parts, (self.bias, self.weight), strict=True)
-            if view is not None
-        ]
+        return [Vector(rows.rows, rows.name) for rows in apart(self.total, self.weight, self.bias, self.biases)]
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,7 @@ class Factored:
 
     def by_name(self) -> list[Rows]:
         """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
-        parts = self.dense().tensor_split([self.biases], dim=2)
-        return [
-            Rows(spread(part.flatten(2), view, view.extent), view.name)
-            for part, view in zip(parts, (self.bias, self.weight), strict=True)
-            if view is not None
-        ]
+        return apart(self.dense(), self.weight, self.bias, self.biases)
 
     def add_to(self, gradient: Weights) -> None:
         """Add the sum over examples and outputs to the gradient of the weights."""
@@ -134,6 +129,17 @@ def laid_out(weight: View | None, bias: View | None, weights: Weights) -> Float[
     if weight is not None:
         rows.append(weight.of(weights[weight.name].contiguous()))
     return torch.cat(rows)
+
+
+def apart(
+    gradients: Float[Tensor, "example out in_ features"], weight: View | None, bias: View | None, biases: int
+) -> list[Rows]:
+    """The gradients of a weight and of its bias, each by itself, up to the last element that is used."""
+    return [
+        Rows(spread(part.flatten(2), view, view.extent), view.name)
+        for part, view in zip(gradients.tensor_split([biases], dim=2), (bias, weight), strict=True)
+        if view is not None
+    ]
 
 
 def spread(gradient: Float[Tensor, "example out size"], view: View, size: int) -> Float[Tensor, "example out size_"]:

@@ -92,8 +92,8 @@ def copied(network: nn.Module, key: str) -> nn.Module:
     """A second network like the first."""
     try:
         return deepcopy(network)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # what a module of the user's does when it is copied
+        reason = str(error).strip().partition("\n")[0]
         raise Mistake(
             f"init.{key}=true needs a copy of the network, which cannot be copied: {type(error).__name__}: {reason}"
         ) from None

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from ntkexp.experiment import Experiment
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import weights_of
 from ntkexp.path.budget import Budget
-from ntkexp.prepare import laid_out, network, placed
+from ntkexp.prepare import glimpsed
 
 START, BASE, RATE = 3.0, 0.01, 8e-11
 PER_NUMBER = 64  # of a tape, in weights: rows of the features are multiplied with those of the training examples
@@ -48,10 +47,7 @@ def estimated(experiment: Experiment) -> Cost:
     """The cost of a run, from one look at its data and its network on the processor."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
-        data = here.data.split()
-        outputs = laid_out(here, data)[0].shape[1]
-        module = network(here, data, outputs)
-        _, budget = placed(here, data, module, weights_of(module), outputs)
+        _, budget, _ = glimpsed(here)
         return Cost(seconds(here, budget), needed(budget))
     except Mistake as mistake:
         return Cost(0.0, 0.0, str(mistake))
