@@ -20,6 +20,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, an
 
 from ntkexp.component import Component
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.mistake import first_line
 from ntkexp.records.results import Result
 
 
@@ -63,7 +64,7 @@ def climbed(machine: AbstractMachine, evidence: Evidence) -> Rung:
     except DoesNotApply as reason:
         outcome = reason
     except LinAlgError as error:
-        outcome = DoesNotApply(f"its linear algebra failed ({str(error).splitlines()[0]})")
+        outcome = DoesNotApply(f"its linear algebra failed ({first_line(error)})")
     return Rung(machine.name, outcome, time.perf_counter() - start)
 
 
