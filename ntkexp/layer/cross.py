@@ -17,7 +17,8 @@ from ntkexp.layer.coarse import Coarse, averaged, reached
 from ntkexp.layer.covariance import AbstractCovariance, Alone, Dual, End, Learn, Mix, Scalar
 from ntkexp.layer.pairs import Pairs
 
-Variances = tuple[Float[Tensor, "example *pixel"], ...]
+Variances = tuple[Float[Tensor, "_ ..."], ...]
+"""Of the examples of a side, [example, *pixel], as many pixels as there are by then."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Own(AbstractCovariance):
 
     nngp: Float[Tensor, "example *pair"]
     pairs: Pairs
-    variances: tuple[Float[Tensor, "example *pixel"], ...] = ()
+    variances: tuple[Float[Tensor, "example ..."], ...] = ()
 
     @classmethod
     def of(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Own:
