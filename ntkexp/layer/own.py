@@ -54,7 +54,8 @@ class Own(AbstractCovariance):
         return replace(self, nngp=averaged(self.nngp, self.pairs, coarse), pairs=reached(coarse, self.pairs))
 
     def without_pixels(self) -> Own:
-        return replace(self, nngp=self.nngp.flatten(), pairs=Pairs((), ()))
+        one = self.nngp.flatten(1).sum(1)  # of the only pair; nothing, where no later layer asks for variances
+        return replace(self, nngp=one, pairs=Pairs((), ()))
 
     def following(self, branch: Own) -> Own:
         return replace(self, variances=branch.variances)
