@@ -1,4 +1,4 @@
-"""`python -m tests.bench` prints seven tables; with `--quick` the same for sizes that take seconds.
+"""`python -m tests.bench` prints eight tables; with `--quick` the same for sizes that take seconds.
 
 Numbers that are compared are measured in turns within one run, and their medians are taken: machines drift.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import architectures, backward, default_run, reading, tangent, training
+from tests.bench import architectures, backward, default_run, engine, reading, tangent, training
 
 
 def main(arguments: list[str]) -> None:
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     sys.stdout.write(f"torch {torch.__version__}, {chosen.threads} threads, float64\n")
-    for benchmark in (tangent, architectures, training, default_run, backward):
+    for benchmark in (tangent, architectures, training, default_run, backward, engine):
         sys.stdout.write("\n" + benchmark.report(quick=chosen.quick))
         sys.stdout.flush()
     sys.stdout.write("\n" + reading.report(quick=chosen.quick, plot=chosen.plot))
