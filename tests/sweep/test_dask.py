@@ -112,7 +112,10 @@ def test_a_server_of_another_kind_is_one_line(tmp_path: Path) -> None:
 def speak_otherwise(server: socket.socket) -> None:
     """As a web server does."""
     line, _ = server.accept()
-    line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with line:
+        line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        while line.recv(4096):
+            pass
 
 
 @pytest.mark.parametrize(
