@@ -27,7 +27,7 @@ from distributed.core import connect
 from distributed.security import Security
 
 from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line
 
 TIMEOUT, GRACE = 10.0, 30.0
 SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
@@ -105,7 +105,7 @@ def connected(address: str, timeout: float) -> Any:
         asyncio.run(greet(scheduler, timeout))
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
     except (OSError, ValueError, KeyError, MemoryError) as error:  # MemoryError: what other servers say is a huge size
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        said = f"{type(error).__name__}: {first_line(error)}"
         raise Mistake(f"--engine=dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
 
 
@@ -155,6 +155,5 @@ def ended(name: str, future: Any) -> Ended:
     """What became of a run; one whose workers died too often is given up by Dask."""
     error = future.exception()
     if error is not None:
-        first = str(error).strip().partition("\n")[0]
-        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first}")
+        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}")
     return Ended(**future.result())
