@@ -1,4 +1,4 @@
-"""`python -m tests.bench` prints eight tables; with `--quick` the same for sizes that take seconds.
+"""`python -m tests.bench` prints nine tables; with `--quick` the same for sizes that take seconds.
 
 Numbers that are compared are measured in turns within one run, and their medians are taken: machines drift.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import architectures, backward, default_run, engine, reading, tangent, training
+from tests.bench import architectures, backward, default_run, engine, infinite, reading, tangent, training
 
 
 def main(arguments: list[str]) -> None:
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Speed of kernels and of training.")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    parser.add_argument("--peers", type=Path, help="a folder for environments of other programs, to compare with")
     parser.add_argument("--plot", type=Path, help="where to draw the last table: cost against error")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
@@ -26,6 +27,9 @@ def main(arguments: list[str]) -> None:
     for benchmark in (tangent, architectures, training, default_run, backward, engine):
         sys.stdout.write("\n" + benchmark.report(quick=chosen.quick))
         sys.stdout.flush()
+    others = chosen.peers and chosen.peers / "neural_tangents"
+    sys.stdout.write("\n" + infinite.report(quick=chosen.quick, others=others))
+    sys.stdout.flush()
     sys.stdout.write("\n" + reading.report(quick=chosen.quick, plot=chosen.plot))
 
 

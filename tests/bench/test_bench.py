@@ -24,6 +24,7 @@ def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str
         "A",
         "Adam,",
         "Engine:",
+        "Kernels",
         "Reading",
     ]
     assert (tmp_path / "cost.svg").read_text("utf-8").count("snapshots") >= 3

@@ -1,0 +1,171 @@
+"""Kernels of images: for one offset after the other, a tile for every pair of images.
+
+For an offset (o₁, o₂) the pixel p of the first image meets (p + o) mod n of the second. Where p + o wraps around, the
+tile has a seam of zeros as wide as a window reaches, as it has at its ends: nothing leaks from one side of the image to
+the other. What a pair needs of each image, inputs and √q, 1/√q at every nonlinear layer, is laid out once per offset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.tile import walked
+
+Array = np.ndarray[Any, Any]
+
+
+@compiled
+def images(
+    operations: Array,
+    weights: Array,
+    registers: int,
+    left: Array,
+    right: Array,
+    channels: int,
+    apart: Array,
+    rows: int,
+    columns: int,
+    down: int,
+    across: int,
+    same: bool,
+    equal: Any,
+    out: Array,
+) -> None:
+    """Sums over pixels of K and Θ into out [2, left, right], over all offsets of which `apart` [2] are less than these.
+
+    A side is [image, field, pixel]. If both sides are the same, only pairs on and above the diagonal are computed.
+    """
+    stride, fields, first_count, second_count = columns + 2 * across, left.shape[1], left.shape[0], right.shape[0]
+    size = padded((rows + 2 * down) * stride)
+    margin, band = padded(down * stride + across), rows * stride
+    work = np.zeros((2 * registers + 4, margin + size + margin), left.dtype)
+    one, two = np.zeros(first_count * fields * size, left.dtype), np.zeros(second_count * fields * size, left.dtype)
+    bands1 = np.zeros(first_count * fields * band, left.dtype)
+    bands2 = np.zeros(second_count * fields * band, left.dtype)
+    inside, filled, banded = (
+        np.zeros(size, left.dtype),
+        np.ones((1, 1, rows * columns), left.dtype),
+        np.zeros(band, left.dtype),
+    )
+    for o2 in range(apart[1]):
+        shifted(left, bands1, rows, columns, o2, 0, across)
+        shifted(right, bands2, rows, columns, o2, o2, across)
+        shifted(filled, banded, rows, columns, o2, 0, across)
+        for o1 in range(apart[0]):
+            stacked(bands1, one, first_count * fields, rows, stride, o1, 0, down, size)
+            stacked(bands2, two, second_count * fields, rows, stride, o1, o1, down, size)
+            stacked(banded, inside, 1, rows, stride, o1, 0, down, size)
+            for i in range(first_count):
+                for j in range(i if same else 0, second_count):
+                    first, second = i * fields * size, j * fields * size
+                    multiplied(one, two, first, second, channels, work[0], margin, size)
+                    work[1, :] = 0
+                    # An example and itself, pixel by pixel: every correlation is one.
+                    itself = same and i == j and o1 == 0 and o2 == 0
+                    walked(
+                        operations,
+                        weights,
+                        work,
+                        margin,
+                        size,
+                        stride,
+                        weights.dtype.type(2) if itself else equal,
+                        one,
+                        two,
+                        first + channels * size,
+                        second + channels * size,
+                        size,
+                        size,
+                        inside,
+                    )
+                    out[0, i, j] += total(work[0], margin, size)
+                    out[1, i, j] += total(work[1], margin, size)
+
+
+@compiled
+def padded(count: int) -> int:
+    """Up to a multiple of what a processor handles at a time."""
+    return (count + 63) // 64 * 64
+
+
+@compiled
+def shifted(source: Array, target: Array, rows: int, columns: int, apart: int, start: int, seam: int) -> None:
+    """Rows that begin at column `start` and go around, with seams at the end and where a pair wraps around."""
+    stride, before = columns + 2 * seam, columns - apart
+    for image in range(source.shape[0]):
+        for field in range(source.shape[1]):
+            base = (image * source.shape[1] + field) * rows * stride
+            for y in range(rows):
+                here, there = base + y * stride, y * columns
+                for x in range(before):
+                    target[here + x] = source[image, field, there + start + x]
+                for x in range(seam):
+                    target[here + before + x] = 0
+                for x in range(apart):
+                    target[here + before + seam + x] = source[image, field, there + (start + before + x) % columns]
+                for x in range(seam):
+                    target[here + columns + seam + x] = 0
+
+
+@compiled
+def stacked(
+    source: Array, target: Array, count: int, rows: int, stride: int, apart: int, start: int, seam: int, size: int
+) -> None:
+    """The same with rows: from row `start` and around."""
+    before = (rows - apart) * stride
+    for k in range(count):
+        base, there = k * size, k * rows * stride
+        moved(source, there + start * stride, target, base, before)
+        moved(
+            source,
+            there + (start * stride + before) % (rows * stride),
+            target,
+            base + before + seam * stride,
+            rows * stride - before,
+        )
+        cleaned(target, base + before, seam * stride)
+        cleaned(target, base + (rows + seam) * stride, size - (rows + seam) * stride)
+
+
+@compiled
+def moved(source: Array, start: int, target: Array, end: int, count: int) -> None:
+    """A piece of an array into another."""
+    a, b = np.uintp(start), np.uintp(end)
+    for j in range(np.uintp(count)):
+        target[b + j] = source[a + j]
+
+
+@compiled
+def cleaned(target: Array, start: int, count: int) -> None:
+    """A piece of an array set to zero."""
+    a = np.uintp(start)
+    for j in range(np.uintp(count)):
+        target[a + j] = 0
+
+
+@compiled
+def multiplied(
+    one: Array, two: Array, first: int, second: int, channels: int, target: Array, margin: int, size: int
+) -> None:
+    """The mean over channels of products of inputs."""
+    start, count = np.uintp(margin), np.uintp(size)
+    share = target.dtype.type(1) / target.dtype.type(channels)
+    a, b = np.uintp(first), np.uintp(second)
+    for j in range(count):
+        target[j + start] = share * one[a + j] * two[b + j]
+    for channel in range(1, channels):
+        a, b = np.uintp(first + channel * size), np.uintp(second + channel * size)
+        for j in range(count):
+            target[j + start] += share * one[a + j] * two[b + j]
+
+
+@compiled
+def total(tile: Array, margin: int, size: int) -> Any:
+    """The sum of a tile."""
+    start, found = np.uintp(margin), tile.dtype.type(0)
+    for j in range(np.uintp(size)):
+        found += tile[j + start]
+    return found
