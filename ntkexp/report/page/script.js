@@ -51,6 +51,7 @@ function enliven(table) {
     kept.forEach((row, k) => row.classList.toggle("beyond", Math.floor(k / size) !== page));
     const first = kept.length ? page * size + 1 : 0;
     where.textContent = `${first}–${Math.min(kept.length, (page + 1) * size)} of ${kept.length}`;
+    back.hidden = on.hidden = rows.length <= size;
     back.disabled = page === 0;
     on.disabled = page === last;
   }
