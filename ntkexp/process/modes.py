@@ -1,0 +1,55 @@
+"""The eigendecomposition of a kernel matrix: one of Θ(X, X) serves every time and every ridge,
+
+    g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
+
+An eigenvalue below n · eps · λ_max is rounding, and counts as zero.
+
+>>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
+>>> modes_of(theta).learned(Flow(math.inf), torch.ones(2, 1, dtype=torch.float64), ridge=1.0).flatten().tolist()
+[0.2, 1.0]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.mistake import Mistake
+from ntkexp.process.gain import AbstractGain, Flow
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Eigenvalues, none of them negative, from the smallest up, and their eigenvectors."""
+
+    values: Float[Tensor, " mode"]
+    vectors: Float[Tensor, "entry mode"]
+
+    def learned(
+        self, gain: AbstractGain, right: Float[Tensor, "entry column"], ridge: float = 0.0
+    ) -> Float[Tensor, "entry column"]:
+        """g(R) B."""
+        refuse_negative(ridge)
+        coordinates = self.vectors.mH @ right
+        return self.vectors @ (gain(self.values + ridge)[:, None] * coordinates)
+
+    def solved(self, right: Float[Tensor, "entry column"], ridge: float = 0.0) -> Float[Tensor, "entry column"]:
+        """R⁻¹ B."""
+        return self.learned(Flow(math.inf), right, ridge)
+
+
+def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
+    """Of the symmetric part of a matrix that is positive but for rounding."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.mH) / 2)
+    rounding = len(values) * torch.finfo(values.dtype).eps * values[-1:]
+    return Modes(torch.where(values > rounding, values, 0.0), vectors)
+
+
+def refuse_negative(ridge: float) -> None:
+    """Less than nothing cannot be added to a kernel."""
+    if not 0 <= ridge < math.inf:
+        raise Mistake(f"ridge={ridge:g}: it takes a number ≥ 0")
