@@ -4,6 +4,7 @@ The command `ntkexp` runs experiments; these functions are its library:
 
     tangent_kernel(module, x1, x2)                    K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ
     secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
+    infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
 """
 
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.library import secant_kernel, tangent_kernel
+    from ntkexp.limit.infinite import infinite_kernel
     from ntkexp.report.run import load_run
 
-__all__ = ["load_run", "secant_kernel", "tangent_kernel"]
+__all__ = ["infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
 
 HOMES = {
+    "infinite_kernel": "ntkexp.limit.infinite",
     "load_run": "ntkexp.report.run",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",

@@ -24,6 +24,7 @@ from ntkexp.config.folders import folders
 from ntkexp.config.refusal import refusal
 from ntkexp.config.spelling import spelled
 from ntkexp.experiment import Experiment
+from ntkexp.layer.spec import layer, names_layer
 from ntkexp.mistake import Mistake
 
 
@@ -94,7 +95,7 @@ class Builder:
         """Components in place of their descriptions or names."""
         group = key.rsplit(".", maxsplit=1)[-1]
         if isinstance(value, Mapping):
-            return self.component(value, wanted, key)
+            return layer(value, key) if names_layer(value) else self.component(value, wanted, key)
         if isinstance(value, list | tuple):
             return tuple(self.made(item, wanted, key) for item in value)
         if isinstance(value, str) and group in self.groups:

@@ -6,6 +6,13 @@
 
 The factors multiply the inputs or the result, never the weight itself: a scaled weight would be a new tensor made of
 parameters, and its tangent kernel would no longer factorise. There is no bias where b_std is zero.
+
+At infinite width, with m the mean over a window in which both pixels move (a dense layer has none) and N the channels
+that come in, counted at the width that is written down:
+
+    K′ = W_std² m(K) + b_std²,    Θ′ = W_std² m(Θ) + source,    source = K′                               ntk
+                                                                         N·|window|·m(K) + [b_std > 0]     standard
+                                                                         0                                 if frozen
 """
 
 from __future__ import annotations
@@ -15,24 +22,29 @@ from math import prod, sqrt
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.coarse import Coarse, needed
+from ntkexp.layer.covariance import Covariance
+from ntkexp.layer.pairs import Pairs, box
+from ntkexp.layer.scale import NotNegative, Positive
+from ntkexp.layer.signal import Signal
+from ntkexp.layer.weighted import CONVOLUTIONS, Affine, Convolution
 from ntkexp.mistake import Mistake
 
 Parametrisation = Literal["ntk", "standard", "mean_field"]
-CONVOLUTIONS = {1: nn.functional.conv1d, 2: nn.functional.conv2d, 3: nn.functional.conv3d}
 
 
 class AbstractAffine(AbstractLayer):
-    """A layer with `features` outputs, and the scales of its weights."""
+    """A layer with `features` outputs, and the scales of its weights; a `frozen` one keeps its first weights."""
 
     features: PositiveInt
-    W_std: float = Field(1.0, gt=0)
-    b_std: float = Field(0.0, ge=0)
+    W_std: Positive = 1.0
+    b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"
+    frozen: bool = False
 
     @abstractmethod
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -42,17 +54,49 @@ class AbstractAffine(AbstractLayer):
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
         """The module with these weights."""
 
+    def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
+        """m(·), the mean over the pairs of pixels that a window sees."""
+        return values
+
+    def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
+        """The pixels that have an output, along each axis."""
+        return []
+
+    def window_size(self, shape: tuple[int, ...]) -> int:
+        """How many pixels a unit sees."""
+        return prod(self.weight_shape(shape)[2:])
+
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         weights = self.weight_shape(shape)
-        inputs = prod(weights[1:])
+        inputs, W_std, b_std = prod(weights[1:]), float(self.W_std), float(self.b_std)
         weight = torch.randn(weights, generator=generator, dtype=torch.float64)
-        bias = torch.randn(self.features, generator=generator, dtype=torch.float64) if self.b_std > 0 else None
+        bias = torch.randn(self.features, generator=generator, dtype=torch.float64) if b_std > 0 else None
         if self.param == "standard":
-            scaled = None if bias is None else bias * self.b_std
-            return self.assembled(weight * (self.W_std / sqrt(inputs)), scaled, 1.0, 1.0)
-        gain = self.W_std / (inputs if self.param == "mean_field" else sqrt(inputs))
-        return self.assembled(weight, bias, gain, self.b_std)
+            scaled = None if bias is None else bias * b_std
+            module = self.assembled(weight * (W_std / sqrt(inputs)), scaled, 1.0, 1.0)
+        else:
+            gain = W_std / (inputs if self.param == "mean_field" else sqrt(inputs))
+            module = self.assembled(weight, bias, gain, b_std)
+        return module.requires_grad_(not self.frozen)
+
+    def carry(self, signal: Signal) -> Signal:
+        if self.param == "mean_field":
+            raise Mistake(
+                "mean-field parametrisation has no kernel in the limit of infinite width: its features move; "
+                "choose init=ntk or init=standard"
+            )
+        return signal.mixed()
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        def learn(mixed: Tensor, nngp: Tensor) -> Tensor | float:
+            if self.frozen:
+                return 0.0
+            if self.param == "ntk":
+                return nngp
+            return shape[0] * self.window_size(shape) * mixed + float(self.b_std > 0)
+
+        return covariance.affine(self.mix, self.W_std**2, self.b_std**2, learn).coarse(self.samples(shape))
 
 
 class Dense(AbstractAffine):
@@ -97,63 +141,26 @@ class Conv(AbstractAffine):
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """One window for each axis of pixels."""
-        window = (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
+        window = self.sizes(len(shape) - 1)
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}")
         return window
 
+    def sizes(self, axes: int) -> tuple[int, ...]:
+        """The window as it is given, with as many entries as it takes."""
+        return (self.window,) * axes if isinstance(self.window, int) else self.window
+
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.features, shape[0], *self.windows(shape))
 
+    def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
+        return box(values, pairs, self.sizes(len(pairs.pixels)), self.circular)
+
+    def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
+        return [Coarse.every(n, self.stride) for n in shape[1:]]
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        return needed(self.samples(shape), wanted, shape[1:])
+
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
         return Convolution(weight, bias, gain, 1.0 if bias is None else shift, self.stride, self.circular)
-
-
-class Affine(nn.Module):
-    """z = gain · x Wᵀ + shift · b."""
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "features inputs"],
-        bias: Float[Tensor, " features"] | None,
-        gain: float = 1.0,
-        shift: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
-        self.gain, self.shift = gain, shift
-
-    def forward(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row features"]:
-        if self.bias is None:
-            return torch.mm(self.gain * x, self.weight.t())
-        return torch.addmm(self.bias, x, self.weight.t(), beta=self.shift, alpha=self.gain)
-
-
-class Convolution(nn.Module):
-    """z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
-
-    Computed as shift · (W ∗ (gain/shift · x) + b), so that weight and bias are used by the same operation.
-    """
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "features channels *window"],
-        bias: Float[Tensor, " features"] | None,
-        gain: float = 1.0,
-        shift: float = 1.0,
-        stride: int = 1,
-        circular: bool = False,
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
-        self.gain, self.shift, self.stride = gain, shift, stride
-        self.mode = "circular" if circular else "constant"
-        self.borders = [w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)]
-
-    def forward(self, x: Float[Tensor, "example channels *pixels"]) -> Float[Tensor, "example features *pixels_"]:
-        convolve = CONVOLUTIONS[x.dim() - 2]
-        padded = nn.functional.pad(self.gain / self.shift * x, self.borders, self.mode)
-        z: Tensor = convolve(padded, self.weight, self.bias, stride=self.stride)
-        return z if self.shift == 1 else self.shift * z

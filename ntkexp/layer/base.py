@@ -1,7 +1,9 @@
-"""A layer as a value: a description from which a module of finite width is built.
+"""A layer as a value: one description with two readings, a module of finite width and a step of the kernel's recursion.
 
 Layers compose by shape: each says what shape it gives to an example of a given shape, so that a list of layers is an
-architecture for inputs of any shape.
+architecture for inputs of any shape. The kernels of infinite width are read from the same list: `carry` says whether
+there is a limit, `need` is asked from the last layer to the first, which pairs of pixels must be known, and `push`
+takes the kernels through the layer.
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ import torch
 from torch import nn
 
 from ntkexp.component import Component
+from ntkexp.layer.covariance import Covariance
+from ntkexp.layer.pairs import Pairs
+from ntkexp.layer.signal import Signal
+from ntkexp.mistake import Mistake
 
 
 class AbstractLayer(Component):
@@ -24,6 +30,22 @@ class AbstractLayer(Component):
     @abstractmethod
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         """A module for examples of the given shape, its weights drawn from the generator."""
+
+    def carry(self, signal: Signal) -> Signal:
+        """What is known of the signal after this layer; a layer without a limit of infinite width says so here."""
+        raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        """The pairs of pixels before this layer that those after it are made of."""
+        return wanted
+
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+        """The same where an example is paired with itself: nothing, unless a layer asks for variances."""
+        return None if wanted is None else self.need(wanted, shape)
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        """The covariances after this layer, of those before it."""
+        raise NotImplementedError(type(self).__name__)
 
 
 def build(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:

@@ -1,4 +1,9 @@
-"""Linear maps without weights: flattening, and the mean over an image."""
+"""Linear maps without weights: flattening, and the mean over an image.
+
+An affine layer sees of a flattened image the mean over equal pixels, K′ = mean_p K[p, p], and after global average
+pooling the mean over all pairs, K′ = mean_pq K[p, q]; Θ goes the same way. The pixels of a flattened image may have
+different variances, so that no activation follows it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.coarse import Coarse
+from ntkexp.layer.covariance import Covariance
+from ntkexp.layer.pairs import Pairs
+from ntkexp.layer.signal import Signal
 
 
 class Flatten(AbstractLayer):
@@ -24,6 +33,15 @@ class Flatten(AbstractLayer):
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         return nn.Flatten()
 
+    def carry(self, signal: Signal) -> Signal:
+        return Signal(gaussian=False, fresh=signal.fresh)
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        return Pairs.equal(shape[1:])
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance.coarse([Coarse.one(n, equal=True) for n in shape[1:]]).without_pixels()
+
 
 class GlobalAvgPool(AbstractLayer):
     """The mean over all pixels.
@@ -37,6 +55,15 @@ class GlobalAvgPool(AbstractLayer):
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         return MeanOverPixels()
+
+    def carry(self, signal: Signal) -> Signal:
+        return signal
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        return Pairs.all(shape[1:])
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance.coarse([Coarse.one(n, equal=False) for n in shape[1:]]).without_pixels()
 
 
 class MeanOverPixels(nn.Module):

@@ -2,6 +2,9 @@
 
 Layer norm takes its means over channels, pixel by pixel; group norm over groups of channels and all pixels; batch norm
 in evaluation, the only way in which it couples no examples, over nothing: it keeps the statistics it starts with.
+
+Of these only a layer norm without gain and bias has a kernel at infinite width, where the mean vanishes after weights:
+K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances q at both pixels, and Θ′ = Θ/√((q₁ + ε)(q₂ + ε)).
 """
 
 from __future__ import annotations
@@ -14,28 +17,48 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from torch import Tensor, nn
 
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.covariance import Covariance
 from ntkexp.layer.named import named
+from ntkexp.layer.pairs import Pairs
+from ntkexp.layer.signal import Signal
+from ntkexp.mistake import Mistake
 
 EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
 
 
 class LayerNorm(AbstractLayer):
-    """Over channels."""
+    """Over channels; `affine` if gain and bias are there, and trained."""
 
-    eps: float = Field(1e-5, gt=0)
+    eps: float = Field(1e-12, gt=0)
+    affine: bool = False
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        return ChannelNorm(shape[0], self.eps)
+        return ChannelNorm(shape[0], self.eps, self.affine)
+
+    def carry(self, signal: Signal) -> Signal:
+        signal.refuse_unmixed("LayerNorm")
+        if self.affine:
+            raise Mistake(
+                "a layer norm whose gain is trained has no known limit of infinite width; choose affine=false "
+                "(norm=layer_plain in a model)"
+            )
+        return signal
+
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs:
+        return wanted or Pairs.equal(shape[1:])
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance.normalised(self.eps)
 
 
 class ChannelNorm(nn.LayerNorm):
     """Layer norm on the first axis of an example."""
 
-    def __init__(self, channels: int, eps: float) -> None:
-        super().__init__(channels, eps, dtype=torch.float64)
+    def __init__(self, channels: int, eps: float, affine: bool) -> None:
+        super().__init__(channels, eps, affine, dtype=torch.float64)
 
     def forward(self, x: Float[Tensor, "example channel *pixels"]) -> Float[Tensor, "example channel *pixels"]:
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
@@ -69,7 +92,8 @@ class BatchNorm(AbstractLayer):
 
 NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {
     "none": None,
-    "layer": LayerNorm(),
+    "layer": LayerNorm(eps=1e-5, affine=True),
+    "layer_plain": LayerNorm(eps=1e-5),
     "group": GroupNorm(),
     "batch": BatchNorm(),
 }

@@ -1,39 +1,53 @@
-"""Pooling over windows: by averages, or by the largest, which has no known limit of infinite width."""
+"""Pooling over windows: by averages, or by the largest, which has no known limit of infinite width.
+
+An average is K′[p′, q′] = mean of K[p, q] over the pixels p in window p′ and q in window q′, and Θ goes the same way.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import BeforeValidator, PositiveInt
 from torch import nn
 
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.coarse import Coarse, needed
+from ntkexp.layer.covariance import Covariance
 from ntkexp.layer.named import named
+from ntkexp.layer.pairs import Pairs
+from ntkexp.layer.signal import Signal
 from ntkexp.mistake import Mistake
 
 
 class AbstractPool(AbstractLayer):
     """Windows that do not overlap; what does not fill a window is left out."""
 
-    window: PositiveInt = 2
+    window: PositiveInt | tuple[PositiveInt, ...] = 2
 
     @property
     @abstractmethod
-    def modules(self) -> Sequence[Callable[[int], nn.Module]]:
+    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
         """torch's pooling of a window, in one, two and three dimensions."""
 
+    def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """One window for each axis of pixels."""
+        return (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
+
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        pixels = tuple(n // self.window for n in shape[1:])
-        if not 1 <= len(pixels) <= len(self.modules) or 0 in pixels:
+        windows = self.windows(shape)
+        if len(windows) != len(shape) - 1 or not 1 <= len(windows) <= len(self.modules):
+            raise Mistake(f"a pooling window {list(windows)} does not fit examples of shape {list(shape)}")
+        pixels = tuple(n // window for n, window in zip(shape[1:], windows, strict=True))
+        if 0 in pixels:
             raise Mistake(f"a pooling window of {self.window} does not fit into examples of shape {list(shape)}")
         return (shape[0], *pixels)
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         dimensions = len(self.shape(shape)) - 1
-        return self.modules[dimensions - 1](self.window)
+        return self.modules[dimensions - 1](self.windows(shape))
 
 
 class AvgPool(AbstractPool):
@@ -44,8 +58,21 @@ class AvgPool(AbstractPool):
     """
 
     @property
-    def modules(self) -> Sequence[Callable[[int], nn.Module]]:
+    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
         return (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+
+    def carry(self, signal: Signal) -> Signal:
+        return signal
+
+    def coarse(self, shape: tuple[int, ...]) -> list[Coarse]:
+        """The windows, as a map of pixels."""
+        return [Coarse.windows(n, window) for n, window in zip(shape[1:], self.windows(shape), strict=True)]
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        return needed(self.coarse(shape), wanted, shape[1:])
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance.coarse(self.coarse(shape))
 
 
 class MaxPool(AbstractPool):
@@ -56,7 +83,7 @@ class MaxPool(AbstractPool):
     """
 
     @property
-    def modules(self) -> Sequence[Callable[[int], nn.Module]]:
+    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
         return (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 

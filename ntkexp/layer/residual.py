@@ -1,4 +1,4 @@
-"""Residual layers: the sum of two branches."""
+"""Residual layers: the sum of two branches, whose kernels add up if one of them ends in weights of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.layer import chain
 from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.layer.covariance import Covariance
+from ntkexp.layer.pairs import Pairs
+from ntkexp.layer.signal import Signal
 from ntkexp.mistake import Mistake
 
 
@@ -21,7 +25,7 @@ class Residual(AbstractLayer):
     shortcut: tuple[AbstractLayer, ...] = ()
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        ends = [through(layers, shape) for layers in (self.branch, self.shortcut)]
+        ends = [chain.shapes(layers, shape)[-1] for layers in (self.branch, self.shortcut)]
         if ends[0] != ends[1]:
             raise Mistake(f"the branches of a residual layer disagree: {list(ends[0])} and {list(ends[1])}")
         return ends[0]
@@ -29,6 +33,24 @@ class Residual(AbstractLayer):
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         return Sum(build(self.branch, shape, generator), build(self.shortcut, shape, generator))
+
+    def carry(self, signal: Signal) -> Signal:
+        ends = [chain.carry(layers, signal.branch()) for layers in (self.branch, self.shortcut)]
+        ends[0].refuse_beside(ends[1])
+        whole = [chain.carry(layers, signal) for layers in (self.branch, self.shortcut)]
+        return Signal(all(end.gaussian for end in ends), all(end.fresh for end in whole))
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        branch, shortcut = (chain.need(layers, wanted, shape) for layers in (self.branch, self.shortcut))
+        return branch.union(shortcut)
+
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+        branch, shortcut = (chain.need_own(layers, wanted, shape) for layers in (self.branch, self.shortcut))
+        return branch.union(shortcut) if branch and shortcut else branch or shortcut
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        branch = chain.push(self.branch, covariance, shape)
+        return branch.plus(chain.push(self.shortcut, covariance.following(branch), shape))
 
 
 class Sum(nn.Module):
@@ -41,10 +63,3 @@ class Sum(nn.Module):
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
         total: Tensor = self.branch(x) + self.shortcut(x)
         return total
-
-
-def through(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape after these layers."""
-    for layer in layers:
-        shape = layer.shape(shape)
-    return shape

@@ -13,9 +13,10 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from ntkexp.init.base import AbstractInit
+from ntkexp.layer.activation import Activation
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
-from ntkexp.layer.pointwise import Activation, ReLU
+from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.pooling import Pooling
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered

@@ -11,9 +11,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from ntkexp.init.base import AbstractInit
+from ntkexp.layer.activation import Activation
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
-from ntkexp.layer.pointwise import Activation, ReLU
+from ntkexp.layer.pointwise import ReLU
 from ntkexp.model.base import AbstractLayered
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 from pydantic import Field, PositiveInt
 
 from ntkexp.init.base import AbstractInit
+from ntkexp.layer.activation import Activation
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import GlobalAvgPool
 from ntkexp.layer.norm import Norm
-from ntkexp.layer.pointwise import Activation, ReLU
+from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.residual import Residual
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered

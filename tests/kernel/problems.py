@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.layer.pointwise import ACTIVATIONS, Pointwise
+from ntkexp.layer.activation import ACTIVATIONS
+from ntkexp.layer.pointwise import Pointwise
 from ntkexp.shapes import Weights
 from tests.kernel.networks import NETWORKS
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
-from ntkexp.layer.affine import Affine
 from ntkexp.layer.base import build
+from ntkexp.layer.weighted import Affine
 from ntkexp.library import tangent_kernel
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.functional import weights_of

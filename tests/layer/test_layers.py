@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ntkexp.layer.activation import ACTIVATIONS
 from ntkexp.layer.affine import Dense
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.named import named
-from ntkexp.layer.pointwise import ACTIVATIONS, LeakyReLU
+from ntkexp.layer.pointwise import LeakyReLU
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 

@@ -1,0 +1,51 @@
+"""Layers one after the other, each asked with the shape that reaches it."""
+
+from __future__ import annotations
+
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.covariance import Covariance
+from ntkexp.layer.pairs import Pairs
+from ntkexp.layer.signal import Signal
+
+Layers = tuple[AbstractLayer, ...]
+
+
+def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The shape before each layer, and after the last.
+
+    >>> from ntkexp.layer.linear import Flatten
+    >>> shapes((Flatten(),), (3, 4))
+    [(3, 4), (12,)]
+    """
+    found = [shape]
+    for layer in layers:
+        found.append(layer.shape(found[-1]))
+    return found
+
+
+def carry(layers: Layers, signal: Signal) -> Signal:
+    """What is known of the signal after them."""
+    for layer in layers:
+        signal = layer.carry(signal)
+    return signal
+
+
+def need(layers: Layers, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    """The pairs before them, of those wanted after them."""
+    for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
+        wanted = layer.need(wanted, before)
+    return wanted
+
+
+def need_own(layers: Layers, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+    """The same of examples with themselves."""
+    for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
+        wanted = layer.need_own(wanted, before)
+    return wanted
+
+
+def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    """The covariances after them."""
+    for layer, before in zip(layers, shapes(layers, shape), strict=False):
+        covariance = layer.push(covariance, before)
+    return covariance

@@ -1,0 +1,158 @@
+"""Pairs of pixels (p, p + o), stored by their offset o, and linear maps of functions of them.
+
+A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis of the image. Along
+an axis of n pixels an offset is a number modulo n: the second pixel is (p + o) mod n. So n offsets hold all n² pairs
+once, and a window that moves both pixels together changes no offset, whether images end or go around. Layers without
+pixels leave no axes, and only the examples are paired.
+
+>>> pairs = Pairs.all((3,))
+>>> pairs.second(0).tolist()
+[[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+>>> Pairs.equal((3,)).offsets
+((0,),)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Offsets = tuple[tuple[int, ...], ...]
+"""The offsets that are stored, axis by axis; all combinations of them are."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Of pixels in an image of these sizes."""
+
+    pixels: tuple[int, ...]
+    offsets: Offsets
+
+    @classmethod
+    def all(cls, pixels: Sequence[int]) -> Pairs:
+        """Every pixel with every other."""
+        return cls(tuple(pixels), tuple(tuple(range(n)) for n in pixels))
+
+    @classmethod
+    def equal(cls, pixels: Sequence[int]) -> Pairs:
+        """Every pixel with itself."""
+        return cls(tuple(pixels), ((0,),) * len(pixels))
+
+    @property
+    def count(self) -> int:
+        """How many pairs are stored."""
+        return prod(n * len(kept) for n, kept in zip(self.pixels, self.offsets, strict=True))
+
+    @property
+    def axes(self) -> range:
+        """The axes of the image."""
+        return range(len(self.pixels))
+
+    def with_equal(self) -> Pairs:
+        """These, and every pixel with itself."""
+        return Pairs(self.pixels, tuple(tuple(sorted({0, *kept})) for kept in self.offsets))
+
+    def union(self, other: Pairs) -> Pairs:
+        """Both, and what lies in between: offsets are stored axis by axis."""
+        both = zip(self.offsets, other.offsets, strict=True)
+        return Pairs(self.pixels, tuple(tuple(sorted({*one, *two})) for one, two in both))
+
+    def common(self, other: Pairs) -> Pairs:
+        """Those in both."""
+        both = zip(self.offsets, other.offsets, strict=True)
+        return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
+
+    def second(self, axis: int) -> Int[Tensor, "offset pixel"]:
+        """Where the second pixel lies along an axis."""
+        n = self.pixels[axis]
+        return (torch.tensor(self.offsets[axis], dtype=torch.long)[:, None] + torch.arange(n)) % n
+
+    def at_second(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
+        """Values [*example, *pixel] of the second pixel of each pair."""
+        first = values.dim() - len(self.pixels)
+        for axis in self.axes:
+            index, place = self.second(axis).to(values.device), first + 2 * axis
+            picked = values.index_select(place, index.flatten())
+            values = picked.view(*values.shape[:place], *index.shape, *values.shape[place + 1 :])
+        return values
+
+    def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
+        """The values of equal pixels, [*example, *pixel]."""
+        first = values.dim() - 2 * len(self.pixels)
+        for axis in self.axes:
+            values = values.select(first + axis, self.offsets[axis].index(0))
+        return values
+
+    def with_diagonal(self, values: Tensor, diagonal: Tensor) -> Tensor:
+        """The same with other values of equal pixels."""
+        if not self.axes:
+            return diagonal
+        if all(kept == (0,) for kept in self.offsets):
+            return diagonal.reshape(values.shape)
+        equal = torch.ones((), dtype=torch.bool, device=values.device)
+        for axis, kept in enumerate(self.offsets):
+            zero = torch.tensor(kept, device=values.device) == 0
+            equal = equal & zero.view(-1, *(1,) * (2 * (len(self.pixels) - axis) - 1))
+        return torch.where(equal, self.spread(diagonal), values)
+
+    def spread(self, diagonal: Tensor) -> Tensor:
+        """Values [*example, *pixel] of the first pixel of each pair, to be broadcast over offsets."""
+        first = diagonal.dim() - len(self.pixels)
+        for axis in self.axes:
+            diagonal = diagonal.unsqueeze(first + 2 * axis)
+        return diagonal
+
+    def kept(self, values: Tensor, wanted: Pairs) -> Tensor:
+        """The part of values that belongs to some of the pairs."""
+        first = values.dim() - 2 * len(self.pixels)
+        for axis, (here, there) in enumerate(zip(self.offsets, wanted.offsets, strict=True)):
+            if here != there:
+                index = torch.tensor([here.index(o) for o in there], device=values.device)
+                values = values.index_select(first + 2 * axis, index)
+        return values
+
+
+def box(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
+    """The mean over a window in which both pixels move together; pairs that leave the image count zero.
+
+    >>> pairs = Pairs.all((3,))
+    >>> box(torch.ones(3, 3), pairs, [3], circular=False) * 3
+    tensor([[2., 3., 2.],
+            [2., 2., 1.],
+            [1., 2., 2.]])
+    """
+    windows = tuple(windows)
+    first = values.dim() - 2 * len(windows)
+    for axis, window in enumerate(windows):
+        values = moved_sum(values, pairs, axis, first + 2 * axis, window // 2, circular)
+    return values / prod(windows)
+
+
+def moved_sum(values: Tensor, pairs: Pairs, axis: int, place: int, reach: int, circular: bool) -> Tensor:
+    """Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
+    n = pairs.pixels[axis]
+    if circular:
+        return sum((values.roll(-shift, place + 1) for shift in moves(reach)), start=values)
+    second = pairs.second(axis).to(values.device)
+    total = values.clone()
+    for shift in moves(min(reach, n - 1)):
+        start, end, length = max(0, -shift), max(0, shift), n - abs(shift)
+        moved = second[:, start : start + length] + shift
+        inside = ((moved >= 0) & (moved < n)).to(values.dtype)
+        inside = inside.view(*inside.shape, *(1,) * (values.dim() - place - 2))
+        total.narrow(place + 1, start, length).addcmul_(values.narrow(place + 1, end, length), inside)
+    return total
+
+
+def moves(reach: int) -> list[int]:
+    """The moves of a window but for staying.
+
+    >>> moves(2)
+    [-2, -1, 1, 2]
+    """
+    return [shift for shift in range(-reach, reach + 1) if shift]

@@ -1,0 +1,43 @@
+"""Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
+
+>>> import torch
+>>> positive(single(torch.tensor([2.0])))
+tensor(2.)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+from torch import Tensor
+
+from ntkexp.mistake import Mistake
+
+
+def single(value: Tensor | float) -> Tensor | float:
+    """A tensor without axes, if it is one."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1 or not value.is_floating_point():
+        raise Mistake(f"a scale is one number, not a tensor of shape {list(value.shape)} and {value.dtype}")
+    return value.reshape(())
+
+
+def positive(value: Tensor | float) -> Tensor | float:
+    """More than zero."""
+    if not float(value) > 0:
+        raise Mistake(f"it takes a number > 0, not {float(value):g}")
+    return value
+
+
+def not_negative(value: Tensor | float) -> Tensor | float:
+    """Zero, or more."""
+    if not float(value) >= 0:
+        raise Mistake(f"it takes a number ≥ 0, not {float(value):g}")
+    return value
+
+
+Scale = Annotated[Tensor | float, AfterValidator(single)]
+Positive = Annotated[Scale, AfterValidator(positive)]
+NotNegative = Annotated[Scale, AfterValidator(not_negative)]

@@ -1,0 +1,51 @@
+"""What is known of a signal inside a network of infinite width, whatever its numbers are.
+
+Its elements are independent Gaussians once fresh weights have mixed what came before; a pointwise function makes
+something else of them. The formulas of pointwise layers and norms hold for Gaussians alone, and the covariance of a sum
+is the sum of covariances only where all but one of its terms end in weights of their own.
+
+>>> Signal().mixed()
+Signal(gaussian=True, fresh=True)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ntkexp.mistake import Mistake
+
+
+@dataclass(frozen=True)
+class Signal:
+    """`fresh`: independent of whatever entered the branch of the network that it belongs to."""
+
+    gaussian: bool = False
+    fresh: bool = False
+
+    def mixed(self) -> Signal:
+        """After weights."""
+        return Signal(gaussian=True, fresh=True)
+
+    def bent(self, layer: str) -> Signal:
+        """After a function that is not linear."""
+        self.refuse_unmixed(layer)
+        return Signal()
+
+    def branch(self) -> Signal:
+        """At the entry of a branch."""
+        return replace(self, fresh=False)
+
+    def refuse_beside(self, other: Signal) -> None:
+        """One of two branches that are added up ends in weights of its own."""
+        if not (self.fresh or other.fresh):
+            raise Mistake(
+                "a residual layer has no limit of infinite width unless one of its branches ends in weights "
+                "(Dense or Conv) that follow the last activation"
+            )
+
+    def refuse_unmixed(self, layer: str) -> None:
+        """Activations and norms follow weights."""
+        if not self.gaussian:
+            raise Mistake(
+                f"{layer} has a limit of infinite width only after weights; put a Dense or Conv layer right before it"
+            )

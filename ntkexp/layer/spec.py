@@ -1,0 +1,103 @@
+"""A list of layers as plain data: `{"layer": NAME, …}` each, whose keys are the fields of the layer's class.
+
+>>> parse('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
+(Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
+>>> parse([{"layer": "Dence", "features": 8}])
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: layers[0]: there is no layer 'Dence'; did you mean 'Dense'?
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from ntkexp.layer import affine, entire, linear, norm, pointwise, polynomial, pooling, residual, smooth
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.mistake import Mistake, nearest
+
+HOMES = (affine, entire, linear, norm, pointwise, polynomial, pooling, residual, smooth)
+Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
+"""A list of layers, or the same as JSON."""
+
+
+def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
+    """The layers of a description; `place` is how it is spoken of."""
+    items = decoded(spec, place) if isinstance(spec, str) else spec
+    if not isinstance(items, Sequence) or isinstance(items, Mapping | str | bytes):
+        raise Mistake(f'{place} is no list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
+    return tuple(layer(item, f"{place}[{k}]") for k, item in enumerate(items))
+
+
+def decoded(text: str, place: str) -> Any:
+    """JSON, read."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Mistake(f"{place} is no JSON: {error}") from None
+
+
+def names_layer(node: Mapping[str, Any]) -> bool:
+    """Whether a mapping is meant to be a layer."""
+    return "layer" in node and "_target_" not in node
+
+
+def layer(item: object, place: str) -> AbstractLayer:
+    """One layer."""
+    if isinstance(item, AbstractLayer):
+        return item
+    if not isinstance(item, Mapping) or "layer" not in item:
+        raise Mistake(f'{place} is no layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU')
+    kind = kind_of(item["layer"], place)
+    given = {str(key): value for key, value in item.items() if key != "layer"}
+    refuse_strangers(kind, given, place)
+    lists = {key: parse(value, f"{place}.{key}") for key, value in given.items() if takes_layers(kind, key)}
+    try:
+        return kind.model_validate(given | lists)
+    except ValidationError as error:
+        raise refusal(error, kind, f"{place} ({kind.__name__})") from None
+
+
+@cache
+def kinds() -> dict[str, type[AbstractLayer]]:
+    """The layers there are, by name."""
+    found = [value for home in HOMES for value in vars(home).values() if isinstance(value, type)]
+    layers = (kind for kind in found if issubclass(kind, AbstractLayer) and not inspect.isabstract(kind))
+    return {kind.__name__: kind for kind in layers if not kind.__name__.startswith("Abstract")}
+
+
+def kind_of(name: object, place: str) -> type[AbstractLayer]:
+    """The class of a name."""
+    if not isinstance(name, str) or name not in kinds():
+        hint = nearest(str(name), kinds()) or f"; there are {', '.join(sorted(kinds()))}"
+        raise Mistake(f"{place}: there is no layer '{name}'{hint}")
+    return kinds()[name]
+
+
+def refuse_strangers(kind: type[AbstractLayer], given: Iterable[str], place: str) -> None:
+    """Every key is a field."""
+    known = kind.model_fields
+    for key in given:
+        if key not in known:
+            keys = f"its keys are {', '.join(known)}" if known else "it has none"
+            raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, known)}")
+
+
+def takes_layers(kind: type[AbstractLayer], key: str) -> bool:
+    """Whether a field is a list of layers."""
+    return kind.model_fields[key].annotation == tuple[AbstractLayer, ...]
+
+
+def refusal(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:
+    """The first thing that is wrong with a layer."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"][:1])
+    said = str(first.get("ctx", {}).get("error", "")) or first["msg"]
+    if first["type"] == "missing":
+        return Mistake(f"{place}: {name} is missing; its keys are {', '.join(kind.model_fields)}")
+    return Mistake(f"{place}: {name}={first['input']!r}: {said}" if name else f"{place}: {said}")

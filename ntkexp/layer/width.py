@@ -1,0 +1,42 @@
+"""The same layers at another width.
+
+>>> from ntkexp.layer.affine import Dense
+>>> [layer.features for layer in widened((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]
+[4, 8, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ntkexp.layer.affine import AbstractAffine
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.residual import Residual
+
+Layers = tuple[AbstractLayer, ...]
+
+
+def widened(layers: Layers, width: int) -> Layers:
+    """The widest hidden layer has `width` features, the others in proportion; the last layer keeps its own."""
+    *hidden, last = layers
+    widest = max((layer.features for layer in affine(tuple(hidden))), default=width)
+    return (*(scaled(layer, width / widest) for layer in hidden), last)
+
+
+def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
+    """A layer with so many times the features."""
+    if isinstance(layer, AbstractAffine):
+        return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
+    if isinstance(layer, Residual):
+        branch, shortcut = (tuple(scaled(one, factor) for one in side) for side in (layer.branch, layer.shortcut))
+        return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
+    return layer
+
+
+def affine(layers: Layers) -> Iterator[AbstractAffine]:
+    """The layers with weights, those of branches included."""
+    for layer in layers:
+        if isinstance(layer, AbstractAffine):
+            yield layer
+        if isinstance(layer, Residual):
+            yield from affine(layer.branch + layer.shortcut)
