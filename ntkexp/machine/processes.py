@@ -31,7 +31,7 @@ def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> F
     """f_t at the time at which training ended."""
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
     gain = Flow(evidence.course.time * evidence.course.weight)
-    coefficients = modes_of(square(kernel)).learned(gain, missing)
+    coefficients = modes_of(square(kernel)).at(gain)(missing)
     return evidence.start + applied(kernel, coefficients.view(evidence.targets.shape))
 
 

@@ -9,10 +9,12 @@ network and all of them together obey
 Where the readout alone is trained, Θ = 𝒢, and without end and noise these are the posterior of the Gaussian process 𝒢.
 
 >>> import torch
->>> from ntkexp.process.gain import Flow
+>>> from ntkexp.process.gain import FOREVER
+>>> from ntkexp.process.modes import modes_of
 >>> one = torch.ones(1, 1, dtype=torch.float64)
->>> trained = Ensemble(Kernels(4 * one, 2 * one), Kernels(one, one), modes_of(4 * one))  # x where f_0 is f_0(X)
->>> float(trained.mean(Flow(float("inf")), 3 * one)), float(trained.variance(Flow(float("inf")), one[0]))
+>>> learned = modes_of(4 * one).at(FOREVER)
+>>> trained = Ensemble(2 * one, Kernels(one, one), learned)  # at a point where f_0 is f_0(X)
+>>> float(trained.mean(3 * one)), float(trained.variance(one[0]))
 (1.5, 0.25)
 """
 
@@ -23,8 +25,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.process.gain import AbstractGain
-from ntkexp.process.modes import Modes, modes_of
+from ntkexp.process.modes import Learned
 
 
 @dataclass(frozen=True)
@@ -37,38 +38,28 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Networks from random starts, at some points. `modes` are those of Θ(X, X)."""
+    """Networks from random starts, at some points. `learned` is g(R), R made of Θ(X, X), and `cross` is Θ(x, X)."""
 
-    tangent: Kernels
+    cross: Float[Tensor, "point train"]
     start: Kernels
-    modes: Modes
-    ridge: float = 0.0
+    learned: Learned
 
-    def weights(self, gain: AbstractGain) -> Float[Tensor, "point train"]:
+    @property
+    def weights(self) -> Float[Tensor, "point train"]:
         """A: what each training target adds at each point."""
-        return self.modes.learned(gain, self.tangent.cross.mH, self.ridge).mH
+        return self.learned(self.cross.mH).mH
 
-    def mean(self, gain: AbstractGain, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
+    def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
         """Over random starts."""
-        return self.tangent.cross @ self.modes.learned(gain, targets, self.ridge)
+        return self.cross @ self.learned(targets)
 
-    def covariance(self, gain: AbstractGain, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
+    def covariance(self, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
         """Of one output between points, from 𝒢 between them."""
-        A = self.weights(gain)
+        A = self.weights
         crossed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - crossed - crossed.mH
 
-    def variance(self, gain: AbstractGain, start: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
+    def variance(self, start: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
         """The diagonal of the covariance."""
-        A = self.weights(gain)
+        A = self.weights
         return start + (A @ self.start.train * A).sum(1) - 2 * (A * self.start.cross).sum(1)
-
-
-def trained(tangent: Kernels, start: Kernels, ridge: float = 0.0) -> Ensemble:
-    """All layers learn."""
-    return Ensemble(tangent, start, modes_of(tangent.train), ridge)
-
-
-def readout(start: Kernels, ridge: float = 0.0) -> Ensemble:
-    """The last layer learns alone."""
-    return Ensemble(start, start, modes_of(start.train), ridge)

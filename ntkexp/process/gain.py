@@ -5,7 +5,7 @@
     for ever  g(λ) = 1/λ
 
 >>> lone = torch.tensor([1.0], dtype=torch.float64)
->>> [float(each(lone)) for each in (Flow(math.log(2)), Descent(0.5, 2), Flow(math.inf))]
+>>> [float(each(lone)) for each in (Flow(math.log(2)), Descent(0.5, 2), FOREVER)]
 [0.5, 0.75, 1.0]
 """
 
@@ -57,6 +57,9 @@ class Flow(AbstractGain):
         return Flow(2 * self.time)
 
 
+FOREVER = Flow(math.inf)
+
+
 @dataclass(frozen=True)
 class Descent(AbstractGain):
     """Gradient descent; it diverges where the largest sλ exceeds 2."""
@@ -79,7 +82,12 @@ class Descent(AbstractGain):
 def refuse_singular(zero: Tensor) -> None:
     """What has no inverse is not learned at any time."""
     if zero.any():
-        raise Mistake(
-            f"the kernel is singular ({int(zero.sum())} of {len(zero)} eigenvalues are zero to rounding), so training "
-            "without end has no closed form; give a finite time, or a ridge > 0"
-        )
+        raise singular(f"{int(zero.sum())} of {len(zero)} eigenvalues")
+
+
+def singular(what: str) -> Mistake:
+    """Advice for a kernel without an inverse."""
+    return Mistake(
+        f"the kernel is singular ({what} are zero to rounding), so training without end has no closed form; give a "
+        "finite time, or a ridge > 0"
+    )

@@ -9,50 +9,45 @@ which is `Ensemble.covariance`.
 
 >>> import torch
 >>> one = torch.ones(1, 1, dtype=torch.float64)
->>> certain = Posterior(Kernels(one, one), modes_of(one), noise=1.0)
+>>> certain = conditioned(Kernels(one, one), noise=1.0)
 >>> float(certain.mean(one)), float(certain.variance(one[0]))
 (0.5, 0.5)
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.process.ensemble import Kernels
-from ntkexp.process.gain import AbstractGain, Flow
-from ntkexp.process.modes import Modes, modes_of
-
-FOREVER = Flow(math.inf)
+from ntkexp.process.gain import FOREVER, AbstractGain
+from ntkexp.process.modes import Learned, modes_of
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """The process 𝒢 after it has seen the training targets."""
+    """The process 𝒢 after it has seen the training targets, or been trained on them: `learned` is g_s, `twice` g_2s."""
 
-    prior: Kernels
-    modes: Modes
-    noise: float = 0.0
+    cross: Float[Tensor, "point train"]
+    learned: Learned
+    twice: Learned
 
-    def mean(self, targets: Float[Tensor, "train out"], gain: AbstractGain = FOREVER) -> Float[Tensor, "point out"]:
+    def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
         """At every point."""
-        return self.prior.cross @ self.modes.learned(gain, targets, self.noise)
+        return self.cross @ self.learned(targets)
 
-    def covariance(
-        self, prior: Float[Tensor, "point point"], gain: AbstractGain = FOREVER
-    ) -> Float[Tensor, "point point"]:
+    def covariance(self, prior: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
         """Between points, from the prior's."""
-        return prior - self.prior.cross @ self.modes.learned(gain.doubled, self.prior.cross.mH, self.noise)
+        return prior - self.cross @ self.twice(self.cross.mH)
 
-    def variance(self, prior: Float[Tensor, " point"], gain: AbstractGain = FOREVER) -> Float[Tensor, " point"]:
+    def variance(self, prior: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
         """The diagonal of the covariance."""
-        explained = self.modes.learned(gain.doubled, self.prior.cross.mH, self.noise)
-        return prior - (self.prior.cross.mH * explained).sum(0)
+        return prior - (self.cross.mH * self.twice(self.cross.mH)).sum(0)
 
 
-def conditioned(prior: Kernels, noise: float = 0.0) -> Posterior:
+def conditioned(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
     """On values at the training inputs."""
-    return Posterior(prior, modes_of(prior.train), noise)
+    modes = modes_of(prior.train)
+    return Posterior(prior.cross, modes.at(gain, noise), modes.at(gain.doubled, noise))

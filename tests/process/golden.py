@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ntkexp.process.ensemble import Kernels
 
-FOLDER = Path(__file__).parents[1] / "golden"
+FOLDER = Path(__file__).parents[1] / "limit" / "golden"
 CASES = ("predict_fc_relu", "predict_cnn_gap")
 RIDGES = ("ridge0", "ridge1")
 

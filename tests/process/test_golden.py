@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.process.ensemble import Ensemble, readout, trained
-from ntkexp.process.gain import Flow
+from ntkexp.process.ensemble import Ensemble
+from ntkexp.process.gain import FOREVER, AbstractGain, Flow
 from ntkexp.process.modes import modes_of
 from ntkexp.process.posterior import conditioned
 from tests.process.golden import CASES, RIDGES, Golden, golden
@@ -26,10 +24,10 @@ def given(request: pytest.FixtureRequest) -> Golden:
     return golden(request.param)
 
 
-def ensemble(given: Golden, kind: str, ridge: str) -> Ensemble:
-    if kind == "nngp":
-        return readout(given.kernels("nngp"), given.ridge(ridge))
-    return trained(given.kernels("ntk"), given.kernels("nngp"), given.ridge(ridge))
+def ensemble(given: Golden, kind: str, gain: AbstractGain, ridge: str) -> Ensemble:
+    """All layers learn, or (`nngp`) the readout alone."""
+    tangent = given.kernels(kind)
+    return Ensemble(tangent.cross, given.kernels("nngp"), modes_of(tangent.train).at(gain, given.ridge(ridge)))
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
@@ -37,36 +35,39 @@ def test_one_network_at_every_time(given: Golden, ridge: str) -> None:
     arrays, ntk = given.arrays, given.kernels("ntk")
     missing, modes = arrays["y"] - arrays["f0_train"], modes_of(ntk.train)
     for k, time in enumerate(given.times):
-        learned = modes.learned(Flow(time), missing, given.ridge(ridge))
+        learned = modes.at(Flow(time), given.ridge(ridge))(missing)
         agree(arrays["f0_train"] + ntk.train @ learned, arrays[f"mse_train_t_{ridge}"][k])
         agree(arrays["f0_test"] + ntk.cross @ learned, arrays[f"mse_test_t_{ridge}"][k])
-    learned = modes.solved(missing, given.ridge(ridge))
+    learned = modes.at(FOREVER, given.ridge(ridge))(missing)
     agree(arrays["f0_test"] + ntk.cross @ learned, arrays[f"mse_test_inf_{ridge}"])
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
 @pytest.mark.parametrize("kind", ["ntk", "nngp"])
 def test_means_of_ensembles(given: Golden, kind: str, ridge: str) -> None:
-    found, targets = ensemble(given, kind, ridge), given.arrays["y"]
+    targets = given.arrays["y"]
     for k, time in enumerate(given.times):
-        agree(found.mean(Flow(time), targets), given.arrays[f"ens_{kind}_mean_t_{ridge}"][k])
-    agree(found.mean(Flow(inf), targets), given.arrays[f"ens_{kind}_mean_inf_{ridge}"])
+        found = ensemble(given, kind, Flow(time), ridge)
+        agree(found.mean(targets), given.arrays[f"ens_{kind}_mean_t_{ridge}"][k])
+    agree(ensemble(given, kind, FOREVER, ridge).mean(targets), given.arrays[f"ens_{kind}_mean_inf_{ridge}"])
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
 def test_covariance_where_all_layers_learn(given: Golden, ridge: str) -> None:
-    found, start = ensemble(given, "ntk", ridge), given.arrays["nngp_22"]
+    start = given.arrays["nngp_22"]
     for k, time in enumerate(given.times):
-        agree(found.covariance(Flow(time), start), given.arrays[f"ens_ntk_cov_t_{ridge}"][k])
-    agree(found.covariance(Flow(inf), start), given.arrays[f"ens_ntk_cov_inf_{ridge}"])
+        found = ensemble(given, "ntk", Flow(time), ridge)
+        agree(found.covariance(start), given.arrays[f"ens_ntk_cov_t_{ridge}"][k])
+    agree(ensemble(given, "ntk", FOREVER, ridge).covariance(start), given.arrays[f"ens_ntk_cov_inf_{ridge}"])
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
 def test_covariance_where_the_readout_learns(given: Golden, ridge: str) -> None:
-    found, start = conditioned(given.kernels("nngp"), given.ridge(ridge)), given.arrays["nngp_22"]
+    start, prior, noise = given.arrays["nngp_22"], given.kernels("nngp"), given.ridge(ridge)
     for k, time in enumerate(given.times):
-        agree(found.covariance(start, Flow(time)), given.arrays[f"ens_nngp_cov_t_{ridge}"][k])
-    agree(found.covariance(start), given.arrays[f"ens_nngp_cov_inf_{ridge}"])
+        found = conditioned(prior, noise, Flow(time))
+        agree(found.covariance(start), given.arrays[f"ens_nngp_cov_t_{ridge}"][k])
+    agree(conditioned(prior, noise).covariance(start), given.arrays[f"ens_nngp_cov_inf_{ridge}"])
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
@@ -76,6 +77,6 @@ def test_gaussian_processes(given: Golden, ridge: str) -> None:
         process = conditioned(given.kernels(kind), noise)
         agree(process.mean(arrays["y"]), arrays[f"{name}_mean_{ridge}"])
         agree(process.covariance(arrays[f"{kind}_22"]), arrays[f"{name}_cov_{ridge}"])
-    found = ensemble(given, "ntk", ridge)
-    agree(found.mean(Flow(inf), arrays["y"]), arrays[f"gp_ntk_mean_{ridge}"])
-    agree(found.covariance(Flow(inf), arrays["nngp_22"]), arrays[f"gp_ntk_cov_{ridge}"])
+    found = ensemble(given, "ntk", FOREVER, ridge)
+    agree(found.mean(arrays["y"]), arrays[f"gp_ntk_mean_{ridge}"])
+    agree(found.covariance(arrays["nngp_22"]), arrays[f"gp_ntk_cov_{ridge}"])

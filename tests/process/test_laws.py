@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
-from ntkexp.process.ensemble import Kernels, readout, trained
-from ntkexp.process.gain import AbstractGain, Descent, Flow
+from ntkexp.process.ensemble import Ensemble, Kernels
+from ntkexp.process.gain import FOREVER, AbstractGain, Descent, Flow
 from ntkexp.process.modes import modes_of
 from ntkexp.process.posterior import conditioned
 
@@ -27,6 +27,10 @@ def linear(features: Tensor) -> Kernels:
     return Kernels(features[:TRAIN] @ features[:TRAIN].mH, features[TRAIN:] @ features[:TRAIN].mH)
 
 
+def trained(tangent: Kernels, start: Kernels, gain: AbstractGain, ridge: float = 0.0) -> Ensemble:
+    return Ensemble(tangent.cross, start, modes_of(tangent.train).at(gain, ridge))
+
+
 PHI = random(TRAIN + POINTS, FEATURES, seed=1) / 3
 TARGETS = random(TRAIN, 2, seed=2)
 
@@ -39,7 +43,7 @@ def test_descent_is_descent(size: float, ridge: float) -> None:
     R = kernels.train + ridge * torch.eye(TRAIN, dtype=torch.float64)
     for _ in range(25):
         coefficients = coefficients + size * (TARGETS - R @ coefficients)
-    found = trained(kernels, kernels, ridge).mean(Descent(size, 25), TARGETS)
+    found = trained(kernels, kernels, Descent(size, 25), ridge).mean(TARGETS)
     growth = max(1.0, float(coefficients.abs().max()))
     torch.testing.assert_close(found, kernels.cross @ coefficients, rtol=1e-12, atol=1e3 * EPS * growth)
 
@@ -53,20 +57,19 @@ def test_descent_with_tiny_steps_is_flow() -> None:
 def test_flow_is_the_matrix_exponential() -> None:
     kernels = linear(PHI)
     decay = torch.linalg.matrix_exp(-1.3 * kernels.train)
-    learned = kernels.train @ modes_of(kernels.train).learned(Flow(1.3), TARGETS)
+    learned = kernels.train @ modes_of(kernels.train).at(Flow(1.3))(TARGETS)
     torch.testing.assert_close(learned, TARGETS - decay @ TARGETS, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("gain", [Flow(0.7), Descent(0.4, 9), Flow(inf)], ids=["flow", "descent", "for ever"])
+@pytest.mark.parametrize("gain", [Flow(0.7), Descent(0.4, 9), FOREVER], ids=["flow", "descent", "for ever"])
 def test_ensembles_are_affine_images_of_their_start(gain: AbstractGain) -> None:
     """f_t is affine in f_0, so that its covariance is that of the start, mapped: for any root of the start's."""
     tangent, start = linear(PHI), linear(root := random(TRAIN + POINTS, FEATURES, seed=3))
-    found = trained(tangent, start)
-    A = found.weights(gain)
-    mapped = root[TRAIN:] - A @ root[:TRAIN]
+    found = trained(tangent, start, gain)
+    mapped = root[TRAIN:] - found.weights @ root[:TRAIN]
     between = root[TRAIN:] @ root[TRAIN:].mH
-    torch.testing.assert_close(found.covariance(gain, between), mapped @ mapped.mH, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found.variance(gain, between.diagonal()), mapped.square().sum(1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.covariance(between), mapped @ mapped.mH, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.variance(between.diagonal()), mapped.square().sum(1), rtol=1e-10, atol=1e-10)
 
 
 def test_trained_linear_models_have_the_mean_and_covariance() -> None:
@@ -77,30 +80,30 @@ def test_trained_linear_models_have_the_mean_and_covariance() -> None:
     decay = torch.linalg.matrix_exp(-time * X.mH @ X)
     pull = torch.linalg.solve(X.mH @ X + 1e-12 * torch.eye(FEATURES), (torch.eye(FEATURES) - decay) @ X.mH @ targets)
     outputs = x @ (decay @ theta + pull)
-    found, between = trained(linear(PHI), linear(PHI)), x @ x.mH
-    covariance = found.covariance(Flow(time), between)
+    found = trained(linear(PHI), linear(PHI), Flow(time))
+    covariance = found.covariance(x @ x.mH)
     spread = covariance.diagonal().sqrt()
     error = 5 / models**0.5  # five standard errors
-    assert ((outputs.mean(1) - found.mean(Flow(time), targets)[:, 0]).abs() <= error * spread).all()
+    assert ((outputs.mean(1) - found.mean(targets)[:, 0]).abs() <= error * spread).all()
     assert (torch.cov(outputs) - covariance).abs().max() <= error * 2 * spread.max() ** 2
 
 
-def test_readouts_that_learn_alone_end_as_the_posterior() -> None:
+@pytest.mark.parametrize("gain", [FOREVER, Flow(0.9), Descent(0.2, 11)], ids=["for ever", "flow", "descent"])
+def test_readouts_that_learn_alone_are_a_process_that_is_conditioned(gain: AbstractGain) -> None:
     kernels, between = linear(PHI), PHI[TRAIN:] @ PHI[TRAIN:].mH
-    alone, posterior = readout(kernels), conditioned(kernels)
-    torch.testing.assert_close(alone.mean(Flow(inf), TARGETS), posterior.mean(TARGETS), rtol=1e-12, atol=1e-12)
-    for gain in (Flow(inf), Flow(0.9), Descent(0.2, 11)):
-        expected = posterior.covariance(between, gain)
-        torch.testing.assert_close(alone.covariance(gain, between), expected, rtol=1e-11, atol=1e-11)
-        variance = posterior.variance(between.diagonal(), gain)
-        torch.testing.assert_close(variance, expected.diagonal(), rtol=1e-11, atol=1e-12)
+    alone, posterior = trained(kernels, kernels, gain), conditioned(kernels, gain=gain)
+    torch.testing.assert_close(alone.mean(TARGETS), posterior.mean(TARGETS), rtol=1e-12, atol=1e-12)
+    expected = posterior.covariance(between)
+    torch.testing.assert_close(alone.covariance(between), expected, rtol=1e-11, atol=1e-11)
+    variance = posterior.variance(between.diagonal())
+    torch.testing.assert_close(variance, expected.diagonal(), rtol=1e-11, atol=1e-12)
 
 
 def test_nothing_is_learned_at_time_zero() -> None:
     kernels, between = linear(PHI), PHI[TRAIN:] @ PHI[TRAIN:].mH
-    found = trained(kernels, kernels)
-    assert not found.mean(Flow(0.0), TARGETS).any()
-    torch.testing.assert_close(found.covariance(Flow(0.0), between), between, rtol=0, atol=0)
+    found = trained(kernels, kernels, Flow(0.0))
+    assert not found.mean(TARGETS).any()
+    torch.testing.assert_close(found.covariance(between), between, rtol=0, atol=0)
 
 
 def test_a_ridge_is_added_to_the_kernel() -> None:
@@ -117,17 +120,16 @@ def test_rounding_below_zero_counts_as_zero() -> None:
 
 def test_a_singular_kernel_is_learned_for_a_finite_time_or_with_a_ridge() -> None:
     kernels = linear(PHI[:, :2])  # of rank two
-    found = trained(kernels, kernels)
     with pytest.raises(Mistake, match=r"4 of 6 eigenvalues are zero.*finite time, or a ridge > 0"):
-        found.mean(Flow(inf), TARGETS)
-    for known in (found.mean(Flow(1e6), TARGETS), trained(kernels, kernels, 0.1).mean(Flow(inf), TARGETS)):
-        assert known.isfinite().all()
+        trained(kernels, kernels, FOREVER)
+    for gain, ridge in ((Flow(1e6), 0.0), (FOREVER, 0.1)):
+        assert trained(kernels, kernels, gain, ridge).mean(TARGETS).isfinite().all()
 
 
 @pytest.mark.parametrize("ridge", [-0.1, float("nan"), inf])
 def test_what_is_no_ridge_is_refused(ridge: float) -> None:
     with pytest.raises(Mistake, match="it takes a number ≥ 0"):
-        conditioned(linear(PHI), ridge).mean(TARGETS)
+        conditioned(linear(PHI), ridge)
 
 
 def test_time_does_not_run_backwards() -> None:

@@ -1,0 +1,163 @@
+"""`ntkexp kernel predict`: targets are predicted from a kernel file."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ntkexp.mistake import Mistake
+
+if TYPE_CHECKING:
+    from ntkexp.matrix.entries import Entries
+    from ntkexp.matrix.predict import Answer
+    from ntkexp.matrix.question import Question
+    from ntkexp.matrix.score import Score
+    from ntkexp.records.kernel_matrix import KernelMatrix
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command, taken apart."""
+
+    file: Path
+    overrides: Sequence[str]
+    ridge: str
+    times: Sequence[str]
+    steps: int | None
+    step_size: float | None
+    folds: int | None
+    solver: Any
+    memory_gb: float
+    out: Path | None
+    quiet: bool
+    as_json: bool
+    trust: Sequence[str]
+    config_dir: Path | None
+
+
+def predict(asked: Asked) -> None:
+    """Solve, compare, write and show."""
+    from ntkexp.cli.progress import listener
+    from ntkexp.matrix.entries import Entries
+    from ntkexp.matrix.predict import predict
+    from ntkexp.records.kernel_matrix import open_matrix
+
+    question = question_of(asked)
+    matrix = open_matrix(asked.file.expanduser())
+    if asked.overrides:
+        refuse_other_data(matrix, asked)
+    entries = Entries(matrix)
+    answers = list(predict(entries, question, listener(asked.quiet).say))
+    scores = [score for answer in answers for score in answer.scores]
+    folder = asked.out.expanduser() if asked.out else matrix.path.parent
+    columns = [field.name for field in fields(scores[0])]
+    written = [
+        save(folder, f"{matrix.path.stem}.scores.csv", columns, map(astuple, scores)),
+        save(folder, f"{matrix.path.stem}.predictions.csv", *outputs(entries, answers)),
+    ]
+    show(scores, written, asked)
+
+
+def question_of(asked: Asked) -> Question:
+    """What is asked for, in numbers."""
+    from ntkexp.matrix.question import Question
+
+    if asked.times and asked.steps is not None:
+        raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
+    times = tuple(number("--time", text, "a number ≥ 0, or inf") for text in asked.times or ("inf",))
+    ridge = None if asked.ridge == "best" else number("--ridge", asked.ridge, "a number ≥ 0, or best")
+    return Question(times, asked.steps, asked.step_size, ridge, asked.folds, asked.solver, asked.memory_gb)
+
+
+def number(option: str, text: str, allowed: str) -> float:
+    """A number that is not negative."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise Mistake(f"{option}={text}: it takes {allowed}")
+    return found
+
+
+def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
+    """The file must be of the data that is named."""
+    from ntkexp.config.compose import compose
+    from ntkexp.matrix.subject import Subject
+
+    experiment = compose(asked.overrides, asked.config_dir, asked.trust)
+    subject = Subject(experiment, experiment.data.split(), {}, 1)
+    if subject.data_digest != matrix.description["data_sha256"]:
+        named = " ".join(asked.overrides)
+        raise Mistake(f"{asked.file} is of other data than {named}; leave that out, or compute the kernel of it")
+
+
+def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Iterable[Sequence[object]]]:
+    """A row per kernel, way to train and point."""
+    columns = entries.targets.shape[1]
+    names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
+    header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]
+    index = entries.matrix.array("index")
+    rows = []
+    for answer in answers:
+        for split, points in entries.matrix.splits.items():
+            found, places = answer.predicted[split], range(points.start, points.stop)
+            deviation = [None] * len(places) if found.deviation is None else found.deviation.tolist()
+            head = (answer.kernel, answer.solved.when, answer.solved.ridge, split)
+            for k, (place, values, spread) in enumerate(zip(places, found.mean.tolist(), deviation, strict=True)):
+                told = (int(index[place]), int(entries.labels[place]))
+                rows.append((*head, *told, *entries.targets[points.start + k].tolist(), *values, spread))
+    return header, rows
+
+
+def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """A table as a file, with every digit."""
+    from ntkexp.records.atomic import write_atomically
+    from ntkexp.records.metrics import cell
+
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(header)
+    table.writerows([cell(value) for value in row] for row in rows)
+    try:
+        write_atomically(folder / name, text.getvalue())
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
+    return folder / name
+
+
+def show(scores: Sequence[Score], written: Sequence[Path], asked: Asked) -> None:
+    """The table, and where all digits are."""
+    from dataclasses import asdict
+
+    from ntkexp.records.json_file import to_text
+
+    if asked.as_json:
+        rows = [asdict(score) for score in scores]
+        sys.stdout.write(to_text({"scores": rows, "files": [str(path) for path in written]}))
+    elif not asked.quiet:
+        sys.stdout.write(f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written))
+
+
+def table(scores: Sequence[Score]) -> str:
+    """As a reader wants it."""
+    from ntkexp.report.text import aligned, percent, short
+
+    header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
+    rows = [
+        [
+            *(score.kernel, score.when, short(score.ridge), score.split, str(score.points)),
+            "–" if score.accuracy is None else percent(score.accuracy),
+            *map(short, (score.rmse, score.r2, score.log_loss, score.calibration_error)),
+            score.solver,
+        ]
+        for score in scores
+    ]
+    return aligned(header, rows, [False, False, True, False, *[True] * 6, False])
