@@ -56,6 +56,7 @@ def look_back(
         kernel_end=kernel,
         start_pull=start_pull(setting),
         attributed=torch.isin(torch.arange(len(outputs), device=outputs.device), setting.attributed),
+        limit=setting.limit,
         course=course(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)

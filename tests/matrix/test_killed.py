@@ -65,10 +65,6 @@ def hunt(path: Path, undisturbed: Undisturbed, kills: int) -> None:
     assert contents(path) == undisturbed.files
 
 
-def test_three_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    hunt(tmp_path / "k.zarr", undisturbed, 3)
-
-
 @pytest.mark.slow
 def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
     hunt(tmp_path / "k.zarr", undisturbed, 20)
