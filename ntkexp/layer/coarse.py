@@ -43,10 +43,9 @@ class Coarse:
         """A single pixel made of all."""
         return cls((tuple(range(pixels)),), equal)
 
-    @property
-    def trivial(self) -> bool:
-        """Whether nothing is done."""
-        return all(own == (p,) for p, own in enumerate(self.members))
+    def trivial(self, pixels: int) -> bool:
+        """Whether nothing is done to so many pixels."""
+        return self.members == tuple((p,) for p in range(pixels))
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
         """The pairs of fine pixels that are averaged, for every first coarse pixel and one offset of the second."""
@@ -89,6 +88,11 @@ def reached(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
     return Pairs(tuple(len(one.members) for one in coarse), offsets)
 
 
+def trivial(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
+    """Whether no axis is changed."""
+    return all(one.trivial(n) for one, n in zip(coarse, pairs.pixels, strict=True))
+
+
 def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
     """The map, axis by axis."""
     first = values.dim() - 2 * len(coarse)
@@ -97,7 +101,7 @@ def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
         if not after.offsets[axis]:  # nothing that is needed
             place = first + 2 * axis
             values = values.new_empty(*values.shape[:place], 0, len(one.members), *values.shape[place + 2 :])
-        elif not one.trivial:
+        elif not one.trivial(pairs.pixels[axis]):
             tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]])
             values = gathered(values, tables.to(values.device), first + 2 * axis)
     return values

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.layer.coarse import Coarse, averaged, reached
+from ntkexp.layer.coarse import Coarse, averaged, reached, trivial
 from ntkexp.layer.covariance import AbstractCovariance, Alone, Dual, End, Learn, Mix, Scalar
 from ntkexp.layer.pairs import Pairs
 
@@ -77,7 +77,7 @@ class Cross(AbstractCovariance):
         return replace(self, nngp=self.nngp * length, ntk=self.ntk * length, met=self.met + 1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Cross:
-        if all(one.trivial for one in coarse):
+        if trivial(coarse, self.pairs):
             return self
         nngp, ntk = (averaged(values, self.pairs, coarse) for values in (self.nngp, self.ntk))
         return replace(self, nngp=nngp, ntk=ntk, pairs=reached(coarse, self.pairs))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.layer.coarse import Coarse, averaged, reached
+from ntkexp.layer.coarse import Coarse, averaged, reached, trivial
 from ntkexp.layer.covariance import AbstractCovariance, Alone, Dual, End, Learn, Mix, Scalar
 from ntkexp.layer.pairs import Pairs
 
@@ -49,7 +49,7 @@ class Own(AbstractCovariance):
         return Own(nngp, self.pairs, (*self.variances, variance))
 
     def coarse(self, coarse: Sequence[Coarse]) -> Own:
-        if all(one.trivial for one in coarse):
+        if trivial(coarse, self.pairs):
             return self
         return replace(self, nngp=averaged(self.nngp, self.pairs, coarse), pairs=reached(coarse, self.pairs))
 

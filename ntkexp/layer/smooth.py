@@ -30,7 +30,7 @@ from ntkexp.layer.covariance import End
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
 
-ORDERS = (32, 64, 128, 256, 512)
+ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
 ENOUGH, TOO_FEW = 1e-14, 1e-6
 """Shares of E σ² that the series may leave out, and that it may not."""
 REACH, NODES = 12.5, 2048  # a normal density is less than 1e-34 beyond; poles at a distance of 0.05 are resolved

@@ -86,9 +86,8 @@ def compute(
     """One block."""
     left = net.side(x1[place.rows])
     right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
-    run = engine_of(engine, net, left.x)
-    nngp, ntk = run(net, left, right, place.same, memory_gb, threads)
-    return Block(place, nngp, ntk)
+    run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
+    return Block(place, *run(left, right, place.same))
 
 
 def blocks(

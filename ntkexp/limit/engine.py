@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
+from ntkexp.layer.width import affine
 from ntkexp.limit import recursion
+from ntkexp.limit.fused.program import Program, program
 from ntkexp.limit.network import Kernels, Network, Side
+from ntkexp.mistake import Mistake, nearest
 
+ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
-Run: TypeAlias = Callable[[Network, Side, Side, bool, float, int | None], Kernels]
-"""Network, sides, whether they are the same, memory_gb and threads ↦ the kernels of a block."""
+Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
+"""Two sides, and whether they are the same ↦ the kernels of a block."""
+ENOUGH = 3e7  # pairs of pixels times layers: a tenth of a second in torch, against the second that numba takes to load
 
 
-def engine_of(engine: Engine, net: Network, x: Tensor) -> Run:
-    """The engine that is asked for, or the faster one."""
+def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None) -> Run:
+    """The engine that is asked for, or the faster one for so many pairs of examples."""
+    if engine not in ENGINES:
+        raise Mistake(f"engine={engine} is none of {', '.join(ENGINES)}{nearest(engine, ENGINES)}")
+    by_torch = partial(recursion.kernels, net, memory_gb=memory_gb)
+    if engine == "torch" or (engine == "auto" and net.pairs.count * len(net.layers) * pairs < ENOUGH):
+        return by_torch
+    known = None if why_not(net, x) else program(net.layers, net.shape)
+    if known:
+        return partial(by_tiles, known, net, threads)
+    if engine == "fused":
+        raise Mistake(f"engine=fused: {why_not(net, x) or 'some of these layers are none that it knows'}; choose torch")
     return by_torch
 
 
-def by_torch(net: Network, left: Side, right: Side, same: bool, memory_gb: float, threads: int | None) -> Kernels:
-    """In torch, which has threads of its own."""
-    return recursion.kernels(net, left, right, same, memory_gb)
+def why_not(net: Network, x: Tensor) -> str:
+    """What the fused engine does not do, whatever the layers are."""
+    if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
+        return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
+    scales = [scale for layer in affine(net.layers) for scale in (layer.W_std, layer.b_std)]
+    if x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):
+        return "it has no derivatives"
+    return ""
+
+
+def by_tiles(known: Program, net: Network, threads: int | None, left: Side, right: Side, same: bool) -> Kernels:
+    """In numba, which is loaded when it is first needed."""
+    from ntkexp.limit.fused.run import kernels  # noqa: PLC0415
+
+    return kernels(known, net, left, right, same, threads)

@@ -1,0 +1,152 @@
+"""Layers as operations on tiles, where the fused engine knows them: affine layers of stride one that pad with zeros,
+bent lines, residual layers, and at the end of an image its flattening or its mean.
+
+>>> from ntkexp.layer.affine import Dense
+>>> from ntkexp.layer.pointwise import ReLU
+>>> found = program((Dense(features=3), ReLU(), Dense(features=1)), (2,))
+>>> [KINDS[operation.kind] for operation in found.operations]
+['bend', 'weigh']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from ntkexp.layer.affine import AbstractAffine, Conv
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.pointwise import AbstractBent, Linear
+from ntkexp.layer.residual import Residual
+
+BEND, WEIGH, COPY, ADD, CLEAR = range(5)
+KINDS = ("bend", "weigh", "copy", "add", "clear")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """On a register; `reach` is that of a window, down and across, `weights` are s, b, α, β and k, h."""
+
+    kind: int
+    register: int
+    other: int = 0
+    reach: tuple[int, int] = (0, 0)
+    weights: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    met: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """What happens to tiles of these sizes; `rest` are the layers after the image, `equal`: pixels meet themselves."""
+
+    operations: tuple[Operation, ...]
+    sizes: tuple[int, int]
+    rest: tuple[AbstractLayer, ...]
+    rest_shape: tuple[int, ...]
+    equal: bool
+
+    @property
+    def met(self) -> int:
+        """How many nonlinear layers there are."""
+        return sum(operation.kind == BEND for operation in self.operations)
+
+    @property
+    def registers(self) -> int:
+        """How many tiles are at work."""
+        return 1 + max(max(operation.register, operation.other) for operation in self.operations)
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The largest of any window."""
+        down, across = zip(*(operation.reach for operation in self.operations), strict=True)
+        return max(down), max(across)
+
+
+class Unknown(Exception):
+    """A layer that the fused engine does not know."""
+
+
+def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Program | None:
+    """The operations, if all layers up to the end of the image are known."""
+    if len(shape) > 3:
+        return None
+    ends = [k for k, layer in enumerate(layers) if isinstance(layer, Flatten | GlobalAvgPool)]
+    head = layers[: ends[0]] if len(shape) > 1 else layers
+    try:
+        operations, _, shape_after = compiled(head, shape, 0, 1, 0)
+    except Unknown:
+        return None
+    if not operations:
+        return None
+    if len(shape) == 1:
+        return Program(fused(operations), (1, 1), (), shape_after, False)
+    end = layers[ends[0]]
+    operations = (*operations, Operation(CLEAR, 0))
+    rows, columns = ((1, *shape[1:]) if len(shape) == 2 else shape[1:])[-2:]
+    rest = layers[ends[0] + 1 :]
+    return Program(fused(operations), (rows, columns), rest, end.shape(shape_after), isinstance(end, Flatten))
+
+
+def compiled(
+    layers: Sequence[AbstractLayer], shape: tuple[int, ...], register: int, free: int, met: int
+) -> tuple[tuple[Operation, ...], int, tuple[int, ...]]:
+    """The operations of layers on a register, those from `free` on being free; how many nonlinear layers have been met
+    after them, and the shape then."""
+    operations: tuple[Operation, ...] = ()
+    for layer in layers:
+        match layer:
+            case AbstractAffine():
+                more: tuple[Operation, ...] = (Operation(CLEAR, register), affine(layer, shape, register))
+            case AbstractBent():
+                more, met = (Operation(BEND, register, weights=(1, 0, 0, 0, *layer.constants), met=met),), met + 1
+            case Linear():
+                more = ()
+            case Residual():
+                branch, met, _ = compiled(layer.branch, shape, register, free + 1, met)
+                shortcut, met, _ = compiled(layer.shortcut, shape, free, free + 1, met)
+                more = (Operation(COPY, register, free), *branch, *shortcut, Operation(ADD, register, free))
+            case _:
+                raise Unknown
+        operations, shape = (*operations, *more), layer.shape(shape)
+    return operations, met, shape
+
+
+def affine(layer: AbstractAffine, shape: tuple[int, ...], register: int) -> Operation:
+    """Weights: K′ = s Σ K + b, Θ′ = s Σ Θ + α Σ K + β."""
+    windows: tuple[int, ...] = (1, 1)
+    if isinstance(layer, Conv):
+        if layer.stride != 1 or layer.circular:
+            raise Unknown
+        windows = ((1, *layer.windows(shape)) if len(shape) == 2 else layer.windows(shape))[-2:]
+    scale, shift = float(layer.W_std) ** 2 / prod(windows), float(layer.b_std) ** 2
+    learned = (scale, shift) if layer.param == "ntk" else (float(shape[0]), float(shift > 0))
+    weights = (scale, shift, *((0.0, 0.0) if layer.frozen else learned), 0.0, 0.0)
+    return Operation(WEIGH, register, reach=(windows[0] // 2, windows[1] // 2), weights=weights)
+
+
+def fused(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Weights and the bent line after them as one operation; tiles are cleared only where it takes that."""
+    found: list[Operation] = []
+    clean = {0}
+    for operation in operations:
+        last = found[-1] if found else None
+        if operation.kind == CLEAR and operation.register in clean:
+            continue
+        if operation.kind == BEND and last and last.kind == WEIGH and last.register == operation.register:
+            weights = (*last.weights[:4], *operation.weights[4:])
+            found[-1] = replace(operation, reach=last.reach, weights=weights)
+        else:
+            found.append(operation)
+        clean = cleaned(clean, operation)
+    return tuple(found)
+
+
+def cleaned(clean: set[int], operation: Operation) -> set[int]:
+    """The registers that hold zeros outside the image."""
+    register, other = operation.register, operation.other
+    if operation.kind in {BEND, CLEAR}:
+        return clean | {register}
+    if operation.kind == COPY:
+        return clean | {other} if register in clean else clean - {other}
+    return clean if operation.kind == ADD and other in clean else clean - {register}

@@ -1,0 +1,72 @@
+"""Kernels of vectors: rows of the matrix, cut into pieces that are tiles without neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.tile import walked
+
+Array = np.ndarray[Any, Any]
+PIECE = 1024
+
+
+@compiled
+def vectors(
+    operations: Array,
+    weights: Array,
+    registers: int,
+    left: Array,
+    right: Array,
+    same: bool,
+    equal: Any,
+    nngp: Array,
+    ntk: Array,
+) -> None:
+    """Both kernels, from nngp holding the products of the inputs; a side is [example, field] or [field, example].
+
+    The left side's examples come first, the right side's fields do.
+    """
+    fields, columns = right.shape
+    work = np.zeros((2 * registers + 4, PIECE + 128), left.dtype)
+    one, inside = np.zeros(fields * PIECE, left.dtype), np.ones(PIECE, left.dtype)
+    two = right.reshape(fields * columns)
+    exact = weights.dtype.type(2)
+    for i in range(nngp.shape[0]):
+        for field in range(fields):
+            one[field * PIECE : (field + 1) * PIECE] = left[i, field]
+        mine = nngp[i, i] if same else weights.dtype.type(0)
+        for start in range(i // PIECE * PIECE if same else 0, columns, PIECE):
+            size = min(PIECE, columns - start)
+            piece(operations, weights, work, one, two, start, size, columns, equal, inside, nngp[i], ntk[i])
+        if same:  # an example and itself: the correlation is one
+            nngp[i, i] = mine
+            piece(operations, weights, work, one, two, i, 1, columns, exact, inside, nngp[i], ntk[i])
+
+
+@compiled
+def piece(
+    operations: Array,
+    weights: Array,
+    work: Array,
+    one: Array,
+    two: Array,
+    start: int,
+    size: int,
+    columns: int,
+    equal: Any,
+    inside: Array,
+    nngp: Array,
+    ntk: Array,
+) -> None:
+    """Some columns of a row."""
+    margin = 64
+    for j in range(np.uintp(size)):
+        work[0, margin + j] = nngp[start + j]
+        work[1, margin + j] = 0
+    walked(operations, weights, work, margin, size, 1, equal, one, two, 0, start, PIECE, columns, inside)
+    for j in range(np.uintp(size)):
+        nngp[start + j] = work[0, margin + j]
+        ntk[start + j] = work[1, margin + j]

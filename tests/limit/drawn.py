@@ -1,0 +1,106 @@
+"""Random networks that have a limit, and inputs for them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from ntkexp.layer.affine import Conv, Dense
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.entire import GELU, Cos, Erf, Sin
+from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.norm import LayerNorm
+from ntkexp.layer.pointwise import Abs, AbstractPointwise, LeakyReLU, Linear, ReLU
+from ntkexp.layer.polynomial import Hermite, Polynomial
+from ntkexp.layer.pooling import AvgPool
+from ntkexp.layer.residual import Residual
+from ntkexp.layer.smooth import Generic, SiLU, Tanh
+
+POINTWISE: list[AbstractPointwise] = [
+    ReLU(),
+    LeakyReLU(slope=0.3),
+    Abs(),
+    Erf(),
+    GELU(),
+    Sin(a=1.2, b=0.7, c=0.4),
+    Cos(a=0.8, b=1.1, c=-0.3),
+    Linear(),
+    Tanh(),
+    SiLU(),
+    Generic(fn="softplus"),
+    Polynomial(powers=(0.1, 0.5, 0.2)),
+    Hermite(degree=2),
+]
+BENT = [ReLU(), LeakyReLU(slope=0.3), Abs()]
+
+
+def weights(random: Random) -> dict[str, Any]:
+    """What all affine layers take."""
+    frozen = random.randint(0, 5) == 0
+    return {
+        "W_std": random.choice([0.7, 1.0, 1.3]),
+        "b_std": random.choice([0.0, 0.3]),
+        "param": random.choice(["ntk", "standard"]),
+        "frozen": frozen,
+    }
+
+
+def convolutions(random: Random, sizes: tuple[int, ...], features: int, stride: int = 0) -> Conv:
+    """A window for each axis, no larger than a circular image allows."""
+    circular = random.random() < 0.5
+    windows = tuple(random.choice([w for w in (1, 3, 5) if not circular or w <= 2 * n + 1]) for n in sizes)
+    stride = stride or random.choice([1, 1, 1, 2, 3])
+    return Conv(features=features, window=windows, stride=stride, circular=circular, **weights(random))
+
+
+def bodies(random: Random, shape: tuple[int, ...], activations: list[AbstractPointwise]) -> tuple[AbstractLayer, ...]:
+    """Layers of images, to an image after weights."""
+    layers: list[AbstractLayer] = []
+
+    def add(layer: AbstractLayer) -> None:
+        nonlocal shape
+        layers.append(layer)
+        shape = layer.shape(shape)
+
+    def convolution(features: int, stride: int = 0) -> Conv:
+        return convolutions(random, shape[1:], features, stride)
+
+    add(convolution(random.randint(1, 4)))
+    for _ in range(random.randint(0, 3)):
+        activation = random.choice(activations)
+        match random.choice(["plain", "norm", "pool", "residual", "strided residual", "pool first"]):
+            case "norm":
+                add(LayerNorm(eps=0.1))
+            case "pool" if min(shape[1:]) > 1:
+                add(activation)
+                add(AvgPool(window=tuple(random.randint(1, min(n, 3)) for n in shape[1:])))
+            case "pool first" if min(shape[1:]) > 1:
+                add(AvgPool(window=2))
+                add(activation)
+            case "residual":
+                add(Residual(branch=(activation, convolution(shape[0], 1))))
+                continue
+            case "strided residual":
+                first, second, beside = convolution(3, 2), Conv(features=3), convolution(3, 2)
+                add(Residual(branch=(activation, first, ReLU(), second), shortcut=(beside,)))
+                continue
+            case _:
+                add(activation)
+        add(convolution(random.randint(1, 4)))
+    return tuple(layers)
+
+
+def image_networks(
+    random: Random, activations: list[AbstractPointwise] = POINTWISE, most: int = 5
+) -> tuple[tuple[AbstractLayer, ...], tuple[int, ...]]:
+    """A network and the shape of its inputs: one to three axes of pixels."""
+    axes = random.randint(1, 3)
+    largest = {1: most + 2, 2: most - 1, 3: 2}[axes]
+    shape = (random.randint(1, 3), *(random.randint(1, largest) for _ in range(axes)))
+    body = bodies(random, shape, activations)
+    head = random.choice([(Flatten(),), (GlobalAvgPool(),)])
+    last = random.choice(activations)
+    rest: tuple[AbstractLayer, ...] = (last, *head, Dense(features=2, **weights(random)))
+    if random.random() < 0.5:
+        rest = (*rest, random.choice(activations), Dense(features=1, **weights(random)))
+    return (*body, *rest), shape
