@@ -119,3 +119,15 @@ def test_mistakes_in_predicting(given: list[str], advice: str, file: Path, comma
 def test_mistakes(given: list[str], advice: str, command: Command, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("monkeypatch").chdir(request.config.rootpath)
     check(command("kernel", *given), advice)
+
+
+def test_an_ensemble_is_drawn_and_compared(command: Command, tmp_path: Path) -> None:
+    settings = ("data.train=4", "data.test=10", "model.width=8", "steps=3")
+    ended = command("kernel", "ensemble", *settings, "--networks=3", f"--out={tmp_path}")
+    assert ended.status == 0
+    assert ended.out.count("readout") == 2
+    assert {path.suffix for path in tmp_path.glob("ensemble-mlp-w8-n3-s0*")} == {".svg", ".png", ".csv"}
+
+
+def test_an_ensemble_of_what_has_no_limit_is_refused(command: Command, tmp_path: Path) -> None:
+    check(command("kernel", "ensemble", "model=rbf_network", "--quiet", f"--out={tmp_path}"), "no known limit")

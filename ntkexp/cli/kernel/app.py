@@ -109,3 +109,21 @@ def predict(
 
     asked = (file, overrides or [], ridge, time or [], steps, step_size, folds, solver and solver.value, memory_gb, out)
     predict(Asked(*asked, quiet, as_json, trust or [], config_dir))
+
+
+@kernel.command()
+def ensemble(
+    overrides: Overrides = None,
+    networks: Annotated[int, typer.Option("--networks", metavar="N", min=2, help="Of each kind.")] = 100,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the picture goes.")] = Path(
+        "outputs/ensembles"
+    ),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Many networks on a one-dimensional problem, beside the processes of their kernels."""
+    from ntkexp.cli.kernel.ensemble import Asked, ensemble
+
+    ensemble(Asked(overrides or [], networks, out, quiet, as_json, trust or [], config_dir))
