@@ -11,8 +11,12 @@ import torch
 
 from ntkexp.carry_out import carry_out
 from ntkexp.cli.entry import run
-from ntkexp.config.compose import compose
+from ntkexp.config.choices import Choices
+from ntkexp.config.compose import compose, composer
+from ntkexp.config.folders import folders
 from ntkexp.library import tangent_kernel
+from ntkexp.matrix.study import study
+from ntkexp.model.base import AbstractLayered
 from ntkexp.prepare import network
 from ntkexp.progress import Silent
 from ntkexp.records.kernel_matrix import open_matrix
@@ -131,3 +135,32 @@ def test_an_ensemble_is_drawn_and_compared(command: Command, tmp_path: Path) -> 
 
 def test_an_ensemble_of_what_has_no_limit_is_refused(command: Command, tmp_path: Path) -> None:
     check(command("kernel", "ensemble", "model=rbf_network", "--quiet", f"--out={tmp_path}"), "no known limit")
+
+
+def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    base, kernels = "base: [data=wine, data.train=40, data.probe=0]", "kernels: {A: [model=mlp], B: [model=uci_ntk]}"
+    (folder / "small.yaml").write_text(f"{base}\n{kernels}\npublished: {{B: 99}}\n", encoding="utf-8")
+    given = ("kernel", "study", "small", f"--config-dir={tmp_path}", f"--out={tmp_path / 'out'}", "--ridge=0.1")
+    rows = json.loads(command(*given, "--quiet", "--json").out)["study"]
+    found = [(row["name"], row["kernel"], row["published"]) for row in rows]
+    assert found == [("A", "ntk", None), ("A", "nngp", None), ("B", "ntk", 99.0), ("B", "nngp", None)]
+    lines = command(*given).out.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["A", "A", "B", "B"]
+    assert lines[3].endswith("99.0 %")
+    (folder / "small.yaml").write_text("kernels: {}", encoding="utf-8")
+    check(command(*given), "kernels")
+
+
+def test_every_study_is_made_of_experiments() -> None:
+    choices, composing = Choices(folders(None)), composer()
+    for name in choices.options("study"):
+        found = study(name, choices)
+        assert found.published.keys() <= found.kernels.keys()
+        for overrides in found.overrides([]).values():
+            assert isinstance(composing.resolve(overrides).experiment().model, AbstractLayered)
+
+
+def test_a_study_that_there_is_not(command: Command) -> None:
+    check(command("kernel", "study", "image"), "did you mean 'images'?")

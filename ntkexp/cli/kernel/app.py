@@ -127,3 +127,23 @@ def ensemble(
     from ntkexp.cli.kernel.ensemble import Asked, ensemble
 
     ensemble(Asked(overrides or [], networks, out, quiet, as_json, trust or [], config_dir))
+
+
+@kernel.command()
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A file of configs/study, such as images.")],
+    overrides: Overrides = None,
+    ridge: Annotated[str, typer.Option("--ridge", metavar="R|best", help="Added to each kernel.")] = "best",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where kernels and the table go.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Tiles at once; else one per core.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Several kernels of infinite width in one table of accuracies."""
+    from ntkexp.cli.kernel.fill import Asked as Filling
+    from ntkexp.cli.kernel.study import Asked, study
+
+    filling = Filling(overrides or [], out, workers, False, quiet, as_json, trust or [], config_dir)
+    study(Asked(name, ridge, filling))

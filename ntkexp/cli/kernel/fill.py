@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ntkexp.experiment import Experiment
     from ntkexp.matrix.filler import AbstractFiller
     from ntkexp.records.json_file import Json
+    from ntkexp.records.kernel_matrix import KernelMatrix
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,18 @@ class Asked:
 
 def limit(asked: Asked) -> None:
     """Of infinite width."""
+    tell(asked, computed_limit(asked, Path("outputs") / "kernels"))
+
+
+def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
+    """The file of a kernel of infinite width, in a folder if it has no name."""
     from ntkexp.engine.local import cores
 
     experiment = composed(asked)
     from ntkexp.matrix.limit import limit_of
 
     data = experiment.data.split()
-    carry_out(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()))
+    return filled(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
 
 
 def tangent(asked: Asked, seeds: str | None) -> None:
@@ -56,7 +62,7 @@ def tangent(asked: Asked, seeds: str | None) -> None:
 
     chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
     data = experiment.data.split()
-    carry_out(asked, experiment, data, at_start(experiment, data, chosen))
+    tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen)))
 
 
 def tangent_of_run(asked: Asked, seeds: str | None, run: Path, when: str) -> None:
@@ -74,7 +80,8 @@ def tangent_of_run(asked: Asked, seeds: str | None, run: Path, when: str) -> Non
 
     experiment = build(read_object(folder / "config.json"), admit(asked.trust))
     data = experiment.data.split()
-    carry_out(asked, experiment, data, at_checkpoint(experiment, data, folder / "weights.pt", when))
+    filler = at_checkpoint(experiment, data, folder / "weights.pt", when)
+    tell(asked, filled(asked, experiment, data, filler))
 
 
 def composed(asked: Asked) -> Experiment:
@@ -85,24 +92,31 @@ def composed(asked: Asked) -> Experiment:
     return compose(asked.overrides, asked.config_dir, asked.trust)
 
 
-def carry_out(asked: Asked, experiment: Experiment, data: Data, filler: AbstractFiller) -> None:
-    """Fill the file, and say where it is."""
+def filled(
+    asked: Asked, experiment: Experiment, data: Data, filler: AbstractFiller, folder: Path = Path("outputs/kernels")
+) -> KernelMatrix:
+    """The file, finished."""
     from ntkexp.circumstances import settle
     from ntkexp.engine.local import cores
     from ntkexp.matrix.fill import fill
     from ntkexp.matrix.subject import Subject
-    from ntkexp.records.json_file import to_text
 
     settle(experiment)
     subject = Subject(experiment, data, filler.kernel, filler.outputs)
     name = f"{experiment.model.kind}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
-    path = Path("outputs") / "kernels" / name if asked.out is None else asked.out.expanduser()
+    path = (folder / name if asked.out is None else asked.out).expanduser()
     with interruptible(path):
-        matrix = fill(path, subject, filler, asked.workers or cores(), asked.force, listener(asked.quiet))
+        return fill(path, subject, filler, asked.workers or cores(), asked.force, listener(asked.quiet))
+
+
+def tell(asked: Asked, matrix: KernelMatrix) -> None:
+    """What is in the file, and where it is."""
+    from ntkexp.records.json_file import to_text
+
     layout = matrix.layout
     if asked.as_json:
         told: Json = {
-            "file": str(path),
+            "file": str(matrix.path),
             "kernels": layout.kernels,
             "points": layout.tiling.points,
             "train": layout.tiling.train,
@@ -111,7 +125,9 @@ def carry_out(asked: Asked, experiment: Experiment, data: Data, filler: Abstract
         sys.stdout.write(to_text(told))
     elif not asked.quiet:
         kernels = " and ".join(name.upper() for name in layout.kernels)
-        sys.stdout.write(f"{kernels} of {layout.tiling.points} points with {layout.tiling.train} of them\n{path}\n")
+        sys.stdout.write(
+            f"{kernels} of {layout.tiling.points} points with {layout.tiling.train} of them\n{matrix.path}\n"
+        )
 
 
 @contextmanager

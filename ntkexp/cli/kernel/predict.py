@@ -148,16 +148,25 @@ def show(scores: Sequence[Score], written: Sequence[Path], asked: Asked) -> None
 
 def table(scores: Sequence[Score]) -> str:
     """As a reader wants it."""
-    from ntkexp.report.text import aligned, percent, short
+    from ntkexp.report.text import aligned, short
 
     header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
     rows = [
         [
             *(score.kernel, score.when, short(score.ridge), score.split, str(score.points)),
-            "–" if score.accuracy is None else percent(score.accuracy),
+            rate(score.accuracy),
             *map(short, (score.rmse, score.r2, score.log_loss, score.calibration_error)),
             score.solver,
         ]
         for score in scores
     ]
     return aligned(header, rows, [False, False, True, False, *[True] * 6, False])
+
+
+def rate(share: float | None) -> str:
+    """An accuracy, as papers print it.
+
+    >>> rate(0.98765), rate(None)
+    ('98.8 %', '–')
+    """
+    return "–" if share is None else f"{100 * share:.1f} %"
