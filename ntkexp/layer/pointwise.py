@@ -54,7 +54,7 @@ class AbstractPointwise(AbstractLayer):
     def carry(self, signal: Signal) -> Signal:
         return signal.bent(type(self).__name__)
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs:
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
         return wanted or Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
@@ -89,6 +89,12 @@ class Linear(AbstractPointwise):
 
     def carry(self, signal: Signal) -> Signal:
         return signal
+
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+        return wanted
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance
 
 
 class AbstractBent(AbstractPointwise):

@@ -25,7 +25,7 @@ def images(
     left: Array,
     right: Array,
     channels: int,
-    offsets: Array,
+    apart: Array,
     rows: int,
     columns: int,
     down: int,
@@ -34,50 +34,55 @@ def images(
     equal: Any,
     out: Array,
 ) -> None:
-    """Sums over pixels of K and Θ into out [2, left, right]; if both sides are the same, on and above the diagonal.
+    """Sums over pixels of K and Θ into out [2, left, right], over all offsets of which `apart` [2] are less than these.
 
-    A side is [image, field, pixel].
+    A side is [image, field, pixel]. If both sides are the same, only pairs on and above the diagonal are computed.
     """
-    stride = columns + 2 * across
+    stride, fields, first_count, second_count = columns + 2 * across, left.shape[1], left.shape[0], right.shape[0]
     size = padded((rows + 2 * down) * stride)
-    margin = padded(down * stride + across)
-    fields = left.shape[1]
+    margin, band = padded(down * stride + across), rows * stride
     work = np.zeros((2 * registers + 4, margin + size + margin), left.dtype)
-    one, two = np.zeros(left.shape[0] * fields * size, left.dtype), np.zeros(right.shape[0] * fields * size, left.dtype)
-    inside, filled = np.zeros(size, left.dtype), np.ones((1, rows * columns), left.dtype)
-    for k in range(offsets.shape[0]):
-        o1, o2 = offsets[k, 0], offsets[k, 1]
-        placed(filled, inside, 0, rows, columns, o1, o2, False, stride, down, across, size)
-        for i in range(left.shape[0]):
-            placed(left[i], one, i * fields * size, rows, columns, o1, o2, False, stride, down, across, size)
-        for j in range(right.shape[0]):
-            placed(right[j], two, j * fields * size, rows, columns, o1, o2, True, stride, down, across, size)
-        for i in range(left.shape[0]):
-            for j in range(i if same else 0, right.shape[0]):
-                first, second = i * fields * size, j * fields * size
-                multiplied(one, two, first, second, channels, work[0], margin, size)
-                work[1, :] = 0
-                # An example and itself, pixel by pixel: every correlation is one.
-                itself = same and i == j and o1 == 0 and o2 == 0
-                near = weights.dtype.type(2) if itself else equal
-                walked(
-                    operations,
-                    weights,
-                    work,
-                    margin,
-                    size,
-                    stride,
-                    near,
-                    one,
-                    two,
-                    first + channels * size,
-                    second + channels * size,
-                    size,
-                    size,
-                    inside,
-                )
-                out[0, i, j] += total(work[0], margin, size)
-                out[1, i, j] += total(work[1], margin, size)
+    one, two = np.zeros(first_count * fields * size, left.dtype), np.zeros(second_count * fields * size, left.dtype)
+    bands1 = np.zeros(first_count * fields * band, left.dtype)
+    bands2 = np.zeros(second_count * fields * band, left.dtype)
+    inside, filled, banded = (
+        np.zeros(size, left.dtype),
+        np.ones((1, 1, rows * columns), left.dtype),
+        np.zeros(band, left.dtype),
+    )
+    for o2 in range(apart[1]):
+        shifted(left, bands1, rows, columns, o2, 0, across)
+        shifted(right, bands2, rows, columns, o2, o2, across)
+        shifted(filled, banded, rows, columns, o2, 0, across)
+        for o1 in range(apart[0]):
+            stacked(bands1, one, first_count * fields, rows, stride, o1, 0, down, size)
+            stacked(bands2, two, second_count * fields, rows, stride, o1, o1, down, size)
+            stacked(banded, inside, 1, rows, stride, o1, 0, down, size)
+            for i in range(first_count):
+                for j in range(i if same else 0, second_count):
+                    first, second = i * fields * size, j * fields * size
+                    multiplied(one, two, first, second, channels, work[0], margin, size)
+                    work[1, :] = 0
+                    # An example and itself, pixel by pixel: every correlation is one.
+                    itself = same and i == j and o1 == 0 and o2 == 0
+                    walked(
+                        operations,
+                        weights,
+                        work,
+                        margin,
+                        size,
+                        stride,
+                        weights.dtype.type(2) if itself else equal,
+                        one,
+                        two,
+                        first + channels * size,
+                        second + channels * size,
+                        size,
+                        size,
+                        inside,
+                    )
+                    out[0, i, j] += total(work[0], margin, size)
+                    out[1, i, j] += total(work[1], margin, size)
 
 
 @compiled
@@ -87,33 +92,58 @@ def padded(count: int) -> int:
 
 
 @compiled
-def placed(
-    source: Array,
-    target: Array,
-    start: int,
-    rows: int,
-    columns: int,
-    o1: int,
-    o2: int,
-    second: bool,
-    stride: int,
-    down: int,
-    across: int,
-    size: int,
+def shifted(source: Array, target: Array, rows: int, columns: int, apart: int, start: int, seam: int) -> None:
+    """Rows that begin at column `start` and go around, with seams at the end and where a pair wraps around."""
+    stride, before = columns + 2 * seam, columns - apart
+    for image in range(source.shape[0]):
+        for field in range(source.shape[1]):
+            base = (image * source.shape[1] + field) * rows * stride
+            for y in range(rows):
+                here, there = base + y * stride, y * columns
+                for x in range(before):
+                    target[here + x] = source[image, field, there + start + x]
+                for x in range(seam):
+                    target[here + before + x] = 0
+                for x in range(apart):
+                    target[here + before + seam + x] = source[image, field, there + (start + before + x) % columns]
+                for x in range(seam):
+                    target[here + columns + seam + x] = 0
+
+
+@compiled
+def stacked(
+    source: Array, target: Array, count: int, rows: int, stride: int, apart: int, start: int, seam: int, size: int
 ) -> None:
-    """Fields [field, pixel] laid out as tiles: of the first pixel of each pair, or of the second."""
-    y2, x2 = (o1, o2) if second else (0, 0)
-    for field in range(source.shape[0]):
-        base = start + field * size
-        for i in range(size):
-            target[base + i] = 0
-        for y in range(rows):
-            here = base + (y + (down if y >= rows - o1 else 0)) * stride
-            there = (y + y2) % rows * columns
-            for x in range(columns - o2):
-                target[here + x] = source[field, there + x + x2]
-            for x in range(columns - o2, columns):
-                target[here + x + across] = source[field, there + (x + x2) % columns]
+    """The same with rows: from row `start` and around."""
+    before = (rows - apart) * stride
+    for k in range(count):
+        base, there = k * size, k * rows * stride
+        moved(source, there + start * stride, target, base, before)
+        moved(
+            source,
+            there + (start * stride + before) % (rows * stride),
+            target,
+            base + before + seam * stride,
+            rows * stride - before,
+        )
+        cleaned(target, base + before, seam * stride)
+        cleaned(target, base + (rows + seam) * stride, size - (rows + seam) * stride)
+
+
+@compiled
+def moved(source: Array, start: int, target: Array, end: int, count: int) -> None:
+    """A piece of an array into another."""
+    a, b = np.uintp(start), np.uintp(end)
+    for j in range(np.uintp(count)):
+        target[b + j] = source[a + j]
+
+
+@compiled
+def cleaned(target: Array, start: int, count: int) -> None:
+    """A piece of an array set to zero."""
+    a = np.uintp(start)
+    for j in range(np.uintp(count)):
+        target[a + j] = 0
 
 
 @compiled

@@ -24,7 +24,7 @@ from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.limit.recursion import cuts, symmetric
 
 Array = np.ndarray[Any, Any]
-IMAGES, VECTORS = 16, 256
+IMAGES, VECTORS = 8, 256
 """Examples on each side of a sub-block: few enough for a core's second cache."""
 
 
@@ -43,7 +43,7 @@ def of_images(program: Program, left: Side, right: Side, same: bool, threads: in
     """Means over pixels of the last tiles."""
     rows, columns = program.sizes
     pixels = rows * columns
-    offsets = [(0, 0)] if program.equal else [(o1, o2) for o1 in range(rows) for o2 in range(columns)]
+    apart = np.array([1, 1] if program.equal else [rows, columns])
     operations, weights = tables(program, left.x.dtype)
     one, two = (fields(program, side) for side in (left, right))
     out = np.zeros((2, len(left.x), len(right.x)))
@@ -57,7 +57,7 @@ def of_images(program: Program, left: Side, right: Side, same: bool, threads: in
             one[row],
             two[column],
             left.x.shape[1],
-            np.array(offsets),
+            apart,
             rows,
             columns,
             *program.reach,

@@ -1,0 +1,152 @@
+"""The fused engine, against the recursion in torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import ntkexp
+from ntkexp.layer.affine import Conv, Dense
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.entire import Erf
+from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.pointwise import Abs, LeakyReLU, Linear, ReLU
+from ntkexp.layer.residual import Residual
+from ntkexp.limit.blocks import compute, places
+from ntkexp.limit.engine import engine_of
+from ntkexp.limit.network import network
+from ntkexp.mistake import Mistake
+
+RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}  # some ten roundings of each, and the sum over all pairs of pixels
+DENSE = Dense(features=3, W_std=1.2, b_std=0.2)
+
+
+def conv(window: int | tuple[int, ...] = 3, **changes: object) -> Conv:
+    return Conv.model_validate({"features": 4, "window": window, "W_std": 1.4, "b_std": 0.1} | changes)
+
+
+BODY = (conv(), ReLU(), conv(), ReLU())
+INNER = Residual(branch=(Abs(), conv(frozen=True)), shortcut=(conv(1),))
+NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
+    "vectors": ((DENSE, ReLU(), DENSE, Abs(), DENSE), (7,)),
+    "vectors, residual": ((DENSE, Residual(branch=(ReLU(), DENSE)), ReLU(), Dense(features=1)), (7,)),
+    "vectors, standard": (
+        (DENSE, LeakyReLU(slope=0.3), Dense(features=2, param="standard", b_std=0.1)),
+        (5,),
+    ),
+    "mean": ((*BODY, GlobalAvgPool(), DENSE), (3, 6, 7)),
+    "flattened": ((*BODY, Flatten(), DENSE), (3, 6, 7)),
+    "one pixel": ((*BODY, GlobalAvgPool(), DENSE), (2, 1, 1)),
+    "windows": (
+        (conv(5), ReLU(), conv((3, 5)), LeakyReLU(), conv(1), Linear(), conv(), GlobalAvgPool(), DENSE, ReLU(), DENSE),
+        (3, 6, 7),
+    ),
+    "windows beyond the image": (
+        (conv((1, 7)), ReLU(), conv((5, 1)), ReLU(), conv(7), ReLU(), Flatten(), DENSE),
+        (2, 4, 5),
+    ),
+    "residual": ((conv(), Residual(branch=(ReLU(), conv(), INNER)), INNER, ReLU(), GlobalAvgPool(), DENSE), (2, 4, 5)),
+    "sequences": ((conv(5), ReLU(), conv(param="standard"), ReLU(), GlobalAvgPool(), DENSE, Erf(), DENSE), (3, 9)),
+    "without biases": ((conv(b_std=0.0), ReLU(), conv(b_std=0.0), ReLU(), GlobalAvgPool(), DENSE), (1, 5, 5)),
+}
+
+
+def points(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    x = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    x[0, ..., : shape[-1] // 2] = 0  # patches without anything
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("same", [False, True])
+def test_the_engines_agree(name: str, same: bool, dtype: torch.dtype) -> None:
+    layers, shape = NETWORKS[name]
+    x1, x2 = points(10, shape, dtype), None if same else points(9, shape, dtype, 1)
+    fused = ntkexp.infinite_kernel(layers, x1, x2, engine="fused", threads=2)
+    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x1, x2, engine="torch"), strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one, two, rtol=RTOL[dtype], atol=RTOL[dtype] * float(two.abs().max()))
+
+
+def test_many_vectors_are_cut_into_pieces_that_fit() -> None:
+    layers, shape = NETWORKS["vectors"]
+    x = points(1300, shape, torch.float64)
+    fused = ntkexp.infinite_kernel(layers, x, engine="fused", threads=2)
+    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x, engine="torch"), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=0.0)
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    layers, shape = NETWORKS["mean"]
+    x = points(20, shape, torch.float64)
+    one, two = (ntkexp.infinite_kernel(layers, x, engine="fused", threads=threads) for threads in (1, 3))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_an_example_meets_itself_without_rounding() -> None:
+    """Where pixels are equal κ = hq: with W² = 2 and no bias, K(x, x) = ‖x‖²/d through any number of ReLU layers."""
+    layers = (*(Dense(features=2, W_std=2**0.5), ReLU()) * 20, Dense(features=1))
+    x = points(5, (7,), torch.float64, 3)[1:]
+    nngp, ntk = ntkexp.infinite_kernel(layers, x, engine="fused")
+    norms = x.square().mean(1)
+    torch.testing.assert_close(nngp.diagonal(), norms, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(ntk.diagonal(), 21 * norms, rtol=1e-14, atol=0.0)
+
+
+def test_the_polynomials_are_the_arc_cosine() -> None:
+    from ntkexp.limit.fused.arc import ANGLE, ANGLE_SINGLE, GAP, GAP_SINGLE  # noqa: PLC0415
+
+    mpmath.mp.dps = 40
+    for rho in (*np.linspace(0, 1, 101)[:-1].tolist(), 1 - 1e-6):
+        exact = mpmath.mpf(rho)
+        v, angle = mpmath.sqrt(1 - exact), mpmath.acos(exact)
+        gap = (mpmath.sqrt(1 - exact**2) - exact * angle) / v**3
+        for powers, truth, error in (
+            (ANGLE, angle / v, 2e-15),
+            (ANGLE_SINGLE, angle / v, 4e-7),
+            (GAP, gap, 4e-15),
+            (GAP_SINGLE, gap, 3e-7),
+        ):
+            value = np.polynomial.polynomial.polyval(2 * rho - 1, np.array(powers, float))
+            assert abs(value / truth - 1) < error
+
+
+@pytest.mark.parametrize(
+    ("layers", "x", "words"),
+    [
+        ((conv(circular=True), ReLU(), Flatten(), DENSE), torch.ones(2, 1, 4, 4), "these layers"),
+        ((DENSE, Erf(), DENSE), torch.ones(2, 3), "these layers"),
+        ((DENSE, ReLU(), DENSE), torch.ones(2, 3, requires_grad=True), "no derivatives"),
+        ((DENSE, ReLU(), DENSE), torch.ones(2, 3, dtype=torch.float16), "float32 or float64"),
+    ],
+)
+def test_what_the_fused_engine_does_not_know_is_left_to_torch(
+    layers: tuple[AbstractLayer, ...], x: Tensor, words: str
+) -> None:
+    net = network(layers, tuple(x.shape[1:]))
+    many = 10**9
+    assert engine_of("auto", net, x, many, 1.0, 1).func.__module__ == "ntkexp.limit.recursion"
+    with pytest.raises(Mistake, match=words):
+        engine_of("fused", net, x, many, 1.0, 1)
+
+
+def test_blocks_are_parts_of_the_whole() -> None:
+    layers, shape = NETWORKS["flattened"]
+    net, x = network(layers, shape), points(9, shape, torch.float64)
+    whole = ntkexp.infinite_kernel(layers, x, engine="fused")
+    for place in reversed(places(net, 9, None, side=4)):
+        block = compute(net, place, x, engine="fused")
+        for part, kernel in zip((block.nngp, block.ntk), whole, strict=True):
+            torch.testing.assert_close(part, kernel[place.rows, place.columns], rtol=1e-14, atol=0.0)
+
+
+def test_numba_is_loaded_when_it_is_needed() -> None:
+    code = "import sys, ntkexp.limit.infinite; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
