@@ -25,7 +25,7 @@ from uuid import uuid4
 import distributed
 
 from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line
 
 TIMEOUT, GRACE = 10.0, 30.0
 SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
@@ -103,7 +103,7 @@ def connected(address: str, timeout: float) -> Any:
             return distributed.Client(scheduler_file=address, timeout=timeout, set_as_default=False)
         return distributed.Client(address, timeout=timeout, set_as_default=False)
     except (OSError, ValueError) as error:  # TimeoutError is an OSError
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        said = f"{type(error).__name__}: {first_line(error)}"
         raise Mistake(f"--engine=dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
 
 
@@ -147,6 +147,5 @@ def ended(name: str, future: Any) -> Ended:
     """What became of a run; one whose workers died too often is given up by Dask."""
     error = future.exception()
     if error is not None:
-        first = str(error).strip().partition("\n")[0]
-        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first}")
+        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}")
     return Ended(**future.result())

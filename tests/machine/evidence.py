@@ -54,6 +54,7 @@ def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
         start_pull=none,
         attributed=torch.ones(POINTS, dtype=torch.bool),
         limit=DoesNotApply("made by hand"),
+        integrated=range(outputs),
         course=course,
     )
 
