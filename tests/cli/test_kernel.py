@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from ntkexp.carry_out import carry_out
 from ntkexp.cli.entry import run
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import compose, composer
 from ntkexp.config.folders import folders
+from ntkexp.identity import canonical
 from ntkexp.library import tangent_kernel
 from ntkexp.matrix.study import study
 from ntkexp.model.base import AbstractLayered
+from ntkexp.model.functional import weights_of
 from ntkexp.prepare import network
-from ntkexp.progress import Silent
+from ntkexp.records.json_file import to_text
 from ntkexp.records.kernel_matrix import open_matrix
-from ntkexp.report.run import load_run
 from tests.cli.conftest import Command
 from tests.cli.test_mistakes import check
 
@@ -66,12 +66,17 @@ def test_as_json(file: Path, command: Command, tmp_path: Path) -> None:
 
 
 def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
-    overrides = (*SMALL, "steps=3", "path.count=2")
-    folder = carry_out(compose(overrides), overrides, tmp_path, force=False, progress=Silent())
+    experiment = compose(SMALL)
+    data = experiment.data.split()
+    module = network(experiment, data, 1)
+    end = {name: weight + 0.1 for name, weight in weights_of(module).items()}
+    torch.save({"start": weights_of(module), "end": end}, tmp_path / "weights.pt")
+    (tmp_path / "config.json").write_text(to_text(canonical(experiment)), encoding="utf-8")
     out = tmp_path / "end.zarr"
-    assert command("kernel", "tangent", f"--run={folder}", f"--out={out}", "--quiet").status == 0
-    expected = load_run(folder).kernels["tangent"].values[-1]
-    torch.testing.assert_close(open_matrix(out).array("ntk"), expected, rtol=1e-12, atol=1e-12)
+    assert command("kernel", "tangent", f"--run={tmp_path}", f"--out={out}", "--quiet").status == 0
+    expected = tangent_kernel(module, data.train.inputs, weights=end)
+    found = torch.as_tensor(open_matrix(out).array("ntk", slice(0, 40)))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_file_is_refused_for_other_data(file: Path, command: Command) -> None:

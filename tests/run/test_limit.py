@@ -72,15 +72,16 @@ def test_nothing_is_computed_that_nobody_asks_for() -> None:
 
 
 def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
-    """‖K_0 − K_∞‖ ∝ width^−1/2, over eight seeds."""
-    widths, distances = (64, 512), []
+    """‖K_0 − K_∞‖ ∝ width^−1/2, over six seeds."""
+    experiment, distances = small(RUNGS, "data.probe=0", "data.test=0"), []
+    widths = (64, 512)
     for width in widths:
-        found = []
-        for seed in range(8):
-            setting = prepare(small(RUNGS, f"model.width={width}", f"seed={seed}", "data.probe=0", "data.test=0"))
+        found, model = [], experiment.model.model_copy(update={"width": width})
+        for seed in range(6):
+            setting = prepare(experiment.model_copy(update={"model": model, "seed": seed}))
             assert isinstance(setting.limit, Limit)
             K, limit = setting.kernel[:, 0, :, 0], setting.limit.tangent
             found.append(float((K - limit).norm() / limit.norm()))
         distances.append(np.mean(np.log(found)))
     slope = (distances[1] - distances[0]) / np.log(widths[1] / widths[0])
-    assert slope == pytest.approx(-0.5, abs=0.15)  # the spread between seeds is about 20 %, of eight means 7 %
+    assert slope == pytest.approx(-0.5, abs=0.17)  # the spread between seeds is about 20 %, of six means 8 %
