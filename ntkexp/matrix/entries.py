@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.kernel_matrix import SELF, KernelMatrix
+from ntkexp.records.kernel_layout import SELF
+from ntkexp.records.kernel_matrix import KernelMatrix
 
 AT_ONCE = 1 << 27  # bytes of rows that are read at once
 

@@ -67,7 +67,7 @@ def written(
     """The picture, its numbers, and the comparison."""
     from matplotlib import rc_context
 
-    from ntkexp.cli.kernel.predict import save
+    from ntkexp.cli.kernel.tables import save
     from ntkexp.report.plots.ensemble import Panel, draw
     from ntkexp.report.plots.gallery import METADATA, write
     from ntkexp.report.plots.style import RC

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ntkexp.cli.kernel.fill import Asked as Filling
 from ntkexp.cli.kernel.fill import computed_limit
 from ntkexp.cli.kernel.predict import number as parsed
-from ntkexp.cli.kernel.predict import rate, save
+from ntkexp.cli.kernel.tables import rate, save
 from ntkexp.report.text import aligned, short
 
 if TYPE_CHECKING:
