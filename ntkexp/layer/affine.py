@@ -29,7 +29,7 @@ from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.coarse import Coarse, needed
 from ntkexp.layer.covariance import Covariance
 from ntkexp.layer.pairs import Pairs, box
-from ntkexp.layer.scale import NotNegative, Positive
+from ntkexp.layer.scale import NotNegative, Positive, number
 from ntkexp.layer.signal import Signal
 from ntkexp.layer.weighted import CONVOLUTIONS, Affine, Convolution
 from ntkexp.mistake import Mistake
@@ -69,7 +69,7 @@ class AbstractAffine(AbstractLayer):
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         weights = self.weight_shape(shape)
-        inputs, W_std, b_std = prod(weights[1:]), float(self.W_std), float(self.b_std)
+        inputs, W_std, b_std = prod(weights[1:]), number(self.W_std), number(self.b_std)
         weight = torch.randn(weights, generator=generator, dtype=torch.float64)
         bias = torch.randn(self.features, generator=generator, dtype=torch.float64) if b_std > 0 else None
         if self.param == "standard":

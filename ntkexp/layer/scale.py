@@ -24,17 +24,22 @@ def single(value: Tensor | float) -> Tensor | float:
     return value.reshape(())
 
 
+def number(value: Tensor | float) -> float:
+    """Without what it takes for derivatives."""
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
 def positive(value: Tensor | float) -> Tensor | float:
     """More than zero."""
-    if not float(value) > 0:
-        raise Mistake(f"it takes a number > 0, not {float(value):g}")
+    if not number(value) > 0:
+        raise Mistake(f"it takes a number > 0, not {number(value):g}")
     return value
 
 
 def not_negative(value: Tensor | float) -> Tensor | float:
     """Zero, or more."""
-    if not float(value) >= 0:
-        raise Mistake(f"it takes a number ≥ 0, not {float(value):g}")
+    if not number(value) >= 0:
+        raise Mistake(f"it takes a number ≥ 0, not {number(value):g}")
     return value
 
 

@@ -10,7 +10,7 @@ tensor([[1.5000, 1.0000],
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ntkexp.layer.spec import Spec, parse
@@ -22,8 +22,8 @@ from ntkexp.mistake import Mistake
 
 def infinite_kernel(
     spec: Spec,
-    x1: Float[Tensor, "row *shape"],
-    x2: Float[Tensor, "column *shape"] | None = None,
+    x1: Shaped[Tensor, "..."],
+    x2: Shaped[Tensor, "..."] | None = None,
     *,
     memory_gb: float = 4.0,
     engine: Engine = "auto",

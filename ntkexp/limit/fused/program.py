@@ -19,6 +19,7 @@ from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import AbstractBent, Linear
 from ntkexp.layer.residual import Residual
+from ntkexp.layer.scale import number
 
 BEND, WEIGH, COPY, ADD, CLEAR = range(5)
 KINDS = ("bend", "weigh", "copy", "add", "clear")
@@ -119,7 +120,7 @@ def affine(layer: AbstractAffine, shape: tuple[int, ...], register: int) -> Oper
         if layer.stride != 1 or layer.circular:
             raise Unknown
         windows = ((1, *layer.windows(shape)) if len(shape) == 2 else layer.windows(shape))[-2:]
-    scale, shift = float(layer.W_std) ** 2 / prod(windows), float(layer.b_std) ** 2
+    scale, shift = number(layer.W_std) ** 2 / prod(windows), number(layer.b_std) ** 2
     learned = (scale, shift) if layer.param == "ntk" else (float(shape[0]), float(shift > 0))
     weights = (scale, shift, *((0.0, 0.0) if layer.frozen else learned), 0.0, 0.0)
     return Operation(WEIGH, register, reach=(windows[0] // 2, windows[1] // 2), weights=weights)

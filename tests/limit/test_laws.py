@@ -1,0 +1,237 @@
+"""What holds of kernels of infinite width whatever the network is."""
+
+from __future__ import annotations
+
+from math import log
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ntkexp
+from ntkexp.init.base import AbstractInit
+from ntkexp.layer.affine import AbstractAffine, Conv, Dense
+from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.layer.entire import GELU, Erf
+from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.norm import LayerNorm
+from ntkexp.layer.pointwise import Abs, ReLU
+from ntkexp.layer.pooling import AvgPool
+from ntkexp.layer.residual import Residual
+from ntkexp.layer.smooth import Tanh
+from ntkexp.layer.width import widened
+from ntkexp.model.base import AbstractLayered
+from tests.layer.components import choices, configured
+from tests.limit.drawn import image_networks
+from tests.limit.test_recursion import points
+
+EPS = torch.finfo(torch.float64).eps
+Layers = tuple[AbstractLayer, ...]
+ON_IMAGES: Layers = (
+    Conv(features=4, W_std=1.4, b_std=0.2),
+    Residual(branch=(ReLU(), Conv(features=4))),
+    Abs(),
+    AvgPool(window=2),
+    Conv(features=4, window=(3, 1)),
+    ReLU(),
+    GlobalAvgPool(),
+    Dense(features=4, b_std=0.1),
+    Erf(),
+    Dense(features=1),
+)
+seeds = st.integers(0, 10**6)
+
+
+def relative(one: Tensor, two: Tensor) -> float:
+    return float((one - two).norm() / two.norm())
+
+
+@given(seeds)
+@settings(deadline=None, max_examples=4)
+def test_kernels_are_symmetric_and_not_negative(seed: int) -> None:
+    layers, shape = image_networks(Random(seed), most=4)
+    x = points(6, shape, seed)
+    for kernel in ntkexp.infinite_kernel(layers, x):
+        assert torch.equal(kernel, kernel.t())
+        spectrum = torch.linalg.eigvalsh(kernel)
+        assert float(spectrum[0]) >= -1e-10 * float(spectrum[-1])  # of kernels that are known to 1e-11
+
+
+@given(seeds)
+@settings(deadline=None, max_examples=4)
+def test_an_example_met_as_itself_is_that_met_as_another(seed: int) -> None:
+    """But for the arc cosine at one, which loses half of the digits: 1e-7 where it is met, and less elsewhere."""
+    layers, shape = image_networks(Random(seed), most=4)
+    x = points(3, shape, seed)
+    for alone, apart in zip(ntkexp.infinite_kernel(layers, x), ntkexp.infinite_kernel(layers, x, x), strict=True):
+        scale = float(alone.abs().max())
+        off = ~torch.eye(3, dtype=torch.bool)
+        torch.testing.assert_close(alone[off], apart[off], rtol=1e-11, atol=1e-11 * scale)
+        torch.testing.assert_close(alone, apart, rtol=1e-6, atol=1e-7 * scale)
+
+
+def changed(layers: Layers, **changes: object) -> Layers:
+    """The same with other fields of all affine layers."""
+
+    def other(layer: AbstractLayer) -> AbstractLayer:
+        if isinstance(layer, Residual):
+            sides = {"branch": changed(layer.branch, **changes), "shortcut": changed(layer.shortcut, **changes)}
+            return layer.model_copy(update=sides)
+        return layer.model_copy(update=changes) if isinstance(layer, AbstractAffine) else layer
+
+    return tuple(other(layer) for layer in layers)
+
+
+def test_training_the_readout_alone_makes_the_tangent_kernel_that_of_the_process() -> None:
+    nngp, ntk = ntkexp.infinite_kernel(
+        (*changed(ON_IMAGES[:-1], frozen=True), Dense(features=1, W_std=1.3)), points(4, (2, 4, 5))
+    )
+    assert torch.equal(nngp, ntk)
+
+
+@given(seeds)
+@settings(deadline=None, max_examples=4)
+def test_all_layers_together_learn_no_less_than_the_readout(seed: int) -> None:
+    """Θ − K is positive in NTK parametrisation: the last layer gives K, the others what is positive too."""
+    layers, shape = image_networks(Random(seed), most=4)
+    nngp, ntk = ntkexp.infinite_kernel(changed(layers, param="ntk", frozen=False), points(5, shape, seed))
+    spectrum = torch.linalg.eigvalsh(ntk - nngp)
+    assert float(spectrum[0]) >= -1e-10 * float(ntk.norm())
+
+
+def test_examples_in_another_order_give_the_kernel_in_that_order() -> None:
+    x, order = points(6, (2, 4, 5)), torch.tensor([3, 0, 5, 1, 4, 2])
+    for one, two in zip(ntkexp.infinite_kernel(ON_IMAGES, x), ntkexp.infinite_kernel(ON_IMAGES, x[order]), strict=True):
+        torch.testing.assert_close(one[order][:, order], two, rtol=1e-14, atol=0.0)
+
+
+def test_circular_networks_do_not_see_where_an_image_begins() -> None:
+    circular = {"features": 4, "circular": True, "b_std": 0.1}
+    layers = (Conv(**circular), ReLU(), Conv(window=5, **circular), ReLU(), GlobalAvgPool(), Dense(features=1))
+    x, y = points(3, (2, 5, 6)), points(2, (2, 5, 6), 1)
+    moved = x.roll((2, 3), (2, 3))
+    for one, two in zip(
+        ntkexp.infinite_kernel(layers, x, y),
+        ntkexp.infinite_kernel(layers, moved, y),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-13, atol=0.0)
+
+
+def test_copies_are_recognised_however_they_are_written() -> None:
+    """The same example on both sides, and scaled: ϑ = 0 exactly, where the arc cosine of rounding gives 1e-8."""
+    layers = (Dense(features=2), ReLU(), Dense(features=2), ReLU(), Dense(features=1))
+    x = points(4, (50,))
+    _, apart = ntkexp.infinite_kernel(layers, x, 3.0 * x)
+    _, alone = ntkexp.infinite_kernel(layers, x)
+    torch.testing.assert_close(apart.diagonal(), 3.0 * alone.diagonal(), rtol=1e-13, atol=0.0)
+
+
+def test_kernels_have_derivatives_by_inputs_and_scales() -> None:
+    W, b = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (1.3, 0.4))
+    x, y = points(2, (1, 3, 3)).requires_grad_(), points(2, (1, 3, 3), 1).requires_grad_()
+
+    def kernels(W: Tensor, b: Tensor, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        body = (Conv(features=2, W_std=W, b_std=b), LayerNorm(eps=0.1), ReLU(), Conv(features=2, W_std=W), GELU())
+        return ntkexp.infinite_kernel((*body, AvgPool(window=2), Flatten(), Dense(features=1, b_std=b)), x, y)
+
+    assert torch.autograd.gradcheck(kernels, (W, b, x, y))
+    assert torch.autograd.gradcheck(kernels, (W, b, x))
+
+
+def test_precision_is_that_of_the_inputs() -> None:
+    x = points(3, (2, 4, 5))
+    for double, single in zip(
+        ntkexp.infinite_kernel(ON_IMAGES, x), ntkexp.infinite_kernel(ON_IMAGES, x.float()), strict=True
+    ):
+        assert single.dtype == torch.float32
+        assert relative(single.double(), double) < 1e-6  # ten layers
+
+
+def test_memory_is_bounded_and_changes_nothing() -> None:
+    x = points(7, (2, 4, 5))
+    whole = ntkexp.infinite_kernel(ON_IMAGES, x, engine="torch")
+    cut = ntkexp.infinite_kernel(ON_IMAGES, x, engine="torch", memory_gb=2e-4)
+    for one, two in zip(whole, cut, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-14, atol=0.0)
+
+
+@pytest.mark.parametrize("name", choices("init"))
+@pytest.mark.parametrize("model", choices("model"))
+def test_every_layered_model_has_a_limit_or_says_why_not(model: str, name: str) -> None:
+    architecture, init = configured("model", model, width=8), configured("init", name)
+    if not isinstance(architecture, AbstractLayered):
+        return
+    assert isinstance(init, AbstractInit)
+    layers = architecture.layers(init, (1, 8, 8), 1)
+    if name == "mean_field" and model != "layers":
+        with pytest.raises(ntkexp.mistake.Mistake, match="mean-field parametrisation has no kernel"):
+            ntkexp.infinite_kernel(layers, points(2, (1, 8, 8)))
+    else:
+        nngp, ntk = ntkexp.infinite_kernel(layers, points(2, (1, 8, 8)))
+        assert nngp.shape == ntk.shape == (2, 2)
+
+
+TWINS: dict[str, tuple[Layers, tuple[int, ...]]] = {
+    "dense": ((Dense(features=8, b_std=0.3), Tanh(), Dense(features=8, W_std=1.4), ReLU(), Dense(features=1)), (5,)),
+    "standard": (
+        (
+            Dense(features=8, b_std=0.3, param="standard"),
+            ReLU(),
+            Dense(features=8, W_std=1.4, b_std=0.1, param="standard"),
+            ReLU(),
+            Dense(features=1, param="standard", b_std=0.2),
+        ),
+        (5,),
+    ),
+    "frozen, norm, residual": (
+        (
+            Dense(features=8, frozen=True),
+            LayerNorm(eps=0.01),
+            Residual(branch=(GELU(), Dense(features=8, b_std=0.2))),
+            ReLU(),
+            Dense(features=1, W_std=1.2),
+        ),
+        (5,),
+    ),
+    "images": (
+        (
+            Conv(features=8, b_std=0.2, stride=2),
+            ReLU(),
+            AvgPool(window=2),
+            Conv(features=8, W_std=1.4, circular=True, param="standard"),
+            ReLU(),
+            GlobalAvgPool(),
+            Dense(features=1),
+        ),
+        (2, 6, 5),
+    ),
+    "flattened": ((Conv(features=8, b_std=0.2), ReLU(), Flatten(), Dense(features=1, param="standard")), (1, 3, 4)),
+}
+WIDTHS, DRAWS = (32, 128, 512), 12
+
+
+@pytest.mark.parametrize("name", ["dense", *(pytest.param(name, marks=pytest.mark.slow) for name in list(TWINS)[1:])])
+def test_networks_of_finite_width_tend_to_their_kernel(name: str) -> None:
+    """Root mean square error over draws falls as width^(−1/2); that of 12 draws is known to a factor of about 1.3."""
+    layers, shape = TWINS[name]
+    x = points(3, shape)
+    errors = []
+    for width in WIDTHS:
+        wide = widened(layers, width)
+        _, limit = ntkexp.infinite_kernel(wide, x)
+        draws = [finite(wide, shape, x, seed) for seed in range(DRAWS)]
+        errors.append(float(np.sqrt(np.mean([relative(kernel, limit) ** 2 for kernel in draws]))))
+    slope = log(errors[-1] / errors[0]) / log(WIDTHS[-1] / WIDTHS[0])
+    assert -0.7 < slope < -0.3
+    assert errors[-1] < 0.2
+
+
+def finite(layers: Layers, shape: tuple[int, ...], x: Tensor, seed: int) -> Tensor:
+    """The tangent kernel of a network that was drawn."""
+    module = build(layers, shape, torch.Generator().manual_seed(seed))
+    return ntkexp.tangent_kernel(module, x)[:, 0, :, 0]

@@ -1,0 +1,94 @@
+"""What cannot be computed is refused in one line that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+import ntkexp
+from ntkexp.layer.affine import Dense
+from ntkexp.limit.engine import Engine, engine_of
+from ntkexp.limit.network import network
+from ntkexp.mistake import Mistake
+
+DENSE = {"layer": "Dense", "features": 4}
+CONV = {"layer": "Conv", "features": 4}
+RELU = {"layer": "ReLU"}
+FLATTEN = {"layer": "Flatten"}
+VECTORS, IMAGES = torch.ones(2, 3), torch.ones(2, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "x", "words"),
+    [
+        ([{"layer": "Dence"}], VECTORS, r"layers\[0\]: there is no layer 'Dence'; did you mean 'Dense'\?"),
+        ([{"layer": 3}], VECTORS, r"layers\[0\]: there is no layer '3'; there are Abs, AvgPool, "),
+        ([{"features": 3}], VECTORS, r"layers\[0\] is no layer; write"),
+        ("[", VECTORS, "layers is no JSON"),
+        ("{}", VECTORS, "layers is no list of layers"),
+        ([], VECTORS, "a network without layers"),
+        ([{"layer": "Dense"}], VECTORS, r"layers\[0\] \(Dense\): features is missing; its keys are features, W_std"),
+        ([DENSE | {"W_sdt": 1}], VECTORS, r"layers\[0\]: Dense has no key 'W_sdt'; .* did you mean 'W_std'\?"),
+        ([DENSE | {"W_std": -1.0}], VECTORS, r"W_std=-1\.0: it takes a number > 0"),
+        ([DENSE | {"b_std": -1.0}], VECTORS, r"b_std=-1\.0: it takes a number ≥ 0"),
+        ([DENSE | {"W_std": torch.ones(2)}], VECTORS, "a scale is one number"),
+        ([DENSE | {"param": "nkt"}], VECTORS, r"param='nkt': Input should be 'ntk', 'standard' or 'mean_field'"),
+        ([DENSE | {"param": "mean_field"}], VECTORS, "mean-field parametrisation has no kernel"),
+        ([DENSE], IMAGES, "put a Flatten before it"),
+        ([CONV, RELU, DENSE], IMAGES, "put a Flatten before it"),
+        ([CONV, RELU], IMAGES, r"the layers end in \[4, 4, 4\], an image; end them with Flatten or GlobalAvgPool"),
+        ([CONV | {"window": 2}, FLATTEN], IMAGES, "must be odd"),
+        ([CONV, {"layer": "AvgPool", "window": 5}, FLATTEN], IMAGES, "pooling window of 5 does not fit into"),
+        ([CONV, {"layer": "AvgPool", "window": [2]}, FLATTEN], IMAGES, r"pooling window \[2\] does not fit"),
+        ([CONV, {"layer": "MaxPool"}, FLATTEN], IMAGES, "MaxPool has no known limit"),
+        ([CONV, {"layer": "BatchNorm"}, FLATTEN], IMAGES, "BatchNorm has no known limit"),
+        ([DENSE, {"layer": "LayerNorm", "affine": True}], VECTORS, "a layer norm whose gain is trained"),
+        ([RELU, DENSE], VECTORS, "ReLU has a limit of infinite width only after weights"),
+        ([DENSE, RELU, RELU], VECTORS, "ReLU has a limit of infinite width only after weights"),
+        ([CONV, FLATTEN, RELU], IMAGES, "ReLU has a limit of infinite width only after weights"),
+        ([{"layer": "LayerNorm"}, DENSE], VECTORS, "LayerNorm has a limit of infinite width only after weights"),
+        (
+            [{"layer": "Residual", "branch": [DENSE]}],
+            VECTORS,
+            r"branches of a residual layer disagree: \[4\] and \[3\]",
+        ),
+        ([DENSE, {"layer": "Residual", "branch": [RELU]}], VECTORS, "one of its branches ends in weights"),
+        (
+            [DENSE, {"layer": "Residual", "branch": [{"layer": "RLU"}]}],
+            VECTORS,
+            r"layers\[1\]\.branch\[0\]: there is no",
+        ),
+        ([DENSE, {"layer": "Generic", "fn": "relu"}], VECTORS, "fn=relu has a kink.*choose the layer ReLU"),
+        ([DENSE, {"layer": "Generic", "fn": "tahn"}], VECTORS, "fn=tahn is none of .*did you mean 'tanh'"),
+        (
+            [DENSE],
+            torch.ones(2, 3, dtype=torch.long),
+            r"x1 is torch.int64 of shape \[2, 3\]; it takes floating numbers",
+        ),
+        ([DENSE], torch.ones(3), r"x1 is torch.float32 of shape \[3\]"),
+        ([DENSE], torch.tensor([[1.0], [torch.nan]]), "x1 has entries that are not finite, the first in example 1"),
+    ],
+)
+def test_a_mistake_is_one_line(spec: Any, x: torch.Tensor, words: str) -> None:
+    with pytest.raises(Mistake, match=words) as caught:
+        ntkexp.infinite_kernel(spec, x)
+    assert "\n" not in str(caught.value)
+
+
+def test_sides_are_of_one_kind() -> None:
+    with pytest.raises(Mistake, match=r"x1 has examples of shape \[3\] and torch.float32, x2 of \[4\]"):
+        ntkexp.infinite_kernel([DENSE], VECTORS, torch.ones(2, 4))
+    with pytest.raises(Mistake, match=r"torch.float32, x2 of \[3\] and torch.float64"):
+        ntkexp.infinite_kernel([DENSE], VECTORS, VECTORS.double())
+
+
+def test_memory_and_engine_are_checked() -> None:
+    with pytest.raises(Mistake, match=r"memory_gb=0: it takes a number > 0"):
+        ntkexp.infinite_kernel([DENSE], VECTORS, memory_gb=0)
+    with pytest.raises(Mistake, match=r"memory_gb=1e-06: one pair of these examples needs .*; raise memory_gb"):
+        ntkexp.infinite_kernel([CONV, RELU, {"layer": "GlobalAvgPool"}], IMAGES, memory_gb=1e-6)
+    net = network((Dense(features=1),), (3,))
+    with pytest.raises(Mistake, match=r"engine=fussed is none of auto, torch, fused; did you mean 'fused'\?"):
+        engine_of(cast("Engine", "fussed"), net, VECTORS, 1, 1.0, None)
