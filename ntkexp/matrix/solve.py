@@ -47,7 +47,8 @@ def solved(entries: Entries, kernel: str, question: Question, tell: Callable[[st
         said = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
         yield Solved(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
     else:
-        yield by_products(entries, kernel, when, ridge, targets, tell)
+        hold = 2 * 8.0 * entries.count**2 <= question.memory_gb * 1e9
+        yield by_products(entries, kernel, when, ridge, targets, tell, hold=hold)
 
 
 def by_modes(
@@ -83,12 +84,16 @@ def by_products(
     ridge: float,
     targets: Float[Tensor, "entry column"],
     tell: Callable[[str], None],
+    *,
+    hold: bool,
 ) -> Solved:
-    """By conjugate gradients, the kernel read from the disk for every product."""
+    """By conjugate gradients: the kernel is read from the disk for every product, unless it can be held."""
     blocks = entries.blocks(slice(0, entries.train))
+    held = [entries.rows(kernel, block) for block in blocks] if hold else None
 
     def product(vectors: Tensor) -> Tensor:
-        return torch.cat([entries.rows(kernel, block) @ vectors for block in blocks]) + ridge * vectors
+        rows = held or (entries.rows(kernel, block) for block in blocks)
+        return torch.cat([part @ vectors for part in rows]) + ridge * vectors
 
     def heard(count: int, residual: float) -> None:
         if count % REMARKS == 0:
