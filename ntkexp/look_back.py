@@ -57,6 +57,7 @@ def look_back(
         start_pull=start_pull(setting),
         integrated=setting.integrated,
         attributed=torch.isin(torch.arange(len(outputs), device=outputs.device), setting.attributed),
+        limit=setting.limit,
         course=course(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ntkexp.kernel.patterns import pattern
 from ntkexp.kernel.spectrum import DENSE, TOP, alignment, label_alignment, largest, spectrum
+from ntkexp.machine.base import DoesNotApply
 from ntkexp.machine.ladder import label
 from ntkexp.path.descent import Step
 from ntkexp.path.integrals import Tally
@@ -34,7 +35,8 @@ STEP_COLUMNS = (
 SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mass")
 RESIDUAL_TOPS = (1, 5, 10)
 KERNEL_COLUMNS = (
-    *("drift", "alignment", "label_alignment", "trace", "lambda_max", "condition", "effective_rank"),
+    *("drift", "alignment", "limit_distance", "limit_alignment", "label_alignment"),
+    *("trace", "lambda_max", "condition", "effective_rank"),
     *(f"eigenvalue_{k + 1}" for k in range(TOP)),
     *(f"residual_top_{k}" for k in RESIDUAL_TOPS),
     *("stability", "pattern_change"),
@@ -57,6 +59,13 @@ class Observer:
     def train_kernel(self) -> Float[Tensor, "train out train out_"]:
         """K_0 among the training examples."""
         return self.setting.kernel[: self.setting.points.train]
+
+    @cached_property
+    def train_limit(self) -> Float[Tensor, "train out train out_"] | None:
+        """K_∞ among the training examples, where it is known."""
+        if isinstance(self.setting.limit, DoesNotApply):
+            return None
+        return self.setting.limit.of_all(self.setting.targets.shape[1])[: self.setting.points.train]
 
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
@@ -130,6 +139,9 @@ class Observer:
             "trace": float(here.flatten(2).flatten(0, 1).trace()),
             "pattern_change": float(changed.double().mean()) if len(changed) else None,
         }
+        if (limit := self.train_limit) is not None:
+            row["limit_distance"] = float((here - limit).norm() / limit.norm())
+            row["limit_alignment"] = alignment(here, limit)
         row |= self.modes(here, (outputs[:train] - targets).flatten())
         if step_size is not None and (top := row["lambda_max"]) is not None:
             row["stability"] = step_size * self.setting.weight * top * self.setting.experiment.loss.curvature / 2

@@ -19,6 +19,7 @@ from ntkexp.kernel.reader import Reader
 from ntkexp.kernel.segment import point
 from ntkexp.kernel.spectrum import largest
 from ntkexp.kernel.tape import Tape
+from ntkexp.machine.base import DoesNotApply, Limit
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.output import Reading
@@ -27,6 +28,7 @@ from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
 from ntkexp.shapes import Weights
+from ntkexp.widen import widened
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Setting:
     chunk: int  # how many of them at once, where that takes a pass backwards
     terms: float  # Σ‖terms of f‖ at the start, at the points that are read
     eps: float  # of the shortest numbers between weights and outputs
+    limit: Limit | DoesNotApply  # the kernels at infinite width
     remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
     @property
@@ -111,6 +114,7 @@ def prepare(experiment: Experiment) -> Setting:
         budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen),
         float(module.sizes(weights, points.inputs[chosen]).norm(dim=1).sum()),
         eps(few),
+        widened(experiment, points.inputs, points.train, data.vocabulary),
         remarked(experiment, module, few),
     )
 

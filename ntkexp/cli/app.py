@@ -12,12 +12,16 @@ from typing import Annotated
 import typer
 
 from ntkexp.cli.arguments import AsJson, ConfigDir, Events, Overrides, Quiet, SweepWords, Trust
+from ntkexp.cli.kernel.app import kernel
 
 app = typer.Typer(
     help="Is a network trained by gradient descent a kernel machine, and which one?",
     rich_markup_mode=None,  # plain help comes in half the time
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(kernel, name="kernel")
 
 
 class Format(StrEnum):

@@ -19,7 +19,7 @@ import yaml
 
 from ntkexp.mistake import Mistake, nearest
 
-NO_CHOICES = frozenset({"sweep"})
+NO_CHOICES = frozenset({"study", "sweep"})
 """Folders of YAML that describe something else than a part of an experiment."""
 
 

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -57,6 +58,23 @@ class Course:
         return sum(self.step_sizes, start=0.0)
 
 
+class DoesNotApply(Exception):
+    """Why a machine has nothing to say about a run."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The kernels at infinite width, of one output: 𝒢 of the outputs before training, and Θ."""
+
+    start: Float[Tensor, "probe train"]
+    tangent: Float[Tensor, "probe train"]
+
+    def of_all(self, outputs: int) -> Float[Tensor, "probe out train out_"]:
+        """Θ of as many outputs, which do not know of one another."""
+        each = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
+        return self.tangent[:, None, :, None] * each[:, None]
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What machines are made of."""
@@ -72,6 +90,7 @@ class Evidence:
     start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
     attributed: Bool[Tensor, " probe"]  # the points at which there are 𝒦 and 𝒮,
     integrated: Sequence[int]  # and the outputs at which there are
+    limit: Limit | DoesNotApply
     course: Course
 
     @property
@@ -83,6 +102,13 @@ class Evidence:
     def path(self) -> PathKernel:
         """By that rule."""
         return self.paths[self.rule]
+
+    @property
+    def known_limit(self) -> Limit:
+        """The kernels at infinite width, or why there are none."""
+        if isinstance(self.limit, DoesNotApply):
+            raise self.limit
+        return self.limit
 
     @property
     def learned(self) -> Float[Tensor, "train out"]:
@@ -100,10 +126,6 @@ class Prediction:
     partial: bool = False
 
 
-class DoesNotApply(Exception):
-    """Why a machine has nothing to say about a run."""
-
-
 class AbstractMachine(Component):
     """One rung of the ladder."""
 
@@ -111,6 +133,11 @@ class AbstractMachine(Component):
     @abstractmethod
     def name(self) -> str:
         """What the machine is called in tables."""
+
+    @property
+    def needs_limit(self) -> bool:
+        """Whether it asks for the kernels at infinite width, which are computed for it alone."""
+        return False
 
     @abstractmethod
     def predict(self, evidence: Evidence) -> Prediction:

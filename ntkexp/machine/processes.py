@@ -2,7 +2,7 @@
 
 Under squared loss with weights w, gradient flow has the closed form (λ the eigenvalues of Θ(X, X), t the time)
 
-    f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ,  g(0) = tw,
+    f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 
 and for any loss the steps of an optimizer that scales all weights alike keep them at θ_s = ρ_s θ_0 + J(X)ᵀ a_s, where
 ρ and a move as weights do whose gradients are 0 and ℓ′, so that
@@ -22,27 +22,17 @@ from torch import Tensor
 
 from ntkexp.machine.base import DoesNotApply, Evidence, applied, square
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
+from ntkexp.process.gain import Flow
+from ntkexp.process.modes import modes_of
 from ntkexp.shapes import Weights
 
 
 def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
     """f_t at the time at which training ended."""
-    matrix = square(kernel)
-    spectrum, modes = torch.linalg.eigh((matrix + matrix.mH) / 2)
-    gain = decayed(spectrum.clamp(min=0), evidence.course.time * evidence.course.weight)
-    missing = (evidence.start[: evidence.train] - evidence.targets).flatten()
-    coefficients = -(modes @ (gain * (modes.mH @ missing)))
+    missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
+    gain = Flow(evidence.course.time * evidence.course.weight)
+    coefficients = modes_of(square(kernel)).at(gain)(missing)
     return evidence.start + applied(kernel, coefficients.view(evidence.targets.shape))
-
-
-def decayed(spectrum: Float[Tensor, " mode"], time: float) -> Float[Tensor, " mode"]:
-    """(1 − e^{−tλ})/λ, finite at λ = 0.
-
-    >>> decayed(torch.tensor([0.0, 1e300], dtype=torch.float64), 2.0).tolist()
-    [2.0, 1e-300]
-    """
-    zero = spectrum == 0
-    return torch.where(zero, time, -torch.expm1(-time * spectrum) / torch.where(zero, 1.0, spectrum))
 
 
 def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:

@@ -12,6 +12,8 @@ from torch import nn
 from ntkexp.component import Component
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.limit.network import Network, network
+from ntkexp.mistake import Mistake
 from ntkexp.model.output import Reading, read
 from ntkexp.model.task import Task
 
@@ -38,6 +40,10 @@ class AbstractArchitecture(Component):
         """The network at the start of training, read as `init` says."""
         return read(self.network(init, Task(shape, outputs, vocabulary), generator), init)
 
+    def limit(self, init: AbstractInit, task: Task) -> Network:
+        """What the network h becomes as its width grows; where that is not known, a mistake says so."""
+        raise Mistake(f"model={self.kind} has no known limit of infinite width")
+
     @property
     def kind(self) -> str:
         """How it is asked for."""
@@ -54,3 +60,7 @@ class AbstractLayered(AbstractArchitecture):
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
         task.refuse_tokens(self.kind)
         return build(self.layers(init, task.shape, task.outputs), task.shape, generator)
+
+    def limit(self, init: AbstractInit, task: Task) -> Network:
+        task.refuse_tokens(self.kind)
+        return network(self.layers(init, task.shape, task.outputs), task.shape)

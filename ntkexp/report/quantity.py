@@ -1,6 +1,7 @@
 """The numbers that a run yields, each by its name: what sweeps tabulate, fit and compare.
 
     <measure>             a column of metrics.csv, at the last step where it was measured
+    limit_distance_start  `limit_distance` at the first step
     weights_moved.<name>  the same of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
@@ -28,6 +29,9 @@ MEASURES = {
     "accuracy": "training accuracy",
     "accuracy_probe": "accuracy on new points",
     "alignment": "alignment of the kernel with the first",
+    "limit_distance": "distance of the kernel from the infinite one",
+    "limit_distance_start": "distance of the first kernel from the infinite one",
+    "limit_alignment": "alignment of the kernel with the infinite one",
     "label_alignment": "alignment of the kernel with the labels",
     "trace": "trace of the kernel",
     "lambda_max": "largest eigenvalue of the kernel",
@@ -48,6 +52,8 @@ def quantities(run: Run) -> dict[str, float]:
     values = run.metrics[columns].to_numpy(dtype=float)
     last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
     measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True)) if len(values) else {}
+    if "limit_distance" in columns and len(values):
+        measured["limit_distance_start"] = float(values[0, columns.index("limit_distance")])
     errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
     return {name: value for name, value in (measured | errors).items() if value is not None and np.isfinite(value)}
 

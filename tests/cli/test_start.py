@@ -38,6 +38,8 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         (["train", "--help"], "--force"),
         (["sweep", "--help"], "--dry-run"),
         (["report", "--help"], "--format"),
+        (["kernel", "--help"], "predict"),
+        (["kernel", "limit", "--help"], "--workers"),
         (["config", "--tree"], "model=mlp (default)"),
     ],
     ids=" ".join,
@@ -53,7 +55,7 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
     ("line", "offered"),
     [
         ("ntkexp tr", ["train"]),
-        ("ntkexp ", ["train", "sweep", "config", "resume", "report", "explain", "compare", "runs"]),
+        ("ntkexp ", ["train", "sweep", "config", "resume", "report", "explain", "compare", "runs", "kernel"]),
         ("ntkexp sweep wi", ["width"]),
         ("ntkexp sweep width model.wi", ["model.width=", "model.width=512"]),
         ("ntkexp train model.wi", ["model.width=", "model.width=512"]),

@@ -37,6 +37,7 @@ def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (
         [],
         *([name] for name in ("train", "sweep", "config", "resume", "report", "explain", "compare", "runs")),
+        *(["kernel", name] for name in ("limit", "tangent", "predict", "ensemble", "study")),
     ):
         assert run([*arguments, "--help"]) == 0
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))

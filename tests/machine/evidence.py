@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ntkexp.machine.base import Course, Evidence, PathKernel
+from ntkexp.machine.base import Course, DoesNotApply, Evidence, PathKernel
 from ntkexp.optimizer.gd import GradientDescent
 
 TRAIN, OTHERS, STEPS, STEP_SIZE = 5, 3, 40, 0.3
@@ -53,6 +53,7 @@ def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
         kernel_end=kernel,
         start_pull=none,
         attributed=torch.ones(POINTS, dtype=torch.bool),
+        limit=DoesNotApply("made by hand"),
         integrated=range(outputs),
         course=course,
     )

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.machine.base import Evidence
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Limit
 from ntkexp.machine.fixed_coefficients import FixedCoefficients
 from ntkexp.machine.frozen import Frozen
 from ntkexp.machine.linearised import Linearised
+from ntkexp.machine.nngp import NNGP
 from ntkexp.machine.processes import descent, flow
 from tests.machine.evidence import OTHERS, POINTS, STEP_SIZE, STEPS, TRAIN, evidence, kernel_of, random, stepping
 
@@ -100,3 +101,35 @@ def test_fixed_coefficients_are_means_over_the_path() -> None:
     mean = found.course.summed_gradient / (STEPS * STEP_SIZE)
     expected = found.start - torch.einsum("qcnd,nd->qc", found.kernel_start, mean)
     torch.testing.assert_close(FixedCoefficients().predict(found).outputs, expected, rtol=RTOL, atol=ATOL)
+
+
+def test_frozen_at_the_limit_takes_it_for_every_output() -> None:
+    found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=3))
+    theta = found.kernel_start[:, 0, :, 0]
+    wide = replace(found, kernel_start=torch.zeros_like(found.kernel_start), limit=Limit(theta, theta))
+    torch.testing.assert_close(
+        Frozen(at="limit").predict(wide).outputs, Frozen(at="start").predict(found).outputs, rtol=0, atol=0
+    )
+
+
+def test_the_posterior_interpolates_and_solves() -> None:
+    found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=2))
+    prior = found.kernel_start[:, 0, :, 0]
+    outputs = NNGP().predict(replace(found, limit=Limit(prior, prior))).outputs
+    expected = prior @ torch.linalg.solve(prior[:TRAIN], found.targets)
+    torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-10)  # solving loses the condition number
+
+
+@pytest.mark.parametrize("machine", [Frozen(at="limit"), NNGP()])
+def test_without_a_limit_its_machines_do_not_apply(machine: AbstractMachine) -> None:
+    with pytest.raises(DoesNotApply, match="made by hand"):
+        machine.predict(evidence(kernel_of(IDENTITY)))
+
+
+def test_a_singular_prior_or_another_loss_has_no_posterior() -> None:
+    singular = kernel_of(random(POINTS, 2, seed=7))[:, 0, :, 0]
+    found = replace(evidence(kernel_of(IDENTITY)), limit=Limit(singular, singular))
+    with pytest.raises(DoesNotApply, match="the kernel is singular"):
+        NNGP().predict(found)
+    with pytest.raises(DoesNotApply, match="squared loss"):
+        NNGP().predict(replace(found, course=replace(found.course, is_squared=False)))

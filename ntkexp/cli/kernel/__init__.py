@@ -1,0 +1,1 @@
+"""`ntkexp kernel …`: a kernel by itself."""

@@ -1,0 +1,149 @@
+"""The commands of the group `kernel`, each a few lines: what it does is imported when it is called."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, Trust
+
+kernel = typer.Typer(help="Compute a kernel into a file, and predict with it.", no_args_is_help=True)
+
+File: TypeAlias = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; else one in outputs/kernels.")
+]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Compute anew what is there.")]
+
+
+class When(StrEnum):
+    """Of a run."""
+
+    start = "start"
+    end = "end"
+
+
+class Solver(StrEnum):
+    """How linear equations are solved."""
+
+    eigen = "eigen"
+    cholesky = "cholesky"
+    cg = "cg"
+
+
+@kernel.command()
+def limit(
+    overrides: Overrides = None,
+    out: File = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Tiles at once; else one per core.")] = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """The kernels of infinite width, NNGP and NTK, of an architecture."""
+    from ntkexp.cli.kernel.fill import Asked, limit
+
+    limit(Asked(overrides or [], out, workers, force, quiet, as_json, trust or [], config_dir))
+
+
+@kernel.command()
+def tangent(
+    overrides: Overrides = None,
+    out: File = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="SEEDS", help="Networks to average over, such as 0..9.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="The network of this run instead.")] = None,
+    when: Annotated[When, typer.Option("--at", help="Its weights before training, or after.")] = When.end,
+    force: Force = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """The tangent kernel of a network as it is drawn, or of a finished run."""
+    from ntkexp.cli.kernel.fill import Asked, tangent, tangent_of_run
+
+    asked = Asked(overrides or [], out, None, force, quiet, as_json, trust or [], config_dir)
+    if run is None:
+        tangent(asked, seeds)
+    else:
+        tangent_of_run(asked, seeds, run, when.value)
+
+
+@kernel.command()
+def predict(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A kernel file.")],
+    overrides: Overrides = None,
+    ridge: Annotated[
+        str, typer.Option("--ridge", metavar="R|best", help="Added to the kernel; best of a grid, on what is left out.")
+    ] = "0",
+    time: Annotated[
+        list[str] | None, typer.Option("--time", metavar="T", help="Of gradient flow, or inf; may be repeated.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", min=0, help="Of gradient descent instead.")
+    ] = None,
+    step_size: Annotated[float | None, typer.Option("--step-size", metavar="ETA", help="Of these steps.")] = None,
+    folds: Annotated[
+        int | None, typer.Option("--folds", metavar="K", min=0, help="Score training examples left out; 0: one by one.")
+    ] = None,
+    solver: Annotated[Solver | None, typer.Option("--solver", help="Else the plainest that fits.")] = None,
+    memory_gb: Annotated[float, typer.Option("--memory-gb", metavar="GB", help="What solving may hold.")] = 4.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where tables go; else beside the file.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Targets from a kernel file: accuracy, error and calibration. KEY=VALUE is what the file must be of."""
+    from ntkexp.cli.kernel.predict import Asked, predict
+
+    asked = (file, overrides or [], ridge, time or [], steps, step_size, folds, solver and solver.value, memory_gb, out)
+    predict(Asked(*asked, quiet, as_json, trust or [], config_dir))
+
+
+@kernel.command()
+def ensemble(
+    overrides: Overrides = None,
+    networks: Annotated[int, typer.Option("--networks", metavar="N", min=2, help="Of each kind.")] = 100,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the picture goes.")] = Path(
+        "outputs/ensembles"
+    ),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Many networks on a one-dimensional problem, beside the processes of their kernels."""
+    from ntkexp.cli.kernel.ensemble import Asked, ensemble
+
+    ensemble(Asked(overrides or [], networks, out, quiet, as_json, trust or [], config_dir))
+
+
+@kernel.command()
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A file of configs/study, such as images.")],
+    overrides: Overrides = None,
+    ridge: Annotated[str, typer.Option("--ridge", metavar="R|best", help="Added to each kernel.")] = "best",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where kernels and the table go.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Tiles at once; else one per core.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Several kernels of infinite width in one table of accuracies."""
+    from ntkexp.cli.kernel.fill import Asked as Filling
+    from ntkexp.cli.kernel.study import Asked, study
+
+    filling = Filling(overrides or [], out, workers, False, quiet, as_json, trust or [], config_dir)
+    study(Asked(name, ridge, filling))

@@ -1,0 +1,130 @@
+"""`ntkexp kernel ensemble`: many networks on a one-dimensional problem, beside both processes."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.cli.progress import listener
+from ntkexp.cli.train import limit_threads, writable
+from ntkexp.report.text import aligned, short
+
+if TYPE_CHECKING:
+    from ntkexp.ensemble.compare import Comparison, Trained
+    from ntkexp.ensemble.problem import Problem
+    from ntkexp.experiment import Experiment
+
+USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command, taken apart."""
+
+    overrides: Sequence[str]
+    networks: int
+    out: Path
+    quiet: bool
+    as_json: bool
+    trust: Sequence[str]
+    config_dir: Path | None
+
+
+def ensemble(asked: Asked) -> None:
+    """Train, compare, draw and show."""
+    limit_threads(asked.overrides)
+    from ntkexp.config.compose import compose
+
+    experiment = compose([*USUAL, *asked.overrides], asked.config_dir, asked.trust)
+    folder = writable(asked.out.expanduser())
+    from ntkexp.circumstances import settle
+    from ntkexp.ensemble.compare import compared, ensemble
+    from ntkexp.ensemble.problem import problem
+
+    settle(experiment)
+    given, listening = problem(experiment), listener(asked.quiet)
+    listening.start("networks", 2 * asked.networks, 0)
+    before = {"all layers": 0, "readout": asked.networks}
+    try:
+        found = ensemble(
+            experiment, given, asked.networks, lambda name, done: listening.step(before[name] + done, None, None)
+        )
+    finally:
+        listening.stop()
+    table = compared(found, given.train)
+    files = written(folder, experiment, given, found, table)
+    show(table, files, asked)
+
+
+def written(
+    folder: Path, experiment: Experiment, given: Problem, found: Sequence[Trained], table: Sequence[Comparison]
+) -> list[Path]:
+    """The picture, its numbers, and the comparison."""
+    from matplotlib import rc_context
+
+    from ntkexp.cli.kernel.tables import save
+    from ntkexp.report.plots.ensemble import Panel, draw
+    from ntkexp.report.plots.gallery import METADATA, write
+    from ntkexp.report.plots.style import RC
+
+    name = f"ensemble-{experiment.model.kind}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
+    new = slice(given.train, None)
+    panels = [
+        Panel(
+            {"ntk": "all layers learn", "nngp": "the readout alone learns"}[each.process],
+            each.process,
+            each.outputs[:, new].numpy(),
+            each.theory.mean[new].numpy(),
+            each.theory.deviation[new].numpy(),
+        )
+        for each in found
+    ]
+    learned = (given.places[: given.train].numpy(), given.targets[: given.train, 0].numpy())
+    with rc_context(RC):
+        figure = draw(given.places[new].numpy(), panels, learned, given.axis, answer(table, experiment))
+        files = [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
+    columns = ["place", "target"] + [f"{each.name} {what}" for each in found for what in
+                                     ("mean", "sd", "process mean", "process sd")]  # fmt: skip
+    curves = [
+        curve[new].tolist()
+        for each in found
+        for curve in (each.seen.mean, each.seen.deviation, each.theory.mean, each.theory.deviation)
+    ]
+    rows = zip(given.places[new].tolist(), given.targets[new, 0].tolist(), *curves, strict=True)
+    files.append(save(folder, f"{name}.csv", columns, rows))
+    heads = [field.name for field in fields(table[0])]
+    return [*files, save(folder, f"{name}.comparison.csv", heads, map(astuple, table))]
+
+
+def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
+    """What the picture says."""
+    own = {row.networks: row for row in table if (row.networks == "all layers") == (row.process == "ntk")}
+    told = " and ".join(f"{short(row.mean)} standard errors ({name})" for name, row in own.items())
+    return (
+        f"{table[0].count} networks of width {experiment.model.width} trained for {experiment.steps} steps lie within "
+        f"{told} of their Gaussian processes"
+    )
+
+
+def show(table: Sequence[Comparison], files: Sequence[Path], asked: Asked) -> None:
+    """The comparison, and where the picture is."""
+    from dataclasses import asdict
+
+    from ntkexp.records.json_file import to_text
+
+    if asked.as_json:
+        sys.stdout.write(
+            to_text({"comparison": [asdict(row) for row in table], "files": [str(path) for path in files]})
+        )
+    elif not asked.quiet:
+        header = ["networks train", "process", "networks", "means apart (standard errors)", "ratio of deviations"]
+        lines = [
+            [row.networks, row.process.upper(), str(row.count), short(row.mean), short(row.deviation)] for row in table
+        ]
+        sys.stdout.write(f"{aligned(header, lines, [False, False, True, True, True])}\n\n")
+        sys.stdout.write("".join(f"{path}\n" for path in files))

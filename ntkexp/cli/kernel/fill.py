@@ -1,0 +1,139 @@
+"""`ntkexp kernel limit` and `ntkexp kernel tangent`: a kernel is computed into a file."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.cli.progress import listener
+from ntkexp.cli.train import limit_threads
+from ntkexp.mistake import Mistake
+
+if TYPE_CHECKING:
+    from ntkexp.data.base import Data
+    from ntkexp.experiment import Experiment
+    from ntkexp.matrix.filler import AbstractFiller
+    from ntkexp.records.json_file import Json
+    from ntkexp.records.kernel_matrix import KernelMatrix
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the commands have in common."""
+
+    overrides: Sequence[str]
+    out: Path | None
+    workers: int | None
+    force: bool
+    quiet: bool
+    as_json: bool
+    trust: Sequence[str]
+    config_dir: Path | None
+
+
+def limit(asked: Asked) -> None:
+    """Of infinite width."""
+    tell(asked, computed_limit(asked, Path("outputs") / "kernels"))
+
+
+def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
+    """The file of a kernel of infinite width, in a folder if it has no name."""
+    from ntkexp.engine.local import cores
+
+    experiment = composed(asked)
+    from ntkexp.matrix.limit import limit_of
+
+    data = experiment.data.split()
+    return filled(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
+
+
+def tangent(asked: Asked, seeds: str | None) -> None:
+    """Of networks as they are drawn."""
+    experiment = composed(asked)
+    from ntkexp.matrix.tangent import at_start
+    from ntkexp.sweep.define import whole_numbers
+    from ntkexp.sweep.values import values
+
+    chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
+    data = experiment.data.split()
+    tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen)))
+
+
+def tangent_of_run(asked: Asked, seeds: str | None, run: Path, when: str) -> None:
+    """Of the network of a run."""
+    if asked.overrides or seeds is not None:
+        surplus = " ".join(asked.overrides) or "--seeds"
+        raise Mistake(f"--run={run} says which network and which data; leave out {surplus}")
+    folder = run.expanduser()
+    if not (folder / "config.json").is_file():
+        raise Mistake(f"--run={run} is no run folder: it has no config.json")
+    from ntkexp.config.build import build
+    from ntkexp.config.target import admit
+    from ntkexp.matrix.tangent import at_checkpoint
+    from ntkexp.records.json_file import read_object
+
+    experiment = build(read_object(folder / "config.json"), admit(asked.trust))
+    data = experiment.data.split()
+    filler = at_checkpoint(experiment, data, folder / "weights.pt", when)
+    tell(asked, filled(asked, experiment, data, filler))
+
+
+def composed(asked: Asked) -> Experiment:
+    """The experiment whose data and network are meant."""
+    limit_threads(asked.overrides)
+    from ntkexp.config.compose import compose
+
+    return compose(asked.overrides, asked.config_dir, asked.trust)
+
+
+def filled(
+    asked: Asked, experiment: Experiment, data: Data, filler: AbstractFiller, folder: Path = Path("outputs/kernels")
+) -> KernelMatrix:
+    """The file, finished."""
+    from ntkexp.circumstances import settle
+    from ntkexp.engine.local import cores
+    from ntkexp.matrix.fill import fill
+    from ntkexp.matrix.subject import Subject
+
+    settle(experiment)
+    subject = Subject(experiment, data, filler.kernel, filler.outputs)
+    name = f"{experiment.model.kind}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
+    path = (folder / name if asked.out is None else asked.out).expanduser()
+    with interruptible(path):
+        return fill(path, subject, filler, asked.workers or cores(), asked.force, listener(asked.quiet))
+
+
+def tell(asked: Asked, matrix: KernelMatrix) -> None:
+    """What is in the file, and where it is."""
+    from ntkexp.records.json_file import to_text
+
+    layout = matrix.layout
+    if asked.as_json:
+        told: Json = {
+            "file": str(matrix.path),
+            "kernels": layout.kernels,
+            "points": layout.tiling.points,
+            "train": layout.tiling.train,
+            "description": matrix.description,
+        }
+        sys.stdout.write(to_text(told))
+    elif not asked.quiet:
+        kernels = " and ".join(name.upper() for name in layout.kernels)
+        sys.stdout.write(
+            f"{kernels} of {layout.tiling.points} points with {layout.tiling.train} of them\n{matrix.path}\n"
+        )
+
+
+@contextmanager
+def interruptible(path: Path) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; the same command goes on with {path}") from None

@@ -1,0 +1,109 @@
+"""`ntkexp kernel predict`: targets are predicted from a kernel file."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ntkexp.cli.kernel.tables import outputs, save, table
+from ntkexp.mistake import Mistake
+
+if TYPE_CHECKING:
+    from ntkexp.matrix.question import Question
+    from ntkexp.matrix.score import Score
+    from ntkexp.records.kernel_matrix import KernelMatrix
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command, taken apart."""
+
+    file: Path
+    overrides: Sequence[str]
+    ridge: str
+    times: Sequence[str]
+    steps: int | None
+    step_size: float | None
+    folds: int | None
+    solver: Any
+    memory_gb: float
+    out: Path | None
+    quiet: bool
+    as_json: bool
+    trust: Sequence[str]
+    config_dir: Path | None
+
+
+def predict(asked: Asked) -> None:
+    """Solve, compare, write and show."""
+    from ntkexp.cli.progress import listener
+    from ntkexp.matrix.entries import Entries
+    from ntkexp.matrix.predict import predict
+    from ntkexp.records.kernel_matrix import open_matrix
+
+    question = question_of(asked)
+    matrix = open_matrix(asked.file.expanduser())
+    if asked.overrides:
+        refuse_other_data(matrix, asked)
+    entries = Entries(matrix)
+    answers = list(predict(entries, question, listener(asked.quiet).say))
+    scores = [score for answer in answers for score in answer.scores]
+    folder = asked.out.expanduser() if asked.out else matrix.path.parent
+    columns = [field.name for field in fields(scores[0])]
+    written = [
+        save(folder, f"{matrix.path.stem}.scores.csv", columns, map(astuple, scores)),
+        save(folder, f"{matrix.path.stem}.predictions.csv", *outputs(entries, answers)),
+    ]
+    show(scores, written, asked)
+
+
+def question_of(asked: Asked) -> Question:
+    """What is asked for, in numbers."""
+    from ntkexp.matrix.question import Question
+
+    if asked.times and asked.steps is not None:
+        raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
+    times = tuple(number("--time", text, "a number ≥ 0, or inf") for text in asked.times or ("inf",))
+    ridge = None if asked.ridge == "best" else number("--ridge", asked.ridge, "a number ≥ 0, or best")
+    return Question(times, asked.steps, asked.step_size, ridge, asked.folds, asked.solver, asked.memory_gb)
+
+
+def number(option: str, text: str, allowed: str) -> float:
+    """A number that is not negative."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise Mistake(f"{option}={text}: it takes {allowed}")
+    return found
+
+
+def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
+    """The file must be of the data that is named."""
+    from ntkexp.config.compose import compose
+    from ntkexp.matrix.subject import Subject
+
+    experiment = compose(asked.overrides, asked.config_dir, asked.trust)
+    subject = Subject(experiment, experiment.data.split(), {}, 1)
+    if subject.data_digest != matrix.description["data_sha256"]:
+        named = " ".join(asked.overrides)
+        raise Mistake(f"{asked.file} is of other data than {named}; leave that out, or compute the kernel of it")
+
+
+def show(scores: Sequence[Score], written: Sequence[Path], asked: Asked) -> None:
+    """The table, and where all digits are."""
+    from dataclasses import asdict
+
+    from ntkexp.records.json_file import to_text
+
+    if asked.as_json:
+        rows = [asdict(score) for score in scores]
+        sys.stdout.write(to_text({"scores": rows, "files": [str(path) for path in written]}))
+    elif not asked.quiet:
+        sys.stdout.write(f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written))

@@ -1,0 +1,88 @@
+"""`ntkexp kernel study`: kernels of infinite width that are computed, solved with, and shown in one table."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.cli.kernel.fill import Asked as Filling
+from ntkexp.cli.kernel.fill import computed_limit
+from ntkexp.cli.kernel.predict import number as parsed
+from ntkexp.cli.kernel.tables import rate, save
+from ntkexp.report.text import aligned, short
+
+if TYPE_CHECKING:
+    from ntkexp.matrix.question import Question
+    from ntkexp.matrix.score import Score
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command, taken apart; `filling` is what it shares with computing one kernel."""
+
+    name: str
+    ridge: str
+    filling: Filling
+
+
+def study(asked: Asked) -> None:
+    """Kernel by kernel."""
+    from ntkexp.config.choices import Choices
+    from ntkexp.config.folders import folders
+    from ntkexp.matrix.question import Question
+    from ntkexp.matrix.study import study
+
+    found = study(asked.name, Choices(folders(asked.filling.config_dir)))
+    ridge = None if asked.ridge == "best" else parsed("--ridge", asked.ridge, "a number ≥ 0, or best")
+    question, place = Question((math.inf,), ridge=ridge), asked.filling.out or Path("outputs/kernels")
+    rows: list[list[str | float | None]] = []
+    for name, overrides in found.overrides(asked.filling.overrides).items():
+        for score in tested(replace(asked.filling, overrides=overrides, out=None), place, question):
+            beside = found.published.get(name) if score.kernel == "ntk" else None
+            rows.append([name, score.kernel, score.points, score.ridge, score.accuracy, score.rmse, score.r2, beside])
+    header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published"]
+    file = save(place.expanduser(), f"{asked.name}.study.csv", header, rows)
+    show([dict(zip(header, row, strict=True)) for row in rows], file, asked.filling)
+
+
+def tested(filling: Filling, place: Path, question: Question) -> list[Score]:
+    """The scores of one kernel file on its test points."""
+    from ntkexp.matrix.entries import Entries
+    from ntkexp.matrix.predict import predict
+
+    entries = Entries(computed_limit(filling, place))
+    answers = list(predict(entries, question, lambda text: None))
+    return [score for answer in answers for score in answer.scores if score.split == "test"]
+
+
+def show(rows: Sequence[Mapping[str, str | float | None]], file: Path, asked: Filling) -> None:
+    """One line a kernel."""
+    from ntkexp.records.json_file import to_text
+
+    if asked.as_json:
+        sys.stdout.write(to_text({"study": [dict(row) for row in rows], "file": str(file)}))
+    elif not asked.quiet:
+        known = any(row["published"] for row in rows)
+        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *(["published"] if known else [])]
+        lines = [
+            [
+                *(str(row["name"]), str(row["kernel"]).upper(), short(number(row["ridge"]))),
+                rate(None if row["accuracy"] is None else number(row["accuracy"])),
+                *(short(number(row["rmse"])), short(number(row["r2"]))),
+                *([f"{row['published']} %" if row["published"] else ""] if known else []),
+            ]
+            for row in rows
+        ]
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n")
+
+
+def number(value: str | float | None) -> float:
+    """A cell that is one."""
+    assert isinstance(value, int | float)
+    return float(value)

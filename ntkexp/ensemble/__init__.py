@@ -1,0 +1,1 @@
+"""Many networks from random starts, beside the Gaussian processes that they are at infinite width."""

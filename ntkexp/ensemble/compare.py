@@ -1,0 +1,123 @@
+"""An ensemble beside both processes: how far its mean and its spread are from theirs.
+
+    mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²    about 1 where n networks follow the process: standard errors
+    deviation   mean_x s(x)/σ(x)                     about 1
+
+Two kinds of networks, those that train all layers and those that train the readout alone, are held against two
+processes, the one of the tangent kernel and the one of the NNGP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.ensemble.problem import Problem
+from ntkexp.ensemble.train import trained
+from ntkexp.experiment import Experiment
+from ntkexp.limit.blocks import Place, compute
+from ntkexp.limit.network import Network
+from ntkexp.machine.base import Limit
+from ntkexp.model.task import Task
+from ntkexp.prepare import network as drawn_network
+from ntkexp.process.ensemble import Ensemble, Kernels
+from ntkexp.process.gain import Descent
+from ntkexp.process.modes import Modes, modes_of
+from ntkexp.widen import kernels
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean and deviation at every point."""
+
+    mean: Float[Tensor, " point"]
+    deviation: Float[Tensor, " point"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Networks of one kind, and the process that they should be."""
+
+    name: str  # all layers, readout
+    process: str  # ntk, nngp
+    outputs: Float[Tensor, "network point"]
+    theory: Band
+    step_size: float
+
+    @property
+    def seen(self) -> Band:
+        """Of the networks."""
+        return Band(self.outputs.mean(0), self.outputs.std(0))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kind of networks against one process, at the points that were not learned."""
+
+    networks: str
+    process: str
+    count: int
+    mean: float
+    deviation: float
+
+
+def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[[str, int], None]) -> list[Trained]:
+    """Both kinds of networks, each with the step size that suits its kernel."""
+    task = Task(tuple(given.inputs.shape[1:]), 1)
+    wide = experiment.model.limit(experiment.init, task)
+    dtype = getattr(torch, experiment.dtype)
+    inputs, targets = given.inputs.to(dtype), given.targets[: given.train].to(dtype)
+    limit, own = kernels(wide, inputs, given.train, experiment), variances(wide, inputs, experiment)
+    data = experiment.data.split()
+    seeds = range(experiment.seed, experiment.seed + count)
+    modules = [drawn_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds]
+    found = []
+    for name, process, kernel in (("all layers", "ntk", limit.tangent), ("readout", "nngp", limit.start)):
+        modes = modes_of(kernel[: given.train])
+        size = experiment.optimizer.chosen_step(2 * given.train / float(modes.values[-1]))
+        alone = process == "nngp"
+        outputs = trained(modules, inputs, targets, size, experiment.steps, readout=alone, tell=partial(tell, name))
+        theory = band(kernel, limit, own, modes, Descent(size / given.train, experiment.steps), targets)
+        found.append(Trained(name, process, outputs[..., 0], theory, size))
+    return found
+
+
+def band(
+    kernel: Float[Tensor, "point train"],
+    limit: Limit,
+    own: Float[Tensor, " point"],
+    modes: Modes,
+    gain: Descent,
+    targets: Float[Tensor, "train 1"],
+) -> Band:
+    """The process of networks that train with this kernel."""
+    prior = Kernels(limit.start[: len(targets)], limit.start)
+    process = Ensemble(kernel, prior, modes.at(gain))
+    return Band(process.mean(targets)[:, 0], process.variance(own).clamp(min=0).sqrt())
+
+
+def variances(network: Network, inputs: Float[Tensor, "point *shape"], experiment: Experiment) -> Tensor:
+    """α²𝒢(x, x)."""
+    everywhere = slice(0, len(inputs))
+    found = compute(network, Place(everywhere, everywhere, same=True), inputs, memory_gb=experiment.memory_gb / 4)
+    return experiment.init.alpha**2 * found.nngp.diagonal()
+
+
+def compared(kinds: list[Trained], train: int) -> list[Comparison]:
+    """Every kind of networks against every process."""
+    return [against(networks, process, train) for networks in kinds for process in kinds]
+
+
+def against(networks: Trained, process: Trained, train: int) -> Comparison:
+    """Over points where the process still has a spread."""
+    theory, seen, count = process.theory, networks.seen, len(networks.outputs)
+    new = slice(train, None)
+    spread = theory.deviation[new]
+    errors = (seen.mean - theory.mean)[new] / spread * count**0.5
+    ratio = float((seen.deviation[new] / spread).mean())
+    return Comparison(networks.name, process.process, count, float(errors.square().mean().sqrt()), ratio)

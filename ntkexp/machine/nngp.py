@@ -1,0 +1,34 @@
+"""The Gaussian process that a network of infinite width is before training, given the training targets: the mean of its
+posterior, f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
+
+Bayesian networks are it, and networks of which only the readout is trained; not those that train every layer.
+"""
+
+from __future__ import annotations
+
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.mistake import Mistake
+from ntkexp.process.ensemble import Kernels
+from ntkexp.process.posterior import conditioned
+
+
+class NNGP(AbstractMachine):
+    """Without noise."""
+
+    @property
+    def name(self) -> str:
+        return "nngp"
+
+    @property
+    def needs_limit(self) -> bool:
+        return True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        prior = evidence.known_limit.start
+        if not evidence.course.is_squared:
+            raise DoesNotApply("its posterior is that of squared loss")
+        try:
+            posterior = conditioned(Kernels(prior[: evidence.train], prior))
+        except Mistake as mistake:
+            raise DoesNotApply(str(mistake)) from None
+        return Prediction(posterior.mean(evidence.targets), "posterior mean")

@@ -1,0 +1,59 @@
+"""A square-by-square plan for a kernel between points and training examples, which are the first of the points.
+
+Tile (i, j) holds the points of block i and the training examples of block j. Among the training examples the kernel is
+symmetric, so the tiles above the diagonal are the mirror images of those below it.
+
+>>> tiling = Tiling(points=5, train=3, side=2)
+>>> tiling.todo, tiling.mirrored(1, 0), tiling.mirrored(2, 0)
+([(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)], True, False)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMALLEST, LARGEST, ACROSS = 32, 1024, 32
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of `side` points, fewer at the ends."""
+
+    points: int
+    train: int
+    side: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many tiles there are along points and along training examples."""
+        return -(-self.points // self.side), -(-self.train // self.side)
+
+    @property
+    def todo(self) -> list[tuple[int, int]]:
+        """The tiles that have to be computed."""
+        rows, columns = self.shape
+        return [(i, j) for i in range(rows) for j in range(min(i + 1, columns))]
+
+    def rows(self, block: int) -> slice:
+        """The points of a block."""
+        return slice(block * self.side, min((block + 1) * self.side, self.points))
+
+    def columns(self, block: int) -> slice:
+        """The training examples of a block."""
+        return slice(block * self.side, min((block + 1) * self.side, self.train))
+
+    def mirrored(self, row: int, column: int) -> bool:
+        """Whether the tile has a mirror image."""
+        return row != column and row < self.shape[1]
+
+
+def side_for(train: int) -> int:
+    """A power of two of which about 32 cover the training examples: a kill costs a tile, and each is a file.
+
+    >>> [side_for(train) for train in (100, 2000, 50_000)]
+    [32, 32, 1024]
+    """
+    side = SMALLEST
+    while 2 * side <= min(LARGEST, train // ACROSS):
+        side *= 2
+    return side

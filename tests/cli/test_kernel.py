@@ -1,0 +1,171 @@
+"""The commands of `ntkexp kernel`, as a user gives them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ntkexp.cli.entry import run
+from ntkexp.config.choices import Choices
+from ntkexp.config.compose import compose, composer
+from ntkexp.config.folders import folders
+from ntkexp.identity import canonical
+from ntkexp.library import tangent_kernel
+from ntkexp.matrix.study import study
+from ntkexp.model.base import AbstractLayered
+from ntkexp.model.functional import weights_of
+from ntkexp.prepare import network
+from ntkexp.records.json_file import to_text
+from ntkexp.records.kernel_matrix import open_matrix
+from tests.cli.conftest import Command
+from tests.cli.test_mistakes import check
+
+SMALL = ("model.width=8", "data.train=40", "data.probe=10", "data.test=10")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kernels") / "k.zarr"
+    assert run(["kernel", "tangent", *SMALL, "--seeds=0..1", f"--out={path}", "--quiet"]) == 0
+    return path
+
+
+def test_a_tangent_kernel_is_the_mean_over_seeds(file: Path) -> None:
+    experiment = compose(SMALL)
+    data = experiment.data.split()
+    inputs = torch.cat([data.train.inputs, data.probe.inputs, data.test.inputs])
+    kernels = [
+        tangent_kernel(network(experiment.model_copy(update={"seed": seed}), data, 1), inputs, data.train.inputs)
+        for seed in (0, 1)
+    ]
+    found = torch.as_tensor(open_matrix(file).array("ntk"))
+    torch.testing.assert_close(found, (kernels[0] + kernels[1]) / 2, rtol=1e-13, atol=1e-13)
+
+
+def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_path: Path) -> None:
+    ended = command("kernel", "predict", str(file), "--ridge=0.1", f"--out={tmp_path}")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.splitlines()[0].split()[:4] == ["kernel", "trained", "ridge", "split"]
+    with (tmp_path / "k.scores.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["split"] for row in rows] == ["train", "probe", "test"]
+    with (tmp_path / "k.predictions.csv").open(encoding="utf-8") as stream:
+        points = list(csv.DictReader(stream))
+    right = [(float(point["output_0"]) > 0) == (point["label"] == "1") for point in points if point["split"] == "test"]
+    assert float(rows[2]["accuracy"]) == sum(right) / len(right)
+
+
+def test_as_json(file: Path, command: Command, tmp_path: Path) -> None:
+    ended = command("kernel", "predict", str(file), "--ridge=best", "--time=5", "--json", f"--out={tmp_path}")
+    scores = json.loads(ended.out)["scores"]
+    assert [score["split"] for score in scores] == ["train", "probe", "test", "left out"]
+
+
+def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
+    experiment = compose(SMALL)
+    data = experiment.data.split()
+    module = network(experiment, data, 1)
+    end = {name: weight + 0.1 for name, weight in weights_of(module).items()}
+    torch.save({"start": weights_of(module), "end": end}, tmp_path / "weights.pt")
+    (tmp_path / "config.json").write_text(to_text(canonical(experiment)), encoding="utf-8")
+    out = tmp_path / "end.zarr"
+    assert command("kernel", "tangent", f"--run={tmp_path}", f"--out={out}", "--quiet").status == 0
+    expected = tangent_kernel(module, data.train.inputs, weights=end)
+    found = torch.as_tensor(open_matrix(out).array("ntk", slice(0, 40)))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_file_is_refused_for_other_data(file: Path, command: Command) -> None:
+    check(command("kernel", "predict", str(file), "data=wine"), "is of other data than data=wine")
+    assert command("kernel", "predict", str(file), *SMALL, "--ridge=1", "--quiet").status == 0
+    check(
+        command("kernel", "tangent", "data=wine", f"--out={file}"), "is of other data; choose another --out, or --force"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (["--ridge=-1"], "--ridge=-1: it takes a number ≥ 0, or best"),
+        (["--ridge=nan"], "--ridge=nan: it takes a number ≥ 0, or best"),
+        (["--ridge=much"], "--ridge=much: it takes a number ≥ 0, or best"),
+        (["--time=-1"], "--time=-1: it takes a number ≥ 0, or inf"),
+        (["--time=1", "--steps=3"], "give one of the two"),
+        (["--steps=3"], "--steps and --step-size go together"),
+        (["--folds=1"], "it takes a number of folds ≥ 2, or 0"),
+        (["--solver=lu"], "cholesky"),
+        (["--solver=cg", "--time=1"], "--solver=cg gives t=∞ at one ridge"),
+        (["--memory-gb=0"], "--memory-gb=0: it takes a number > 0"),
+        (["--memory-gb=1e-9", "--time=1"], "raise it, or ask for t=∞ at one ridge"),
+        (["data.tran=3"], "did you mean 'data.train'?"),
+        (["--rigde=1"], "--ridge"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_in_predicting(given: list[str], advice: str, file: Path, command: Command) -> None:
+    check(command("kernel", "predict", str(file), *given), advice)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (["predict", "nowhere.zarr"], "nowhere.zarr is no kernel file: it does not exist"),
+        (["predict", "pyproject.toml"], "pyproject.toml is no kernel file: it is a file"),
+        (["predict", "ntkexp"], "it is no store of arrays"),
+        (["tangent", "model.widht=3"], "did you mean 'model.width'?"),
+        (["tangent", "--seeds=-1"], "it takes whole numbers ≥ 0"),
+        (["tangent", "--run=ntkexp"], "it has no config.json"),
+        (["tangent", "--run=ntkexp", "seed=3"], "leave out seed=3"),
+        (["tangent", "--out=pyproject.toml/k.zarr"], "cannot be written"),
+        (["tangents"], "'tangent'"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes(given: list[str], advice: str, command: Command, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("monkeypatch").chdir(request.config.rootpath)
+    check(command("kernel", *given), advice)
+
+
+def test_an_ensemble_is_drawn_and_compared(command: Command, tmp_path: Path) -> None:
+    settings = ("data.train=4", "data.test=10", "model.width=8", "steps=3")
+    ended = command("kernel", "ensemble", *settings, "--networks=3", f"--out={tmp_path}")
+    assert ended.status == 0
+    assert ended.out.count("readout") == 2
+    assert {path.suffix for path in tmp_path.glob("ensemble-mlp-w8-n3-s0*")} == {".svg", ".png", ".csv"}
+
+
+def test_an_ensemble_of_what_has_no_limit_is_refused(command: Command, tmp_path: Path) -> None:
+    check(command("kernel", "ensemble", "model=rbf_network", "--quiet", f"--out={tmp_path}"), "no known limit")
+
+
+def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    base, kernels = "base: [data=wine, data.train=40, data.probe=0]", "kernels: {A: [model=mlp], B: [model=uci_ntk]}"
+    (folder / "small.yaml").write_text(f"{base}\n{kernels}\npublished: {{B: 99}}\n", encoding="utf-8")
+    given = ("kernel", "study", "small", f"--config-dir={tmp_path}", f"--out={tmp_path / 'out'}", "--ridge=0.1")
+    rows = json.loads(command(*given, "--quiet", "--json").out)["study"]
+    found = [(row["name"], row["kernel"], row["published"]) for row in rows]
+    assert found == [("A", "ntk", None), ("A", "nngp", None), ("B", "ntk", 99.0), ("B", "nngp", None)]
+    lines = command(*given).out.splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["A", "A", "B", "B"]
+    assert lines[3].endswith("99.0 %")
+    (folder / "small.yaml").write_text("kernels: {}", encoding="utf-8")
+    check(command(*given), "kernels")
+
+
+def test_every_study_is_made_of_experiments() -> None:
+    choices, composing = Choices(folders(None)), composer()
+    for name in choices.options("study"):
+        found = study(name, choices)
+        assert found.published.keys() <= found.kernels.keys()
+        for overrides in found.overrides([]).values():
+            assert isinstance(composing.resolve(overrides).experiment().model, AbstractLayered)
+
+
+def test_a_study_that_there_is_not(command: Command) -> None:
+    check(command("kernel", "study", "image"), "did you mean 'images'?")

@@ -1,0 +1,84 @@
+"""Networks trained side by side are networks trained alone, and where the theory is exact they follow it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.config.compose import compose
+from ntkexp.ensemble.compare import compared, ensemble
+from ntkexp.ensemble.problem import problem
+from ntkexp.ensemble.train import last, trained
+from ntkexp.mistake import Mistake
+from ntkexp.prepare import network
+
+CIRCLE = ("data=circle", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
+
+
+def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, readout: bool) -> Tensor:
+    """One network by torch's own gradient descent."""
+    experiment = compose([*overrides, f"seed={seed}"])
+    given = problem(experiment)
+    module = network(experiment, experiment.data.split(), 1)
+    weights = dict(module.named_parameters())
+    moving = [weights[name] for name in (last(list(weights)) if readout else weights)]
+    optimizer = torch.optim.SGD(moving, lr=size)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        missed = module(given.inputs[: given.train]) - given.targets[: given.train]
+        (missed.square().mean() / 2).backward()
+        optimizer.step()
+    outputs: Tensor = module(given.inputs)
+    return outputs.detach()
+
+
+@pytest.mark.parametrize("readout", [False, True], ids=["all layers", "readout"])
+def test_networks_side_by_side_are_networks_alone(readout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntkexp.ensemble.train.TOGETHER", 700)  # two networks of 337 weights
+    experiment = compose(CIRCLE)
+    given, data = problem(experiment), experiment.data.split()
+    modules = [network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]
+    found = trained(modules, given.inputs, given.targets[: given.train], 0.3, 10, readout=readout)
+    for seed in range(3):
+        expected = alone(CIRCLE, seed, 0.3, 10, readout=readout)
+        torch.testing.assert_close(found[seed], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_linear_models_are_gaussian_processes() -> None:
+    """Without hidden layers both kernels are the linear one, at every width: the theory is exact."""
+    experiment = compose([*CIRCLE, "model.depth=0", "init.b_std=1", "steps=3"])
+    count = 400
+    found = ensemble(experiment, problem(experiment), count, lambda name, done: None)
+    for each in found:
+        spread = each.theory.deviation
+        errors = (each.seen.mean - each.theory.mean) * count**0.5 / spread
+        assert errors.abs().max() < 5  # standard errors
+        assert ((each.seen.deviation / spread - 1).abs() < 5 / (2 * count) ** 0.5).all()
+    for row in compared(found, 5):
+        assert row.mean < 3
+        assert row.deviation == pytest.approx(1, abs=5 / (2 * count) ** 0.5)
+
+
+def test_places_are_sorted_angles() -> None:
+    given = problem(compose(CIRCLE))
+    assert given.axis == "angle"
+    assert (given.places[given.train :].diff() > 0).all()
+    torch.testing.assert_close(given.inputs[:, 0], given.places.cos(), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (("data=digits",), "the data has inputs of 64 numbers; choose data=circle"),
+        (("data=digits", "data.classes=all"), "one output, and the data has 10"),
+        (("loss=logistic", "data=digits"), "loss=squared and optimizer=gd"),
+        (("optimizer=adam",), "loss=squared and optimizer=gd"),
+        (("init=standard",), "choose init=ntk"),
+        (("init.antisymmetric=true",), "neither antisymmetric nor centred"),
+    ],
+    ids=str,
+)
+def test_what_has_no_process_is_refused(settings: tuple[str, ...], advice: str) -> None:
+    with pytest.raises(Mistake, match=advice):
+        problem(compose([*CIRCLE, *settings]))
