@@ -18,7 +18,6 @@ from ntkexp.limit.engine import Engine
 
 CASES = sorted(Path(__file__).with_name("golden").glob("*.npz"))
 TORCH_ALONE = {
-    "cnn_avgpool_flatten",
     "cnn_gap_relu_circular",
     "fc_erf_depth4_standard_nobias",
     "fc_gelu_depth2",

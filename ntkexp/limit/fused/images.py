@@ -25,18 +25,21 @@ def images(
     left: Array,
     right: Array,
     channels: int,
-    apart: Array,
+    downs: Array,
+    acrosses: Array,
     rows: int,
     columns: int,
     down: int,
     across: int,
     same: bool,
     equal: Any,
-    out: Array,
+    sums: Array,
+    kept: Array,
 ) -> None:
-    """Sums over pixels of K and Θ into out [2, left, right], over all offsets of which `apart` [2] are less than these.
+    """Sums over pixels of K and Θ into sums [2, left, right], over the offsets that are combined of two lists.
 
-    A side is [image, field, pixel]. If both sides are the same, only pairs on and above the diagonal are computed.
+    A side is [image, field, pixel]. Unless it is empty, kept [2, left, right, down, row, across, column] gets both as
+    they are. If both sides are the same, only pairs on and above the diagonal are computed.
     """
     stride, fields, first_count, second_count = columns + 2 * across, left.shape[1], left.shape[0], right.shape[0]
     size = padded((rows + 2 * down) * stride)
@@ -50,11 +53,13 @@ def images(
         np.ones((1, 1, rows * columns), left.dtype),
         np.zeros(band, left.dtype),
     )
-    for o2 in range(apart[1]):
+    for k2 in range(acrosses.shape[0]):
+        o2 = acrosses[k2]
         shifted(left, bands1, rows, columns, o2, 0, across)
         shifted(right, bands2, rows, columns, o2, o2, across)
         shifted(filled, banded, rows, columns, o2, 0, across)
-        for o1 in range(apart[0]):
+        for k1 in range(downs.shape[0]):
+            o1 = downs[k1]
             stacked(bands1, one, first_count * fields, rows, stride, o1, 0, down, size)
             stacked(bands2, two, second_count * fields, rows, stride, o1, o1, down, size)
             stacked(banded, inside, 1, rows, stride, o1, 0, down, size)
@@ -81,8 +86,11 @@ def images(
                         size,
                         inside,
                     )
-                    out[0, i, j] += total(work[0], margin, size)
-                    out[1, i, j] += total(work[1], margin, size)
+                    if kept.shape[0]:
+                        stored(work, margin, stride, down, across, o1, o2, kept[:, i, j, k1, :, k2, :])
+                    else:
+                        sums[0, i, j] += total(work[0], margin, size)
+                        sums[1, i, j] += total(work[1], margin, size)
 
 
 @compiled
@@ -160,6 +168,17 @@ def multiplied(
         a, b = np.uintp(first + channel * size), np.uintp(second + channel * size)
         for j in range(count):
             target[j + start] += share * one[a + j] * two[b + j]
+
+
+@compiled
+def stored(work: Array, margin: int, stride: int, down: int, across: int, o1: int, o2: int, out: Array) -> None:
+    """The pixels of a tile, without what lies between them, into out [2, row, column]."""
+    _, rows, columns = out.shape
+    for y in range(rows):
+        here = margin + (y + (down if y >= rows - o1 else 0)) * stride
+        for x in range(columns):
+            place = here + x + (across if x >= columns - o2 else 0)
+            out[0, y, x], out[1, y, x] = work[0, place], work[1, place]
 
 
 @compiled
