@@ -55,6 +55,7 @@ def look_back(
         kernel_start=setting.kernel,
         kernel_end=kernel,
         start_pull=start_pull(setting),
+        integrated=setting.integrated,
         attributed=torch.isin(torch.arange(len(outputs), device=outputs.device), setting.attributed),
         course=course(walk),
     )
@@ -83,10 +84,21 @@ def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     details = {rule.name: path.detail(rule) for rule in path.rule}
     if walk.setting.experiment.optimizer.flows:
         details = {"gauss": f"nodes={path.nodes} in time"}
-    return {
-        name: PathKernel(integrals.kernel, integrals.contributions, integrals.decay, details[name], known(walk, name))
-        for name, integrals in walk.ledger.integrals.items()
-    }
+    found = {}
+    for name, integrals in walk.ledger.integrals.items():
+        kernel, contributions, decay = (widened(part, walk.setting) for part in integrals.parts)
+        found[name] = PathKernel(kernel, contributions, decay, details[name], known(walk, name))
+    return found
+
+
+def widened(part: Float[Tensor, "point integrated ..."], setting: Setting) -> Float[Tensor, "point out ..."]:
+    """With all outputs, NaN where the path is not integrated."""
+    outputs = setting.outputs.shape[1]
+    if part.shape[1] == outputs:
+        return part
+    wide = part.new_full((len(part), outputs, *part.shape[2:]), torch.nan)
+    wide[:, setting.integrated] = part
+    return wide
 
 
 def course(walk: Walk) -> Course:

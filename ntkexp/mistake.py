@@ -20,6 +20,18 @@ class Mistake(ValueError):
         super().__init__("\\n".join(message.splitlines()))
 
 
+def first_line(error: BaseException) -> str:
+    r"""What an error says before it goes into details: a line, and the next one if it only announces that.
+
+    >>> first_line(ValueError("sizes differ:\n  3 and 4\nsee the manual"))
+    'sizes differ: 3 and 4'
+    >>> first_line(KeyboardInterrupt())
+    'no reason given'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint at the spelling that was probably meant, or nothing.
 

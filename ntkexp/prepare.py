@@ -60,6 +60,17 @@ class Setting:
         return slice(0 if "train" in self.places else self.points.train, None)
 
     @property
+    def integrated(self) -> list[int]:
+        """The outputs at which the path is integrated."""
+        return list(self.experiment.path.wanted(self.outputs.shape[1]))
+
+    @property
+    def path_shape(self) -> tuple[int, int, int, int]:
+        """[point, out, train, out_] of the path kernel."""
+        points, outputs = self.outputs.shape
+        return points, len(self.integrated), self.points.train, outputs
+
+    @property
     def read_blocks(self) -> list[slice]:
         """The blocks of points at which the path is integrated."""
         return (self.points.train_blocks if "train" in self.places else []) + self.points.other_blocks
@@ -163,19 +174,22 @@ def placed(
     function = with_casts(function_of(module), experiment.path.casts)
     reader = Reader(function, point(weights).trained, plan=Plan())
     few, train = reader.record(weights, inputs[:2]), len(data.train.inputs)
+    wanted = experiment.path.wanted(outputs)
     budget = Budget(
         experiment.memory_gb,
         sum(weight.numel() for weight in weights.values()),
         len(inputs),
         train,
         outputs,
+        len(wanted),
         experiment.path.kernels,
         len(experiment.path.positions),
         few.bytes_per_example,
         inputs.element_size(),
         experiment.optimizer.copies,
     )
-    return Points(reader, inputs, train, budget.block, budget.keep), budget, few
+    chosen = wanted if len(wanted) < outputs else None
+    return Points(reader, inputs, train, budget.block, budget.keep, chosen), budget, few
 
 
 def remarked(experiment: Experiment, module: Reading, few: Tape) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ the whole recording.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,8 +71,8 @@ class Retrace:
             name: Backward(integrals, place, self.saved.get(name, [])) for name, integrals in self.integrals.items()
         }
         self.saved = {}
-        reader, inputs = setting.points.reader, setting.points.inputs[place]
-        return Points(reader, inputs, 0, len(inputs), keep=True)
+        inputs = setting.points.inputs[place]
+        return replace(setting.points, inputs=inputs, train=0, block=len(inputs), keep=True, shelves=[])
 
     def step_back(self, index: int, points: Points) -> Weights:
         """One step back, towards the weights that it began at."""

@@ -130,12 +130,12 @@ def sampled(setting: Setting, coarse: tuple[Piece, ...], gain: float) -> ErrorBa
     """An error bar that has measured nothing yet."""
     path = setting.experiment.path
     every = max(1, setting.experiment.steps // path.error_samples)
-    return ErrorBar(coarse, path.finer, gain, every, setting.kernel.new_zeros(setting.kernel.shape[:3]))
+    return ErrorBar(coarse, path.finer, gain, every, setting.kernel.new_zeros(setting.path_shape[:3]))
 
 
 def along_flow(setting: Setting) -> AlongFlow:
     """The path of a flow, at nothing."""
-    path, shape = setting.experiment.path, setting.kernel.shape
+    path, shape = setting.experiment.path, setting.path_shape
     tangent = Left().quadrature(1, 1, 0)
     integrals = Integrals(tangent, *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
     return AlongFlow(setting.descent, path.nodes, integrals, sampled(setting, (), 1.0) if path.error_samples else None)
@@ -143,7 +143,7 @@ def along_flow(setting: Setting) -> AlongFlow:
 
 def snapshots(setting: Setting) -> Snapshots:
     """The kernel at some steps."""
-    shape = setting.kernel.shape
+    shape = setting.path_shape
     tracks = {
         name: Track(integrals, *(setting.kernel.new_zeros(shape[:axes]) for axes in (4, 2, 4, 3)))
         for name, integrals in opened(setting).items()
@@ -154,14 +154,14 @@ def snapshots(setting: Setting) -> Snapshots:
 
 def opened(setting: Setting) -> dict[str, Integrals]:
     """The integrals by all rules, at zero."""
-    path, shape = setting.experiment.path, setting.kernel.shape
+    path, shape = setting.experiment.path, setting.path_shape
     return {
         rule.name: Integrals(path.quadrature(rule), *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
         for rule in path.rule
     }
 
 
-def room(setting: Setting, shape: torch.Size) -> Tensor:
+def room(setting: Setting, shape: tuple[int, ...]) -> Tensor:
     """Zeros to accumulate in; NaN at points where the path is not integrated."""
     room = setting.kernel.new_full(shape, torch.nan)
     room[setting.attributed] = 0.0

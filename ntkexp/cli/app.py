@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, SweepWords, Trust
+from ntkexp.cli.arguments import AsJson, ConfigDir, Events, Overrides, Quiet, SweepWords, Trust
 
 app = typer.Typer(
     help="Is a network trained by gradient descent a kernel machine, and which one?",
@@ -48,6 +48,7 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs go.")] = Path("outputs"),
     force: Annotated[bool, typer.Option("--force", help="Run again what is finished.")] = False,
+    tensorboard: Events = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
@@ -56,7 +57,16 @@ def train(
     """Train one network, and see which kernel machine it is."""
     from ntkexp.cli.train import train
 
-    train(overrides or [], out, force=force, quiet=quiet, as_json=as_json, trust=trust or [], config_dir=config_dir)
+    train(
+        overrides or [],
+        out,
+        force=force,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        as_json=as_json,
+        trust=trust or [],
+        config_dir=config_dir,
+    )
 
 
 @app.command()
@@ -68,6 +78,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs, and about what they take.")] = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all at the first failure.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False,
+    tensorboard: Events = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
@@ -76,7 +87,7 @@ def sweep(
     """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
     from ntkexp.cli.sweep import Asked, sweep
 
-    given = (words or [], out, engine, workers, dry_run, fail_fast, retry_failed, quiet, as_json)
+    given = (words or [], out, engine, workers, dry_run, fail_fast, retry_failed, tensorboard, quiet, as_json)
     raise typer.Exit(sweep(Asked(*given, trust or [], config_dir)))
 
 
@@ -111,6 +122,7 @@ def config(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    tensorboard: Events = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
@@ -118,7 +130,7 @@ def resume(
     """Go on from a run's last checkpoint."""
     from ntkexp.cli.train import resume
 
-    resume(run, quiet=quiet, as_json=as_json, trust=trust or [])
+    resume(run, tensorboard=tensorboard, quiet=quiet, as_json=as_json, trust=trust or [])
 
 
 @app.command()

@@ -41,6 +41,15 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
+def at_hand(wanted: bool) -> bool:
+    """TensorBoard is missed before an hour of training, not after it."""
+    if wanted:
+        from ntkexp.report.events import refuse_without_tensorboard
+
+        refuse_without_tensorboard()
+    return wanted
+
+
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
@@ -68,3 +77,6 @@ Trust: TypeAlias = Annotated[
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
+Events: TypeAlias = Annotated[
+    bool, typer.Option("--tensorboard", callback=at_hand, help="Write finished runs for TensorBoard too.")
+]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.train import writable
+from ntkexp.cli.train import keep_events, writable
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended
@@ -32,6 +32,7 @@ class Asked:
     dry_run: bool
     fail_fast: bool
     retry_failed: bool
+    tensorboard: bool
     quiet: bool
     as_json: bool
     trust: Sequence[str]
@@ -62,6 +63,8 @@ def sweep(asked: Asked) -> int:
         return show_plan(plan, before, begun, engine)
     writable(plan.out)
     ended = carried_out(asked, plan, before, begun, engine)
+    for run in plan.distinct:
+        keep_events(plan.folder(run).path, asked.tensorboard and plan.folder(run).done)
     return tell(asked, plan, ended)
 
 

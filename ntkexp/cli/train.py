@@ -23,6 +23,7 @@ def train(
     out: Path,
     *,
     force: bool,
+    tensorboard: bool,
     quiet: bool,
     as_json: bool,
     trust: Sequence[str],
@@ -40,10 +41,11 @@ def train(
     folder = place / "runs" / folder_name(experiment)
     with interruptible(folder, f"the same command, or {resuming(folder, trust)}, goes on from the last checkpoint"):
         folder = carry_out(experiment, overrides, place, force, listener(quiet))
+    keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 
 
-def resume(run: Path, *, quiet: bool, as_json: bool, trust: Sequence[str]) -> None:
+def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: Sequence[str]) -> None:
     """The rest of a run."""
     from ntkexp.config.target import admit
 
@@ -52,6 +54,7 @@ def resume(run: Path, *, quiet: bool, as_json: bool, trust: Sequence[str]) -> No
 
     with interruptible(run, f"{resuming(run, trust)} goes on from the last checkpoint"):
         folder = carry_out.resume(run.expanduser(), listener(quiet), admitted)
+    keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 
 
@@ -62,6 +65,14 @@ def resuming(folder: Path, trust: Sequence[str]) -> str:
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
     """
     return f"`{shlex.join(['ntkexp', 'resume', str(folder), *(word for name in trust for word in ('--trust', name))])}`"
+
+
+def keep_events(folder: Path, wanted: bool) -> None:
+    """The finished run as TensorBoard reads it, if somebody wants it."""
+    if wanted:
+        from ntkexp.report.events import ensure_events
+
+        ensure_events(folder)
 
 
 def limit_threads(overrides: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from ntkexp.config.keys import keys, unknown
 from ntkexp.config.override import Override, split, value
 from ntkexp.config.target import admit
 from ntkexp.experiment import Experiment
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, first_line, nearest
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Experiment:
@@ -138,8 +138,3 @@ def missing(config: DictConfig, key: str, builder: Builder) -> Mistake:
     assert isinstance(tree, dict)
     field = dict(keys({str(name): item for name, item in tree.items()}, Experiment, builder)).get(key)
     return Mistake(f"{key} has no default; write {key}=VALUE" + (f": it takes {takes(field)}" if field else ""))
-
-
-def first_line(error: Exception) -> str:
-    """What Hydra's library says before it goes into details."""
-    return str(error).strip().splitlines()[0]

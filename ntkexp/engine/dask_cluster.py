@@ -23,9 +23,11 @@ from typing import Any
 from uuid import uuid4
 
 import distributed
+from distributed.core import connect
+from distributed.security import Security
 
 from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line
 
 TIMEOUT, GRACE = 10.0, 30.0
 SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
@@ -99,12 +101,18 @@ def connected(address: str, timeout: float) -> Any:
         raise Mistake(f"--engine=dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said in one line
     try:
-        if by_file:
-            return distributed.Client(scheduler_file=address, timeout=timeout, set_as_default=False)
-        return distributed.Client(address, timeout=timeout, set_as_default=False)
-    except (OSError, ValueError) as error:  # TimeoutError is an OSError
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"] if by_file else address
+        asyncio.run(greet(scheduler, timeout))
+        return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
+    except (OSError, ValueError, KeyError, MemoryError) as error:  # MemoryError: what other servers say is a huge size
+        said = f"{type(error).__name__}: {first_line(error)}"
         raise Mistake(f"--engine=dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
+
+
+async def greet(address: str, timeout: float) -> None:
+    """See whether a scheduler is there: a client that does not find one complains once more when it is forgotten."""
+    line = await connect(address, timeout=timeout, **Security().get_connection_args("client"))
+    line.abort()
 
 
 def carried_out(fields: dict[str, Any], token: str) -> dict[str, str]:
@@ -147,6 +155,5 @@ def ended(name: str, future: Any) -> Ended:
     """What became of a run; one whose workers died too often is given up by Dask."""
     error = future.exception()
     if error is not None:
-        first = str(error).strip().partition("\n")[0]
-        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first}")
+        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}")
     return Ended(**future.result())

@@ -23,6 +23,7 @@ from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
 from ntkexp.mistake import Mistake, nearest
 
 JOBS, PAUSE, GRACE = 100, 1.0, 60.0
+REQUEUES = 1000  # of a job that runs out of time: unlike one that starts anew, it comes further each time
 NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "account": ("slurm_account", str),
@@ -65,7 +66,7 @@ class Slurm(AbstractElsewhere):
         """A job."""
         folder = Path(task.out) / "sweeps" / "slurm"
         folder.mkdir(parents=True, exist_ok=True)
-        executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
+        executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
         threads = str(task.threads)
         executor.update_parameters(
             **self.parameters,

@@ -14,7 +14,7 @@ from ntkexp.engine.base import Ended, Ending, Event, Stepped, Task
 from ntkexp.experiment import Experiment
 from ntkexp.fault import FAULTS, in_words
 from ntkexp.identity import folder_name
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.folder import Held
 
@@ -75,7 +75,4 @@ def ending(error: BaseException) -> tuple[Ending, str]:
         case OSError() if error.errno in FAULTS:
             return "broken", in_words(error)
         case _:
-            first = str(error).strip().partition("\n")[0]
-            return "failed", f"{type(error).__name__}: {first}".removesuffix(
-                ": "
-            ) + "; error.txt in its folder says where"
+            return "failed", f"{type(error).__name__}: {first_line(error)}; error.txt in its folder says where"

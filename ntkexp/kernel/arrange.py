@@ -77,27 +77,32 @@ def by_example(
     use: Product, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
 ) -> Factored:
     """The rows of a product, grouped by the example they belong to."""
-    inputs, cotangent = use.factor, rows_of(cotangent, batch=1)
+    inputs = use.factor
     if use.bias is not None:
         inputs = torch.cat([torch.full_like(inputs[:, :1], use.shift), inputs if use.weight else inputs[:, :0]], dim=1)
     weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
     order = in_turn(owner, examples)
-    if order is not None:
-        refuse_unowned(cotangent[:, owner < 0])
-        inputs, cotangent = inputs[order], cotangent[:, order]
-    uses = len(inputs) // examples
-    inputs = inputs.reshape(examples, uses, inputs.shape[1])
-    outputs = cotangent.reshape(len(cotangent), examples, uses, cotangent.shape[2]).transpose(0, 1)
-    return Factored(inputs, outputs, weight, bias, int(use.bias is not None))
+    if order is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
+        outputs = cotangent.flatten(3).mT  # pixels are uses, and need not become rows
+    else:
+        rows = rows_of(cotangent, batch=1)
+        if order is not None:
+            refuse_unowned(rows[:, owner < 0])
+            inputs, rows = inputs[order], rows[:, order]
+        outputs = rows.reshape(len(rows), examples, -1, rows.shape[2])
+    inputs = inputs.reshape(examples, -1, inputs.shape[1])
+    return Factored(inputs, outputs.transpose(0, 1), weight, bias, int(use.bias is not None))
 
 
 def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, " owned"] | None:
     """The order in which rows follow each other example by example; None where they already do."""
-    order = owner.argsort(stable=True)[int((owner < 0).sum()) :]
-    uses, rest = divmod(len(order), examples)
-    if rest or not torch.equal(owner[order], torch.arange(examples, device=owner.device).repeat_interleave(uses)):
+    sorted_already = not ((owner < 0).any() or (owner.diff() < 0).any())
+    order = None if sorted_already else owner.argsort(stable=True)[int((owner < 0).sum()) :]
+    owned = owner if order is None else owner[order]
+    uses, rest = divmod(len(owned), examples)
+    if rest or not torch.equal(owned, torch.arange(examples, device=owner.device).repeat_interleave(uses)):
         raise NoRule("the examples use a matrix product a different number of times each")
-    return None if torch.equal(order, torch.arange(len(owner), device=owner.device)) else order
+    return order
 
 
 def joined(parts: Sequence[Factored]) -> Factored:

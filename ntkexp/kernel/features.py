@@ -34,7 +34,13 @@ class Factored:
         """The gradients, multiplied out."""
         if self.inputs.shape[1] == 1:
             return self.inputs[:, :, :, None] * self.outputs
-        return self.inputs.mT[:, None] @ self.outputs
+        examples, out, _, features = self.outputs.shape
+        return self.multiplied_out().view(examples, out, features, -1).mT
+
+    def multiplied_out(self) -> Float[Tensor, "example out size"]:
+        """The gradients as rows, feature by feature: one product of matrices for each example gives all outputs."""
+        left = self.outputs.mT.flatten(1, 2)  # [example, out·features, use]
+        return (left @ self.inputs).view(len(left), self.outputs.shape[1], -1)
 
     def only(self, examples: slice) -> Factored:
         """Some of the examples."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from ntkexp.kernel.features import Block, Factored, Features, Rows
 from ntkexp.mistake import Mistake
 
+STRIP, STRIPS = 128, 12  # rows: thinner strips are slower by more than they save
+
 
 def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
     """The kernel between two places, summed over the parameters."""
@@ -24,8 +26,13 @@ def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_
 
 def trace(left: Features, right: Features) -> Float[Tensor, "probe 1 train 1"]:
     """Σ_c K[x, c, x′, c]: the kernel of all outputs taken as one, never multiplied out into blocks of outputs."""
-    pairs = [(one.traced(), other.traced()) for one, other in paired(left, right)]
-    return summed(pairs).view(left.examples, 1, right.examples, 1)
+    return summed([traced(*pair) for pair in paired(left, right)]).view(left.examples, 1, right.examples, 1)
+
+
+def traced(left: Block, right: Block) -> tuple[Block, Block]:
+    """Both with all outputs as one."""
+    one = left.traced()
+    return one, one if right is left else right.traced()
 
 
 def paired(left: Features, right: Features) -> list[tuple[Block, Block]]:
@@ -69,7 +76,8 @@ def add(total: Tensor | None, left: Factored | Rows, right: Factored | Rows) -> 
         if double_sum_is_cheaper(left, right):
             share = double_sum(left, right)
         else:
-            share = inner(left.dense().flatten(2), right.dense().flatten(2))
+            rows = left.multiplied_out()
+            share = inner(rows, rows if right is left else right.multiplied_out())
     else:
         raise TypeError("features of different functions have no common kernel")
     return share if total is None else total.add_(share)
@@ -78,16 +86,29 @@ def add(total: Tensor | None, left: Factored | Rows, right: Factored | Rows) -> 
 def add_single_use(total: Tensor | None, left: Factored, right: Factored) -> Tensor:
     """⟨a, a′⟩⟨β, β′⟩, added in one pass over the kernel."""
     inputs = (left.inputs[:, 0] @ right.inputs[:, 0].t())[:, None, :, None]
-    features = inner(left.outputs[:, :, 0], right.outputs[:, :, 0])
+    outputs = left.outputs[:, :, 0]
+    features = inner(outputs, outputs if right is left else right.outputs[:, :, 0])
     return features.mul_(inputs) if total is None else total.addcmul_(features, inputs)
 
 
 def inner(
     left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
 ) -> Float[Tensor, "probe out train out_"]:
-    """All inner products, as one product of matrices."""
-    product = left.flatten(0, 1) @ right.flatten(0, 1).t()
+    """All inner products, as one product of matrices, or as half of one where both sides are the same."""
+    rows = left.flatten(0, 1)
+    product = with_itself(rows) if right is left else rows @ right.flatten(0, 1).t()
     return product.view(*left.shape[:2], *right.shape[:2])
+
+
+def with_itself(rows: Float[Tensor, "row size"]) -> Float[Tensor, "row row_"]:
+    """R Rᵀ, a strip of rows at a time from the diagonal on, and their mirror images."""
+    step = max(STRIP, -(-len(rows) // STRIPS))
+    product = rows.new_empty(len(rows), len(rows))
+    for at in range(0, len(rows), step):
+        strip = rows[at : at + step] @ rows[at:].t()
+        product[at : at + step, at:] = strip
+        product[at + step :, at : at + step] = strip[:, step:].t()
+    return product
 
 
 @dataclass(frozen=True)

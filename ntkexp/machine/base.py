@@ -7,7 +7,7 @@ machine never sees a network, so it can be tried on matrices made by hand.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Float
@@ -70,7 +70,8 @@ class Evidence:
     kernel_start: Float[Tensor, "probe out train out_"]
     kernel_end: Float[Tensor, "probe out train out_"]
     start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
-    attributed: Bool[Tensor, " probe"]  # the points at which there are 𝒦 and 𝒮
+    attributed: Bool[Tensor, " probe"]  # the points at which there are 𝒦 and 𝒮,
+    integrated: Sequence[int]  # and the outputs at which there are
     course: Course
 
     @property
@@ -91,7 +92,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Prediction:
-    """f̂ at every point (`partial`: at the attributed ones), the numbers that the machine chose, what else to know."""
+    """f̂ at every point (`partial`: where there are 𝒦 and 𝒮), the numbers that the machine chose, what else to know."""
 
     outputs: Float[Tensor, "probe out"]
     detail: str = ""

@@ -35,8 +35,9 @@ def fitted(evidence: Evidence) -> Float[Tensor, "train out_"]:
     here = evidence.attributed[: evidence.train].nonzero()[:, 0]
     if not len(here):
         raise DoesNotApply("no training example is attributed: add train to path.probes")
-    kernel = evidence.path.kernel[here].permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
-    parts = evidence.path.contributions[here].flatten(0, 1).t()[..., None]
+    kernel, parts = (part[here][:, evidence.integrated] for part in (evidence.path.kernel, evidence.path.contributions))
+    kernel = kernel.permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
+    parts = parts.flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):
         raise DoesNotApply("the path kernel among the training examples is not finite")
     coefficients: Tensor = torch.linalg.pinv(kernel) @ parts

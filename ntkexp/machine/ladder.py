@@ -10,7 +10,7 @@ r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, an
 
 from ntkexp.component import Component
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.mistake import first_line
 from ntkexp.records.results import Result
 
 
@@ -63,7 +64,7 @@ def climbed(machine: AbstractMachine, evidence: Evidence) -> Rung:
     except DoesNotApply as reason:
         outcome = reason
     except LinAlgError as error:
-        outcome = DoesNotApply(f"its linear algebra failed ({str(error).splitlines()[0]})")
+        outcome = DoesNotApply(f"its linear algebra failed ({first_line(error)})")
     return Rung(machine.name, outcome, time.perf_counter() - start)
 
 
@@ -79,9 +80,11 @@ def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bo
     known = evidence.attributed[place.points] if rung.outcome.partial else evidence.attributed[place.points] | True
     if not known.any():
         return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
-    start, end = evidence.start[place.points][known], evidence.end[place.points][known]
-    error = rung.outcome.outputs[place.points][known] - end
-    moved = float((end - start).norm())
+    outputs = list(evidence.integrated if rung.outcome.partial else range(evidence.end.shape[1]))
+    around = (evidence.start, evidence.end, rung.outcome.outputs)
+    start, end, said = (f[place.points][known][:, outputs] for f in around)
+    error = said - end
+    moved, whole = float((end - start).norm()), len(outputs) == evidence.end.shape[1]
     spread = float((end - end.mean(0)).square().sum())
     missed = float(error.norm())
     eps = torch.finfo(end.dtype).eps
@@ -92,16 +95,17 @@ def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bo
         relative_error=missed / moved if moved else None,
         floor=100 * eps * place.size(known) / moved if moved else None,
         max_error=float(error.abs().max()),
-        agreement=float((label(end + error) == label(end)).double().mean()) if classifies else None,
+        agreement=float((label(end + error) == label(end)).double().mean()) if classifies and whole else None,
         r2=1 - missed**2 / spread if spread else None,
-        note=noted(rung.outcome.note, known) if moved else "the network did not move here",
+        note=noted(rung.outcome.note, known, () if whole else outputs) if moved else "the network did not move here",
     )
 
 
-def noted(note: str, known: Bool[Tensor, " point"]) -> str:
-    """A note, and at how many points a row was measured, where not at all of them."""
+def noted(note: str, known: Bool[Tensor, " point"], outputs: Sequence[int]) -> str:
+    """A note, and where a row was measured: at how many points, and at which outputs, if not at all."""
     share = "" if known.all() else f"at {int(known.sum())} of {len(known)} points"
-    return "; ".join(part for part in (note, share) if part)
+    those = f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}" if outputs else ""
+    return "; ".join(part for part in (note, share, those) if part)
 
 
 def label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:

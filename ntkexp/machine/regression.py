@@ -17,6 +17,8 @@ from ntkexp.machine.base import DoesNotApply, Evidence, Prediction, applied, squ
 def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:
     """The machine that reproduces what was learned at the training examples."""
     matrix = square(kernel)
+    if len(evidence.integrated) < kernel.shape[1] and matrix.isnan().any():
+        raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
     if matrix.isnan().all():
         raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
     attributed = evidence.attributed[: evidence.train]

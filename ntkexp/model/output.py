@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkexp.init.base import AbstractInit
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Weights
 
 
@@ -93,7 +93,5 @@ def copied(network: nn.Module, key: str) -> nn.Module:
     try:
         return deepcopy(network)
     except Exception as error:  # what a module of the user's does when it is copied
-        reason = str(error).strip().partition("\n")[0]
-        raise Mistake(
-            f"init.{key}=true needs a copy of the network, which cannot be copied: {type(error).__name__}: {reason}"
-        ) from None
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise Mistake(f"init.{key}=true needs a copy of the network, which cannot be copied: {said}") from None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line
 
 
 @contextmanager
@@ -25,17 +25,7 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         where = place(error, file) if file else ""
-        raise Mistake(f"{given}{where}: {type(error).__name__}: {first_line(str(error))}") from None
-
-
-def first_line(text: str) -> str:
-    """A line, and the next one if it only announces that.
-
-    >>> first_line("sizes differ:\\n  3 and 4\\nsee the manual")
-    'sizes differ: 3 and 4'
-    """
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+        raise Mistake(f"{given}{where}: {type(error).__name__}: {first_line(error)}") from None
 
 
 def place(error: BaseException, file: Path) -> str:

@@ -28,6 +28,7 @@ class Budget:
     points: int
     train: int
     outputs: int
+    integrated: int  # outputs at which the path is
     rules: int
     tapes: int  # positions inside a step at which a block is read, both ends included
     tape_bytes: float  # per point
@@ -64,7 +65,7 @@ class Budget:
 
     def chunk(self, wanted: int) -> int:
         """How many points are attributed at once by a sum backwards: each has a bracket for every rule and output."""
-        bracket = (self.rules + 1) * self.outputs * self.parameters * self.number_bytes
+        bracket = (self.rules + 1) * self.integrated * self.parameters * self.number_bytes
         kept = 2 * self.train * self.tape_bytes
         free = self.memory_gb * 1e9 - self.fixed - kept
         each = bracket + self.per_point + 2 * self.tape_bytes + 2 * self.features_row
@@ -79,7 +80,7 @@ class Budget:
     @property
     def features_row(self) -> float:
         """Bytes of what one point's bracket makes of all training examples, at the widest layer."""
-        return self.outputs * self.train * self.tape_bytes
+        return self.integrated * self.train * self.tape_bytes
 
     @property
     def keep(self) -> bool:

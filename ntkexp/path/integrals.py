@@ -49,7 +49,7 @@ class Tally:
         change = block.change()
         self.missed += float((expected - change).square().sum())
         self.changed += float(change.square().sum())
-        self.outputs += float(block.tape(1.0).outputs.square().sum())
+        self.outputs += float(block.outputs(1.0).square().sum())
 
     def unclosed(self, terms: float, eps: float) -> Closure | None:
         """How far a secant is from its step, if rounding does not explain it; `terms` is the size of what f is made of.
@@ -97,12 +97,17 @@ class Integrals:
 
     def emptied(self) -> Integrals:
         """The same, at zero."""
-        return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.state.values()))
+        return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.parts))
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """𝒦, 𝒮 and 𝒟."""
+        return self.kernel, self.contributions, self.decay
 
     @property
     def state(self) -> dict[str, Tensor]:
         """The accumulators, for a checkpoint."""
-        return {"kernel": self.kernel, "contributions": self.contributions, "decay": self.decay}
+        return dict(zip(("kernel", "contributions", "decay"), self.parts, strict=True))
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take the accumulators of a checkpoint."""

@@ -33,6 +33,7 @@ class Points:
     train: int
     block: int
     keep: bool
+    chosen: tuple[int, ...] | None = None  # outputs at which the path is integrated; None: all
     shelves: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 
     @property
@@ -99,15 +100,20 @@ class Block:
                 self.tapes[position] = self.points.reader.record(weights, self.points.inputs[self.place])
         return self.tapes[position]
 
+    def outputs(self, position: float) -> Float[Tensor, "point out"]:
+        """Those at which the path is integrated, at θ₀ + uΔθ."""
+        found, chosen = self.tape(position).outputs, self.points.chosen
+        return found if chosen is None else found[:, chosen]
+
     def change(self) -> Float[Tensor, "point out"]:
         """f(θ₁) − f(θ₀)."""
-        return self.tape(1.0).outputs - self.tape(0.0).outputs
+        return self.outputs(1.0) - self.outputs(0.0)
 
     def features(self, piece: Piece) -> Features:
         """The Jacobian of a piece of the step."""
         if piece.start == piece.end:
-            return self.points.reader.tangent(self.tape(piece.start))
-        return self.points.reader.along(self.tape(piece.start), self.tape(piece.end))
+            return self.points.reader.tangent(self.tape(piece.start), self.points.chosen)
+        return self.points.reader.along(self.tape(piece.start), self.tape(piece.end), self.points.chosen)
 
     def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""

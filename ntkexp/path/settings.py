@@ -23,6 +23,7 @@ class Path(Component):
     romberg: NonNegativeInt = 0
     casts: Casts = "keep"
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
+    outputs: Literal["all"] | tuple[NonNegativeInt, ...] = "all"
     error_samples: NonNegativeInt = 16
     attributed: PositiveInt = 64
     every: Literal[1, "snapshots"] = 1
@@ -38,6 +39,8 @@ class Path(Component):
             raise Mistake(f"path.rule=[{','.join(names)}]: give each rule once, such as path.rule=[secant,left]")
         if not self.probes:
             raise Mistake("path.probes=[]: the network must be read somewhere, such as path.probes=[probe,test]")
+        if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
+            raise Mistake(f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or all")
         for rule in self.rule:
             self.quadrature(rule)
         return self
@@ -62,6 +65,19 @@ class Path(Component):
         """
         pieces = (*self.finer, *(piece for rule in self.rule for piece in self.quadrature(rule)))
         return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
+
+    def wanted(self, count: int) -> tuple[int, ...]:
+        """The outputs, of so many, at which the path is integrated, in their order.
+
+        >>> from ntkexp.path.rule.left import Left
+        >>> Path(rule=(Left(),)).wanted(3), Path(rule=(Left(),), outputs=(2, 0)).wanted(3)
+        ((0, 1, 2), (0, 2))
+        """
+        if self.outputs == "all":
+            return tuple(range(count))
+        if max(self.outputs) >= count:
+            raise Mistake(f"path.outputs={list(self.outputs)}: the network has {count}, numbered from 0 to {count - 1}")
+        return tuple(sorted(self.outputs))
 
     @property
     def kernels(self) -> int:

@@ -25,8 +25,13 @@ def summary(
     """All of these; the first `train` points are the training examples (none, if the path was not read there)."""
     found = {"cancellation": ratio(contributions.abs().sum(), contributions.sum(2).abs().sum())}
     found |= {f"top_{k}": top_share(contributions, k) for k in TOPS}
-    found |= coefficients(kernel, contributions)
-    return found | (defects(kernel[:train]) if train else {})
+    found |= coefficients(kernel, contributions) if is_square(kernel) else {}
+    return found | (defects(kernel[:train]) if train and is_square(kernel) else {})
+
+
+def is_square(kernel: Float[Tensor, "probe out train out_"]) -> bool:
+    """Whether the path was read at every output."""
+    return kernel.shape[1] == kernel.shape[3]
 
 
 def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:

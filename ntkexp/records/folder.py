@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal, TypeAlias
 
 from ntkexp.mistake import Mistake
@@ -135,6 +136,10 @@ def looks_like_a_run(path: Path) -> bool:
 
 def size_of(path: Path) -> int | None:
     """The bytes of a file, or of all files in a folder; None if there is neither."""
-    if path.is_dir():
-        return sum(os.stat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)
-    return path.stat().st_size if path.is_file() else None
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    if S_ISREG(found.st_mode):
+        return found.st_size
+    return sum(os.stat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)

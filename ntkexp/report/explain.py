@@ -80,7 +80,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     missed = np.linalg.norm(outputs - np.asarray(run.data[f"{split}_targets"], dtype=float), axis=1)
     rule = next((rule for rule in RULES if rule in run.contributions), None)
     parts = run.contributions[rule].to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
-    known = np.flatnonzero(np.isfinite(parts).all(axis=(1, 2)) & np.isfinite(missed))
+    known = np.flatnonzero(read_at(parts).any(axis=1) & np.isfinite(missed))
     return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]
 
 
@@ -92,12 +92,13 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         raise Mistake(f"--probe={number}: the split {split} of {run.name} has points 0 to {count - 1}")
     k = place.start + number
     end = outputs_of(run, "f_T")[k]
-    out = int(end.argmax())
-    contributions = np.asarray(run.contributions[rule].isel(probe=k, out=out).to_numpy(), dtype=float)
-    if not np.isfinite(contributions).all():
+    parts = np.asarray(run.contributions[rule].isel(probe=k).to_numpy(), dtype=float)
+    if not read_at(parts).any():
         raise Mistake(
             f"point {number} of {split} was not attributed: with this optimizer the first path.attributed points are"
         )
+    out = largest_known(end, parts)
+    contributions = parts[out]
     machine, start = float(outputs_of(run, rule)[k, out]), float(outputs_of(run, "f_0")[k, out])
     total = float(contributions.sum())
     decay = machine - start - total if run.config.get("optimizer", {}).get("weight_decay") else 0.0
@@ -116,6 +117,16 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         rest=float(end[out]) - start - total - decay,
         parts=tuple(Part(example(run, "train", i), float(contributions[i]), float(times[i])) for i in order),
     )
+
+
+def read_at(parts: Array) -> NDArray[np.bool_]:
+    """The outputs (of points) whose path was integrated, from their contributions."""
+    return np.asarray(np.isfinite(parts).all(axis=-1))
+
+
+def largest_known(outputs: Array, parts: Array) -> int:
+    """The largest of the outputs whose contributions are known (`path.outputs` limits them)."""
+    return int(np.where(read_at(parts), outputs, -np.inf).argmax())
 
 
 def place_of(run: Run, split: str) -> slice:

@@ -90,9 +90,10 @@ def matches(found: str | None, wanted: str) -> bool:
 
 
 def varying(found: Sequence[Entry]) -> list[str]:
-    """The keys in which the runs differ."""
-    keys = dict.fromkeys(key for one in found for key in one.config)
-    return [key for key in keys if len({str(one.config.get(key)) for one in found}) > 1]
+    """The keys in which the runs differ; one whose configuration cannot be read differs in none."""
+    configs = [one.config for one in found if one.config]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
 
 
 def delete(found: Entry) -> None:

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,9 @@ from ntkexp.records.metrics import RETRACED
 from ntkexp.records.results import COLUMNS, Result, read_results
 
 SPLITS = ("train", "probe", "test")
+NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int)
+"""What the columns of metrics.csv hold."""
+
 DIVERGED = 1e100  # numbers beyond are on their way to infinity
 
 
@@ -139,7 +143,7 @@ def read_run(path: Path) -> Run:
 def read_metrics(path: Path) -> pd.DataFrame:
     """What was measured, a row per step, all numbers, with what a second pass found; empty cells are NaN."""
     try:
-        metrics = pd.read_csv(path, index_col=False, dtype=float).astype({"step": int})
+        metrics = pd.read_csv(path, index_col=False, dtype=NUMBERS)
         if (retraced := path.with_name(RETRACED)).is_file():
             shares = pd.read_csv(retraced, index_col="step", dtype=float).reindex(metrics["step"])
             metrics = metrics.assign(**{str(name): shares[name].to_numpy() for name in shares})

@@ -12,6 +12,9 @@ from ntkexp.records.results import Result
 from ntkexp.report.run import SPLITS, Run
 from ntkexp.report.text import aligned, short
 
+SHARED = frozenset({"layer", "machine"})
+"""Chapters in which several components share a file."""
+
 
 class Rung(NamedTuple):
     """A line of the ladder."""
@@ -111,13 +114,14 @@ def item(value: object) -> str:
 
 
 def named(target: str) -> str:
-    """A component's name: that of its file, where the file is called after it.
+    """A component's name on the command line: that of its file, unless several share one.
 
-    >>> named("ntkexp.loss.cross_entropy.CrossEntropy"), named("ntkexp.layer.pointwise.ReLU")
-    ('cross_entropy', 'relu')
+    >>> named("ntkexp.optimizer.gd.GradientDescent"), named("ntkexp.layer.pointwise.ReLU"), named("my_parts.Bottleneck")
+    ('gd', 'relu', 'bottleneck')
     """
-    *_, file, kind = target.split(".")
-    return file if file.replace("_", "") == kind.lower() else kind.lower()
+    *chapters, file, kind = target.split(".")
+    alone = chapters[:1] == ["ntkexp"] and SHARED.isdisjoint(chapters)
+    return file if alone or file.replace("_", "") == kind.lower() else kind.lower()
 
 
 def to_text(table: pd.DataFrame) -> str:

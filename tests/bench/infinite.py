@@ -19,7 +19,7 @@ from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.limit.engine import Engine
-from tests.bench import peers
+from tests.bench.peers import measured
 from tests.bench.stopwatch import medians, milliseconds, table
 
 HEADER = ("network", "torch 64", "torch 32", "fused 64", "fused 32", "floor 32", "torch/fused 64", "torch/fused 32")
@@ -70,25 +70,25 @@ CASES = (
 QUICK = (Case("gap", 3, (1, 6, 6), 2, 4), Case("flatten", 3, (1, 6, 6), 4, 8), Case("dense", 3, (5,), 50, 50))
 
 
-def report(*, quick: bool, others: Path | None = None) -> str:
+def report(*, quick: bool, peers: Path | None = None) -> str:
     """A row for every network, and one of neural_tangents where it is asked for."""
     threads = torch.get_num_threads()
-    rows = [row(case, threads, 1 if quick else 3, others) for case in (QUICK if quick else CASES)]
-    header = (*HEADER, *(("neural_tangents 64", "32", "×, 64", "×, 32") if others else ()))
+    rows = [row(case, threads, 1 if quick else 3, peers) for case in (QUICK if quick else CASES)]
+    header = (*HEADER, *(("neural_tangents 64", "32", "×, 64", "×, 32") if peers else ()))
     return table("Kernels of infinite width, ms per pair of examples", header, rows)
 
 
-def row(case: Case, threads: int, times: int, others: Path | None) -> list[str]:
+def row(case: Case, threads: int, times: int, peers: Path | None) -> list[str]:
     """One network; a symmetric kernel counts all its pairs."""
     found = {name: seconds / pairs(case, name) for name, seconds in medians(acts(case, threads), times).items()}
     floor = FLOOR * CORES / threads * case.pixel_pairs * (case.depth - 1)
     ratios = [f"{found[f'torch {bits}'] / found[f'fused {bits}']:.1f}×" for bits in (64, 32)]
     shown = [case.name, *(milliseconds(found[name]) for name in ENGINES), milliseconds(floor), *ratios]
-    if others is None:
+    if peers is None:
         return shown
-    theirs = peers.neural_tangents(others, case.head, case.depth, case.shape, case.few, times)
-    gains = [f"{theirs[bits] / found[f'fused {bits}']:.0f}×" for bits in (64, 32)]
-    return [*shown, *(milliseconds(theirs[bits]) for bits in (64, 32)), *gains]
+    theirs = measured(peers, "neural_tangents", "infinite", case.head, case.depth, case.shape, case.few, times)
+    gains = [f"{theirs[str(bits)] / found[f'fused {bits}']:.0f}×" for bits in (64, 32)]
+    return [*shown, *(milliseconds(theirs[str(bits)]) for bits in (64, 32)), *gains]
 
 
 def pairs(case: Case, name: str) -> int:

@@ -7,24 +7,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGES = ("jax==0.4.23", "jaxlib==0.4.23", "neural_tangents==0.6.5", "numpy<2", "scipy<1.13")
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "neural_tangents": ("jax==0.4.23", "jaxlib==0.4.23", "neural_tangents==0.6.5", "numpy<2", "scipy<1.13"),
+    "nngeometry": ("-c", str(ROOT / "constraints.txt"), "torch", "numpy", "nngeometry==0.4"),
+}
 """neural_tangents does not import on newer versions of JAX."""
-SCRIPT = Path(__file__).with_name("neural_tangents_kernel.py")
 
 
-def environment(folder: Path) -> Path:
-    """The interpreter of an environment with neural_tangents."""
-    python = folder / "bin" / "python"
+def environment(folder: Path, program: str) -> Path:
+    """The interpreter of an environment with this program."""
+    python = folder / program / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        subprocess.run([sys.executable, "-m", "venv", folder / program], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[program]], check=True)
     return python
 
 
-def neural_tangents(
-    folder: Path, head: str, depth: int, shape: tuple[int, ...], count: int, times: int
-) -> dict[int, float]:
-    """Median seconds per pair of examples, by the bits of a number."""
-    words = [head, str(depth), json.dumps(shape), str(count), str(times)]
-    out = subprocess.run([environment(folder), SCRIPT, *words], check=True, capture_output=True, text=True).stdout
-    return {int(bits): float(value) for bits, value in json.loads(out.splitlines()[-1]).items()}
+def measured(folder: Path, program: str, kernel: str, *words: object) -> dict[str, float]:
+    """What `tests/bench/PROGRAM_KERNEL.py` measures for these words: median seconds by name."""
+    script = Path(__file__).with_name(f"{program}_{kernel}.py")
+    given = [json.dumps(word) for word in words]
+    done = subprocess.run([environment(folder, program), script, *given], check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found

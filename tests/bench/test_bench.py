@@ -20,9 +20,11 @@ def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str
         "Tangent",
         "A",
         "Tangent",
+        "Beside",
         "A",
         "A",
         "Adam,",
+        "Engine:",
         "Kernels",
         "Reading",
     ]

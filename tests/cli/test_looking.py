@@ -139,5 +139,6 @@ def test_a_damaged_run_is_listed_with_its_damage(command: Command, outputs: Path
     (outputs / "runs" / "mlp-w64-s0-0" / "config.json").write_text("{")
     ended = command("runs", "--out", str(outputs))
     assert "not JSON" in ended.out
+    assert ended.out.splitlines()[0].split() == ["run", "state", "model.width", "outcome"]
     shutil.rmtree(outputs / "runs")
     assert "no run in" in command("runs", "--out", str(outputs)).out

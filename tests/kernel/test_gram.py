@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from ntkexp.kernel import gram as chapter
 from ntkexp.kernel.features import Factored, Features, Rows
-from ntkexp.kernel.gram import contributions, double_sum, double_sum_is_cheaper, gram, inner
+from ntkexp.kernel.gram import STRIP, contributions, double_sum, double_sum_is_cheaper, gram, inner, with_itself
 from ntkexp.library import reader_of
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
@@ -45,6 +45,12 @@ def test_factors_and_multiplied_out_gradients_agree(uses: int, inputs: int, widt
 def test_the_cost_model_takes_either_way() -> None:
     chosen = {double_sum_is_cheaper(factored(4, *shape, 0), factored(3, *shape, 1)) for shape in SHAPES}
     assert chosen == {True, False}
+
+
+@pytest.mark.parametrize("rows", [1, STRIP, 2 * STRIP + 3])
+def test_rows_with_themselves_take_half_the_products(rows: int) -> None:
+    left = torch.randn(rows, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    agree(with_itself(left), left @ left.t(), 100 * EPS)
 
 
 @pytest.mark.parametrize("choice", [True, False])

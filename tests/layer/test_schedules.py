@@ -8,8 +8,8 @@ import pytest
 
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.schedule.cosine import Cosine
-from ntkexp.schedule.listed import Listed
-from ntkexp.schedule.staircase import Staircase
+from ntkexp.schedule.list import Listed
+from ntkexp.schedule.step import Staircase
 from tests.layer.components import choices, configured
 
 SCHEDULES = choices("schedule")

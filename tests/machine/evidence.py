@@ -53,6 +53,7 @@ def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
         kernel_end=kernel,
         start_pull=none,
         attributed=torch.ones(POINTS, dtype=torch.bool),
+        integrated=range(outputs),
         course=course,
     )
 

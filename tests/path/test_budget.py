@@ -19,12 +19,13 @@ BASE = Budget(
     points=500,
     train=128,
     outputs=1,
+    integrated=1,
     rules=2,
     tapes=3,
     tape_bytes=2e4,
     number_bytes=8,
 )
-SIZES = ("parameters", "points", "train", "outputs", "rules", "tapes", "tape_bytes", "number_bytes")
+SIZES = ("parameters", "points", "train", "outputs", "integrated", "rules", "tapes", "tape_bytes", "number_bytes")
 
 
 @pytest.mark.parametrize("size", SIZES)

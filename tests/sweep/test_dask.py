@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from ntkexp.cli.entry import run
 from tests.docs.readme import ROOT
-from tests.sweep.commands import TINY, begun, ended, journal, record, states
+from tests.sweep.commands import TINY, begun, ended, journal, record, states, swept
 
 FOUR = ("model.width=8,9", "seed=0..1", *TINY)
 
@@ -96,6 +97,25 @@ def test_an_address_that_does_not_answer_is_one_line_in_time(capfd: pytest.Captu
     said = capfd.readouterr().err
     assert "does not answer within 0.5 s" in said
     assert said.count("\n") == 1
+
+
+def test_a_server_of_another_kind_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        Thread(target=speak_otherwise, args=(server,), daemon=True).start()
+        found = swept(tmp_path, *FOUR, f"--engine=dask:tcp://127.0.0.1:{server.getsockname()[1]},timeout=3")
+    assert (found.status, found.err.count("\n")) == (2, 1), found.err
+    assert "does not answer within 3 s" in found.err
+
+
+def speak_otherwise(server: socket.socket) -> None:
+    """As a web server does."""
+    line, _ = server.accept()
+    with line:
+        line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        while line.recv(4096):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,10 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
     shown = capfd.readouterr().out
     assert "3 of 3 runs to do" in shown
     assert "GB" in shown
+    assert "stop_at_loss" not in shown
     assert not place.exists()
+    assert run(["sweep", *THREE, "stop_at_loss=0.1", f"--out={place}", "--dry-run"]) == 0
+    assert "or less: stop_at_loss" in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown
     return Shown(title, inline(drawn, slug(name), title), link, f"{name}.csv", command)
 
 
-def of_run(run: Run, folder: Path) -> Iterator[Shown]:
+def of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
     """The pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
     command = command_of(run)
     for path in sorted((run.path / "plots").glob("*.svg"), key=interest):
@@ -56,7 +56,7 @@ def of_run(run: Run, folder: Path) -> Iterator[Shown]:
         own = path.with_suffix(".csv")
         numbers = own if own.is_file() else run.path / SOURCES.get(path.stem, "results.csv")
         try:
-            drawn = inline(path.read_text(encoding="utf-8"), slug(f"{run.name}-{path.stem}"), title)
+            drawn = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
         except (Mistake, OSError, UnicodeDecodeError):
             continue
         yield Shown(title, drawn, link(numbers, folder), numbers.name, command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -39,8 +39,8 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
 
-def table(frame: pd.DataFrame, name: str, caption: str, links: Mapping[str, str] | None = None) -> Table:
-    """A data frame; cells of its first column lead where `links` says."""
+def table(frame: pd.DataFrame, name: str, caption: str, links: Sequence[str] = ()) -> Table:
+    """A data frame; the first cell of each row leads where `links` says."""
     numbers = [pd.api.types.is_numeric_dtype(frame[key]) for key in frame]
     rows = list(zip(*(frame[key].tolist() for key in frame), strict=True))
     return tabled(list(map(str, frame)), numbers, rows, name, caption, links)
@@ -52,14 +52,13 @@ def tabled(
     rows: Iterable[Sequence[object]],
     name: str,
     caption: str,
-    links: Mapping[str, str] | None = None,
+    links: Sequence[str] = (),
 ) -> Table:
     """Rows of values."""
     columns = tuple(map(Column, header, numbers))
-    lead = links or {}
     cells = [[cell(value) for value in row] for row in rows]
-    for row in cells:
-        row[0] = replace(row[0], link=lead.get(row[0].text, ""))
+    for row, link in zip(cells, links, strict=False):
+        row[0] = replace(row[0], link=link)
     return Table(name, caption, columns, tuple(map(tuple, cells)))
 
 

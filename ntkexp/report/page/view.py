@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import pandas as pd
@@ -122,13 +122,24 @@ def run_views(material: Material, folder: Path) -> Iterator[RunView]:
     configs = {run.path: flat(run.config) for run in material.runs}
     keys = dict.fromkeys(chain.from_iterable(configs.values()))
     varying = [key for key in keys if len({str(config.get(key)) for config in configs.values()}) > 1]
-    pictured = pictures(material, folder)
+    names, pictured = anchors(material.runs), pictures(material, folder)
     for run in material.runs:
         different = tuple((key, str(configs[run.path][key])) for key in varying if key in configs[run.path])
-        yield run_view(run, different, pictured.get(run.path, ()), folder)
+        yield run_view(run, names[run.path], different, pictured.get(run.path, ()), folder)
 
 
-def run_view(run: Run, differences: tuple[tuple[str, str], ...], figures: tuple[Shown, ...], folder: Path) -> RunView:
+def anchors(runs: Sequence[Run]) -> dict[Path, str]:
+    """What each run is called in links; of namesakes from several places, the later ones are numbered."""
+    taken: dict[str, Path] = {}
+    for run in runs:
+        plain = f"run-{slug(run.name)}"
+        taken[next(name for name in chain([plain], (f"{plain}-{k}" for k in count(2))) if name not in taken)] = run.path
+    return {path: name for name, path in taken.items()}
+
+
+def run_view(
+    run: Run, anchor: str, differences: tuple[tuple[str, str], ...], figures: tuple[Shown, ...], folder: Path
+) -> RunView:
     """One run."""
     header, rungs = ladder_rows(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
     rows = [(name, detail, *numbers) for name, detail, numbers in rungs]
@@ -137,14 +148,14 @@ def run_view(run: Run, differences: tuple[tuple[str, str], ...], figures: tuple[
     drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
     there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in drawn]
     return RunView(
-        anchor=f"run-{slug(run.name)}",
+        anchor=anchor,
         name=run.name,
         href=link(run.path, folder),
         differences=differences,
         sentence=sentence(run.ladder),
         outcome=run.outcome,
         command=command_of(run),
-        ladder=tabled(header, [k > 1 for k in range(len(header))], rows, f"ladder-{slug(run.name)}", caption),
+        ladder=tabled(header, [k > 1 for k in range(len(header))], rows, f"ladder-of-{anchor}", caption),
         notes=tuple(notes(run.ladder)),
         figures=figures,
         files=tuple((name, link(run.path / name, folder)) for name in there),
@@ -153,10 +164,10 @@ def run_view(run: Run, differences: tuple[tuple[str, str], ...], figures: tuple[
 
 def pictures(material: Material, folder: Path) -> dict[Path, tuple[Shown, ...]]:
     """The pictures of as many runs as there is room for."""
-    left, found = ROOM, {}
+    left, found, names = ROOM, {}, anchors(material.runs)
     for run in representatives(material):
         if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
-            found[run.path] = tuple(of_run(run, folder))
+            found[run.path] = tuple(of_run(run, names[run.path], folder))
             left -= sum(len(shown.svg) for shown in found[run.path])
     return found
 
@@ -173,5 +184,5 @@ def representatives(material: Material) -> list[Run]:
 
 def overview(material: Material) -> Table:
     """All runs in one table."""
-    links = {run.name: f"#run-{slug(run.name)}" for run in material.runs}
+    links = [f"#{name}" for name in anchors(material.runs).values()]
     return table(combined(material.runs), "all-runs", "Every run, what sets it apart, and its relative errors", links)

@@ -125,6 +125,15 @@ def test_tables_filter(opened: Open, wanted: str, count: int) -> None:
     assert len(column(page, "run")) == 25
 
 
+def test_every_table_of_a_sweep_has_its_own_filter(opened: Open) -> None:
+    page = opened()
+    page.get_by_label("Show points with").fill("model.width=64")
+    assert page.locator("#points-width tbody tr:visible").count() == 2
+    assert len(column(page, "run")) == 25
+    page.get_by_label("Show laws with").fill("frozen")
+    assert 0 < page.locator("#fits-width tbody tr:visible").count() < page.locator("#fits-width tbody tr").count()
+
+
 def test_links_lead_into_runs(opened: Open) -> None:
     page = opened(anchor="#run-mlp-w512-s0-picture")
     assert page.locator("#run-mlp-w512-s0-picture table").is_visible()

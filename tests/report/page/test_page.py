@@ -15,6 +15,7 @@ from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, write
 from ntkexp.report.page.inline import inline
 from tests.report.page.conftest import HOSTILE
+from tests.report.sweeps import write_small_run
 
 
 class Links(HTMLParser):
@@ -96,6 +97,19 @@ def test_a_page_of_runs_alone_begins_with_their_machines(outputs: Path, tmp_path
         found = Links()
         found.feed(text)
         assert len(found.names) == len(set(found.names))
+
+
+def test_namesakes_from_two_places_are_told_apart(tmp_path: Path) -> None:
+    places = [write_small_run(tmp_path / where / "mlp-w64-s0", 64, 0, 0.5) for where in ("here", "there", "nowhere")]
+    text = write(gather(list(map(str, places)), tmp_path), tmp_path / "report", "ntkexp report").read_text("utf-8")
+    found = Links()
+    found.feed(text)
+    assert len(found.names) == len(set(found.names))
+    assert [href for href in found.hrefs if href.startswith("#run-")] == [
+        "#run-mlp-w64-s0",
+        "#run-mlp-w64-s0-2",
+        "#run-mlp-w64-s0-3",
+    ]
 
 
 def test_the_script_is_short() -> None:

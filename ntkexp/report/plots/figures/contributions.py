@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ntkexp.report.explain import largest_known, read_at
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, VERMILION, WIDE, heading
 from ntkexp.report.run import Run
 from ntkexp.report.text import percent, short
@@ -23,7 +24,7 @@ TOP = 8
 LONGEST = 11  # letters that fit below an image
 DPI = 200  # pixels are counted at this resolution
 CELL, ROW, HEAD = 108, 196, 112  # pixels: an image, a row with its labels, the title
-FIRST, ACROSS = 180, 147  # pixels: where the examples begin, and from one to the next
+POINT, FIRST, ACROSS = 24, 180, 147  # pixels: where points and examples begin, and from one example to the next
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read(run: Run) -> Read | None:
         return None
     parts = run.contributions[rule].isel(probe=run.points[split]).to_numpy()
     outputs = run.predictions.sel(machine="f_T").isel(probe=run.points[split]).to_numpy()
-    known = np.flatnonzero(np.isfinite(parts).all(axis=(1, 2)))  # with some optimizers a few points alone
+    known = np.flatnonzero(read_at(parts).any(axis=1))  # with some optimizers a few points alone
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None
     return Read(rule, split, known, parts, outputs)
@@ -100,7 +101,7 @@ def explain(
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
     found = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
-        chosen = int(outputs[k].argmax())
+        chosen = largest_known(outputs[k], parts[k])
         here = parts[k, chosen]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         examples = tuple(example(run, "train", i) for i in top.tolist())
@@ -137,11 +138,11 @@ def pictures(rows: list[Explained]) -> Figure:
     """A row per point: the point, then the examples with their contributions."""
     figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
     tall = HEAD + ROW * len(rows)
-    remark(figure, 12, "point")
+    remark(figure, POINT, "point")
     remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, orange: lowered)")
     for down, row in enumerate(rows):
         bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
-        image(figure, row.point.shown, 12, bottom).set_xlabel(point_label(row), fontsize=7, labelpad=2)
+        image(figure, row.point.shown, POINT, bottom).set_xlabel(point_label(row), fontsize=7, labelpad=2)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             axes = image(figure, shown.shown, FIRST + ACROSS * k, bottom)
             axes.set_xlabel(f"{shown.name}\n{signed(value)}", fontsize=7, labelpad=2, color=ink(value))
@@ -209,7 +210,8 @@ def minus(value: float) -> str:
 
 def answer(parts: NDArray[np.float64], facts: dict[str, Any]) -> str:
     """The title: how concentrated the contributions are, and how well their parts are known."""
-    sizes = np.sort(np.abs(parts).reshape(-1, parts.shape[-1]), axis=1)[:, ::-1]
+    rows = np.abs(parts).reshape(-1, parts.shape[-1])
+    sizes = np.sort(rows[read_at(rows)], axis=1)[:, ::-1]
     total = sizes.sum()
     top = min(10, parts.shape[-1])
     part = percent(sizes[:, :top].sum() / total) if total > 0 else "0 %"

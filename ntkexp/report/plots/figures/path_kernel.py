@@ -1,7 +1,7 @@
 """Which training examples does the path kernel tie together? 𝒦(X, X), ordered by class or by target.
 
-With several outputs, the trace over them. 𝒦 need not be symmetric: the rows are read along the step, the columns at
-its start.
+With several outputs, the trace over those at which the path was read. 𝒦 need not be symmetric: the rows are read along
+the step, the columns at its start.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
     if rule is None or "train" not in run.points:
         return None
     blocks = run.kernels[f"path_{rule}"].isel(probe=run.points["train"]).to_numpy()
-    kernel = np.einsum("qcmc->qm", blocks)
-    if not kernel.size or not np.isfinite(kernel).all():
+    read = np.isfinite(blocks).all(axis=(0, 2, 3))  # path.outputs limits them
+    kernel = np.einsum("qcmc->qm", blocks[:, read][..., read])
+    if not kernel.size or not read.any():
         return None
     target = run.data["train_target"]
     key = target if len(run.data["classes"]) else target.reshape(len(target), -1)[:, 0]

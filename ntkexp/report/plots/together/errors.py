@@ -56,6 +56,7 @@ def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping
         ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
         moved[machine] = (float(middle.iloc[0]), float(middle.iloc[-1]))
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
+    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends, gap=0.065)
     heading(figure, answer(axis, moved, levels))

@@ -85,6 +85,7 @@ def tick(axes: Axes, places: list[float]) -> None:
     every = -(-len(places) // 7)
     axes.set_xticks(places[::every], [short(place) for place in places[::every]])
     axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 

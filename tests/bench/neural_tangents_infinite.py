@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 
-def main(head: str, depth: int, shape: list[int], count: int, times: int) -> dict[int, float]:
+def main(head: str, depth: int, shape: list[int], count: int, times: int) -> dict[str, float]:
     """By the bits of a number."""
     import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  another environment has it
     from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
@@ -33,9 +33,8 @@ def main(head: str, depth: int, shape: list[int], count: int, times: int) -> dic
             found.append(time.perf_counter() - start)
         return median(found[1:]) / count**2
 
-    return {bits: seconds(bits) for bits in (64, 32)}
+    return {str(bits): seconds(bits) for bits in (64, 32)}
 
 
 if __name__ == "__main__":
-    head, depth, shape, count, times = sys.argv[1:]
-    sys.stdout.write(json.dumps(main(head, int(depth), json.loads(shape), int(count), int(times))) + "\n")
+    sys.stdout.write(json.dumps(main(*map(json.loads, sys.argv[1:]))) + "\n")

@@ -1,0 +1,88 @@
+"""A finished run for TensorBoard: one file of events, made from the run's records.
+
+    metrics/<column>            numbers along the run, each at the steps at which it was measured
+    ladder/<split>/<machine>    relative errors, at the last step
+    plots/<picture>             what the run drew of itself, at the last step
+
+Training knows nothing of it. The file appears whole, so no point is in it twice, however often the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import being_written
+from ntkexp.report.run import Run, load_tables
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+PLACE = Path("tensorboard") / "events.out.tfevents.run"  # TensorBoard looks for `tfevents` in the name
+FORMAT = "brain.Event:2"  # what the first event says
+
+
+def refuse_without_tensorboard() -> None:
+    """Ask for the extra."""
+    if find_spec("tensorboard") is None:
+        raise Mistake("--tensorboard needs tensorboard, which is not installed: pip install 'ntkexp[tensorboard]'")
+
+
+def ensure_events(folder: Path) -> Path:
+    """The event file of a finished run, written if it is not there."""
+    path = folder / PLACE
+    if not path.is_file():
+        write_events(load_tables(folder), path)
+    return path
+
+
+def write_events(run: Run, path: Path) -> None:
+    """All events. Records keep no time of a step, so all carry the time at which the last was measured."""
+    from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
+    from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
+
+    then = (run.path / "metrics.csv").stat().st_mtime
+    with being_written(path) as file:
+        records = RecordWriter(file)
+        records.write(Event(wall_time=then, file_version=FORMAT).SerializeToString())
+        for step, summary in summaries(run):
+            records.write(Event(wall_time=then, step=step, summary=summary).SerializeToString())
+
+
+def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
+    """What there is to see, with its step."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
+
+    for step, tag, value in scalars(run):
+        yield step, Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+    last = int(run.metrics["step"].iloc[-1])
+    for picture in sorted((run.path / "plots").glob("*.png")):
+        content = picture.read_bytes()
+        width, height = size(content)
+        image = Summary.Image(width=width, height=height, encoded_image_string=content)
+        yield last, Summary(value=[Summary.Value(tag=f"plots/{picture.stem}", image=image)])
+
+
+def scalars(run: Run) -> Iterator[tuple[int, str, float]]:
+    """Step, tag and value of every number."""
+    for column in run.metrics.columns.drop("step"):
+        measured = run.series(column)
+        for step, value in zip(measured["step"], measured[column], strict=True):
+            yield int(step), f"metrics/{column}", float(value)
+    for result in run.ladder:
+        if result.relative_error is not None:
+            yield int(run.metrics["step"].iloc[-1]), f"ladder/{result.split}/{result.machine}", result.relative_error
+
+
+def size(png: bytes) -> tuple[int, int]:
+    r"""Width and height of a PNG, from its first chunk.
+
+    >>> size(b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + b"\x00\x00\x02\x00" + b"\x00\x00\x01\x00")
+    (512, 256)
+    """
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height

@@ -1,0 +1,157 @@
+"""docs/reference.md, from the components and the comments in their YAML files.
+
+python -m tests.docs.reference     writes it; a test asserts that it is as it would be written
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from ntkexp.component import Component
+from ntkexp.config.allowed import takes
+from ntkexp.config.choices import Choices, dotted, read
+from ntkexp.config.folders import folders
+from ntkexp.config.show import title
+from ntkexp.config.spelling import spelled
+from ntkexp.sweep.values import values
+from tests.docs.readme import ROOT
+
+FILE = ROOT / "docs" / "reference.md"
+CHOICES = Choices(folders(None))
+LINE = re.compile(r"( *)([\w.]+):.*?(?: # (.*))?")  # indentation, key, comment
+HEADER = ("key", "takes", "default", "meaning")
+INTRODUCTION = """\
+# Reference
+
+Every choice, and every key that it has. A choice is made as `data=moons`, a key is set as `data.noise=0.2`, on the
+command line or in a YAML file of yours (`--config-dir`). `ntkexp config` shows what a command line comes to, and
+`ntkexp config --tree` says in the terminal what this page says. A default of – has to be given.
+
+This page is written by `python -m tests.docs.reference`; change the components and their YAML files instead.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    sections = [section(group) for group in CHOICES.groups()]
+    return "\n".join([INTRODUCTION, always(), *sections, sweeps()])
+
+
+def always() -> str:
+    """The keys that belong to no group."""
+    file = CHOICES.root()
+    fields = {key: field for key, field in of_class(component(read(file)), read(file)) if key not in CHOICES.defaults()}
+    return f"## Always\n\n{table(rows(file, '', fields))}"
+
+
+def of_class(kind: type[Component], tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted keys with their fields, those of components that are written out inside included."""
+    for name, field in kind.model_fields.items():
+        child = tree.get(name)
+        if isinstance(child, Mapping) and "_target_" in child:
+            yield from of_class(component(child), child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def section(group: str) -> str:
+    """A group with its options."""
+    usual = CHOICES.defaults().get(group)
+    default = f" If nothing is said, it is `{usual}`." if usual else ""
+    options = "\n".join(option(group, name) for name in CHOICES.options(group))
+    return f"## {group}\n\n{sentence(inspect.getmodule(base(group)))}{default}\n\n{options}"
+
+
+def base(group: str) -> type[Component]:
+    """What the options of a group have in common."""
+    kind = component(read(CHOICES.file(group, CHOICES.options(group)[0])))
+    return next(parent for parent in reversed(kind.__mro__[:-1]) if parent.__module__.endswith(".base"))
+
+
+def option(group: str, name: str) -> str:
+    """An option with its keys."""
+    file = CHOICES.file(group, name)
+    kind = component(read(file))
+    found = list(rows(file, f"{group}.", {f"{group}.{key}": field for key, field in kind.model_fields.items()}))
+    keys = f"\n\n{table(found)}" if found else "\n"
+    return f"### {title(group, name, CHOICES)}\n\n{described(kind)}{keys}"
+
+
+def component(tree: Mapping[str, Any]) -> type[Component]:
+    """The class of a YAML file."""
+    module, _, name = tree["_target_"].rpartition(".")
+    found: type[Component] = getattr(import_module(module), name)
+    return found
+
+
+def described(kind: type[Component]) -> str:
+    """What its file says first, and where several are in one file, what the class says."""
+    module = inspect.getmodule(kind)
+    own = [other for other in vars(module).values() if inspect.isclass(other) and other.__module__ == kind.__module__]
+    concrete = [other for other in own if issubclass(other, Component) and not inspect.isabstract(other)]
+    return f"{sentence(module)} {inspect.getdoc(kind)}" if len(concrete) > 1 else sentence(module)
+
+
+def sentence(documented: ModuleType | None) -> str:
+    """The first paragraph of a module's text."""
+    text = (inspect.getdoc(documented) or "").partition("\n\n")[0].rstrip(":,;")
+    return " ".join(text.split()).removesuffix(".") + "."
+
+
+def rows(file: Path, prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str, str]]:
+    """Key, what it takes, default and meaning."""
+    defaults = dict(dotted(read(file), ""))
+    for name, meaning in comments(file).items():
+        if field := fields.get(f"{prefix}{name}"):
+            default = spelled(defaults.get(name, {}))
+            yield f"`{prefix}{name}`", taken(name, field), "–" if default == "???" else f"`{default}`", meaning
+
+
+def taken(name: str, field: FieldInfo) -> str:
+    """The type in words; a component is given by its name."""
+    group = name.rpartition(".")[2]
+    known = f"an option of [{group}](#{group})" if group in CHOICES.groups() else "a name"
+    words = re.sub(r"a component of kind \w+", known, takes(field))
+    return re.sub(r"a name(, or a name)+", "a name", words)
+
+
+def comments(file: Path) -> dict[str, str]:
+    """The comment beside each dotted key."""
+    found: dict[str, str] = {}
+    parents: list[tuple[int, str]] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if parsed := LINE.fullmatch(line):
+            indent, key = len(parsed[1]), parsed[2]
+            parents = [*((depth, name) for depth, name in parents if depth < indent), (indent, key)]
+            found[".".join(name for _, name in parents)] = (parsed[3] or "").strip()
+    return found
+
+
+def sweeps() -> str:
+    """The sweeps that come with the package."""
+    found = []
+    for name in CHOICES.options("sweep"):
+        file = CHOICES.file("sweep", name)
+        tree, lines = read(file), file.read_text(encoding="utf-8").splitlines()
+        axes = ", ".join(f"`{key}: {spelled(list(values(key, given)))}`" for key, given in tree["axes"].items()) or "–"
+        base = " ".join(f"`{text}`" for text in tree["base"]) or "–"
+        found.append((f"`{name}`", axes, spelled(tree["seeds"]), base, lines[0].removeprefix("# ")))
+    return f"## sweep\n\nAs in `ntkexp sweep width`.\n\n{table(found, ('sweep', 'axes', 'seeds', 'base', 'meaning'))}"
+
+
+def table(found: Iterable[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> str:
+    """Rows in Markdown."""
+    lines = [header, ["---"] * len(header), *found]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    FILE.write_text(reference(), encoding="utf-8")

@@ -1,0 +1,102 @@
+"""What the pages in docs/ say is so: experiments compose, keys and options exist, programs print what is shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ntkexp.cli.entry import run
+from ntkexp.config.choices import Choices
+from ntkexp.config.compose import composer, resolve
+from ntkexp.config.folders import folders
+from ntkexp.sweep.define import define
+from ntkexp.sweep.plan import plan
+from tests.docs import orders
+from tests.docs.pages import PAGES, Page
+from tests.docs.readme import ROOT
+
+NAMES = [path.name for path in PAGES]
+VALUED = {"--trust", "--config-dir"}
+
+
+@pytest.fixture(params=NAMES)
+def page(request: pytest.FixtureRequest) -> Page:
+    return Page(ROOT / "docs" / request.param)
+
+
+def test_every_experiment_is_one(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in page.commands:
+        _, command, *words = shlex.split(line)
+        options = [word.split("=", 1) for word in words if word.split("=")[0] in VALUED]
+        trust = [value for name, value in options if name == "--trust"]
+        own = next((Path(value) for name, value in options if name == "--config-dir"), None)
+        overrides = [word for word in words if not word.startswith("--")]
+        if command == "sweep":
+            assert plan(define(overrides, Choices(folders(own))), composer(own, trust), tmp_path).runs
+        elif command in {"train", "config"} and "data.path" not in line:  # data are written by programs
+            resolve(overrides, own, trust)
+
+
+def test_every_option_exists(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "sweep", "config", "resume", "report", "explain", "compare", "runs"):
+        assert run([name, "--help"]) == 0
+    known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    said = " ".join([page.prose, *page.commands])
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", said)) <= known
+
+
+def test_every_key_exists(page: Page) -> None:
+    choices = Choices(folders(None))
+    known = set(choices.common()) | {
+        key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
+    }
+    said = {word.partition("=")[0] for word in re.findall(r"`([a-z_]+\.\w+(?:=[^`]*)?)`", page.prose)}
+    heads = {key.split(".")[0] for key in known}
+    assert {key for key in said if key.split(".")[0] in heads and not key.endswith(("yaml", "json"))} <= known
+
+
+def test_links_lead_somewhere(page: Page) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.text):
+        file = (page.path.parent / target) if target else page.path
+        assert file.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {anchored(heading) for heading in headings}, anchor
+
+
+def anchored(heading: str) -> str:
+    """What a heading is called in a link."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_example_of_the_secant_prints_what_it_says(tmp_path: Path) -> None:
+    for block in Page(ROOT / "docs" / "secant.md").blocks:
+        block.run(tmp_path)
+
+
+@pytest.mark.slow
+def test_everything_runs(page: Page, tmp_path: Path) -> None:
+    page.carry_out(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_tables_are_what_is_measured(which: int) -> None:
+    shown = tables_in(Page(ROOT / "docs" / "secant.md").text)[which]
+    measured = tables_in("\n\n".join(orders.tables()))[which]
+    assert shown.keys() == measured.keys()
+    for place, errors in shown.items():
+        # one digit is shown, and processors round differently, which kinks amplify
+        assert errors == pytest.approx(measured[place], rel=1.0, abs=1e-14), place
+
+
+def tables_in(text: str) -> Sequence[dict[tuple[str, ...], list[float]]]:
+    """The rows of each table, by network and step size."""
+    found = [block.splitlines()[2:] for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)]
+    cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in lines] for lines in found]
+    return [{tuple(row[:2]): [float(cell) for cell in row[2:]] for row in rows} for rows in cells]
