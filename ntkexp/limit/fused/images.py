@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.loops import cleaned, moved, total
 from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]
@@ -108,12 +109,13 @@ def shifted(source: Array, target: Array, rows: int, columns: int, apart: int, s
             base = (image * source.shape[1] + field) * rows * stride
             for y in range(rows):
                 here, there = base + y * stride, y * columns
+                after = there + (start + before) % columns
                 for x in range(before):
                     target[here + x] = source[image, field, there + start + x]
                 for x in range(seam):
                     target[here + before + x] = 0
                 for x in range(apart):
-                    target[here + before + seam + x] = source[image, field, there + (start + before + x) % columns]
+                    target[here + before + seam + x] = source[image, field, after + x]
                 for x in range(seam):
                     target[here + columns + seam + x] = 0
 
@@ -136,22 +138,6 @@ def stacked(
         )
         cleaned(target, base + before, seam * stride)
         cleaned(target, base + (rows + seam) * stride, size - (rows + seam) * stride)
-
-
-@compiled
-def moved(source: Array, start: int, target: Array, end: int, count: int) -> None:
-    """A piece of an array into another."""
-    a, b = np.uintp(start), np.uintp(end)
-    for j in range(np.uintp(count)):
-        target[b + j] = source[a + j]
-
-
-@compiled
-def cleaned(target: Array, start: int, count: int) -> None:
-    """A piece of an array set to zero."""
-    a = np.uintp(start)
-    for j in range(np.uintp(count)):
-        target[a + j] = 0
 
 
 @compiled
@@ -179,12 +165,3 @@ def stored(work: Array, margin: int, stride: int, down: int, across: int, o1: in
         for x in range(columns):
             place = here + x + (across if x >= columns - o2 else 0)
             out[0, y, x], out[1, y, x] = work[0, place], work[1, place]
-
-
-@compiled
-def total(tile: Array, margin: int, size: int) -> Any:
-    """The sum of a tile."""
-    start, found = np.uintp(margin), tile.dtype.type(0)
-    for j in range(np.uintp(size)):
-        found += tile[j + start]
-    return found
