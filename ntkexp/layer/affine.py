@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.coarse import Coarse, needed
 from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.pairs import Pairs, box
+from ntkexp.layer.pairs import Pairs
 from ntkexp.layer.scale import NotNegative, Positive, number
 from ntkexp.layer.signal import Signal
 from ntkexp.layer.weighted import CONVOLUTIONS, Affine, Convolution
+from ntkexp.layer.window import box
 from ntkexp.mistake import Mistake
 
 Parametrisation = Literal["ntk", "standard", "mean_field"]

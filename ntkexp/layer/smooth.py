@@ -9,6 +9,7 @@ The expectations are trapezoid sums, which converge exponentially for analytic f
 takes for Σ a_k² to reach E σ²; a kink would take millions.
 
 >>> from math import exp, sinh
+>>> from ntkexp.layer.generic import Generic
 >>> kappa, slope = Generic(fn="sin").dual(*torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64))
 >>> abs(float(kappa) - exp(-1.5) * sinh(0.5)) < 1e-14
 True
@@ -16,19 +17,17 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from math import pi, sqrt
-from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from pydantic import AfterValidator
 from torch import Tensor
 
 from ntkexp.layer.covariance import End
 from ntkexp.layer.pointwise import AbstractPointwise
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
 ENOUGH, TOO_FEW = 1e-14, 1e-6
@@ -145,39 +144,3 @@ class SiLU(AbstractSmooth):
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return torch.nn.functional.silu(z)
-
-
-FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "arctan": torch.arctan,
-    "cos": torch.cos,
-    "erf": torch.erf,
-    "exp": torch.exp,
-    "gelu": torch.nn.functional.gelu,
-    "mish": torch.nn.functional.mish,
-    "sigmoid": torch.sigmoid,
-    "silu": torch.nn.functional.silu,
-    "sin": torch.sin,
-    "softplus": torch.nn.functional.softplus,
-    "tanh": torch.tanh,
-}
-KINKED = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
-"""The layers of functions with a kink."""
-
-
-def smooth(name: str) -> str:
-    """The name of a function that has a series."""
-    if name in KINKED:
-        raise Mistake(f"fn={name} has a kink, which Mehler's series never meets; choose the layer {KINKED[name]}")
-    if name not in FUNCTIONS:
-        raise Mistake(f"fn={name} is none of {', '.join(FUNCTIONS)}{nearest(name, [*FUNCTIONS, *KINKED])}")
-    return name
-
-
-class Generic(AbstractSmooth):
-    """σ by its name; `deg` is read by others, and plays no part here."""
-
-    fn: Annotated[str, AfterValidator(smooth)]
-    deg: int = 0
-
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return FUNCTIONS[self.fn](z)

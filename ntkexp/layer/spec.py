@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from ntkexp.layer import affine, entire, linear, norm, pointwise, polynomial, pooling, residual, smooth
+from ntkexp.layer import affine, entire, generic, linear, norm, pointwise, polynomial, pooling, residual, smooth
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.mistake import Mistake, nearest
 
-HOMES = (affine, entire, linear, norm, pointwise, polynomial, pooling, residual, smooth)
+HOMES = (affine, entire, generic, linear, norm, pointwise, polynomial, pooling, residual, smooth)
 Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 """A list of layers, or the same as JSON."""
 

@@ -1,7 +1,7 @@
 """Kernels of many examples, block by block, in bounded memory.
 
     for block in blocks(network(layers, shape), x1, memory_gb=4):
-        store(block.rows, block.columns, block.nngp, block.ntk)
+        store(block.place.rows, block.place.columns, block.nngp, block.ntk)
 
 The places of the blocks follow from shapes alone, and each block from its own examples: they can be computed in any
 order, by any process, and again after a kill, to the same bits. Without x2 the kernel is symmetric, and only the blocks

@@ -62,8 +62,8 @@ class Case:
 
 
 CASES = (
-    Case("gap", 5, (3, 32, 32), 2, 16),
-    Case("gap", 11, (3, 32, 32), 1, 16),
+    Case("gap", 5, (3, 32, 32), 2, 8),
+    Case("gap", 11, (3, 32, 32), 1, 6),
     Case("flatten", 11, (3, 32, 32), 50, 100),
     Case("dense", 4, (784,), 5000, 5000),
 )
@@ -73,7 +73,7 @@ QUICK = (Case("gap", 3, (1, 6, 6), 2, 4), Case("flatten", 3, (1, 6, 6), 4, 8), C
 def report(*, quick: bool, peers: Path | None = None) -> str:
     """A row for every network, and one of neural_tangents where it is asked for."""
     threads = torch.get_num_threads()
-    rows = [row(case, threads, 1 if quick else 5, peers) for case in (QUICK if quick else CASES)]
+    rows = [row(case, threads, 1 if quick else 3, peers) for case in (QUICK if quick else CASES)]
     header = (*HEADER, *(("neural_tangents 64", "32", "×, 64", "×, 32") if peers else ()))
     return table("Kernels of infinite width, ms per pair of examples", header, rows)
 

@@ -8,13 +8,14 @@ from typing import Any
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.entire import GELU, Cos, Erf, Sin
+from ntkexp.layer.generic import Generic
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.norm import LayerNorm
 from ntkexp.layer.pointwise import Abs, AbstractPointwise, LeakyReLU, Linear, ReLU
 from ntkexp.layer.polynomial import Hermite, Polynomial
 from ntkexp.layer.pooling import AvgPool
 from ntkexp.layer.residual import Residual
-from ntkexp.layer.smooth import Generic, SiLU, Tanh
+from ntkexp.layer.smooth import SiLU, Tanh
 
 POINTWISE: list[AbstractPointwise] = [
     ReLU(),

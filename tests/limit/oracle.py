@@ -50,7 +50,8 @@ def pixels(shape: Sequence[int]) -> list[Pixel]:
 def start(x: np.ndarray, y: np.ndarray, same: bool) -> State:
     def mean(a: np.ndarray, b: np.ndarray) -> Values:
         places = pixels(a.shape)
-        return {(p, q): float(np.dot(a[:, *p], b[:, *q])) / len(a) for p in places for q in places}
+        by_pixel, channels = [np.moveaxis(side, 0, -1) for side in (a, b)], len(a)
+        return {(p, q): float(np.dot(by_pixel[0][p], by_pixel[1][q])) / channels for p in places for q in places}
 
     cross = mean(x, y)
     return State(cross, dict.fromkeys(cross, 0.0), (mean(x, x), mean(y, y)), x.shape, same)

@@ -155,7 +155,7 @@ def test_precision_is_that_of_the_inputs() -> None:
 def test_memory_is_bounded_and_changes_nothing() -> None:
     x = points(7, (2, 4, 5))
     whole = ntkexp.infinite_kernel(ON_IMAGES, x, engine="torch")
-    cut = ntkexp.infinite_kernel(ON_IMAGES, x, engine="torch", memory_gb=2e-4)
+    cut = ntkexp.infinite_kernel(ON_IMAGES, x, engine="torch", memory_gb=4e-4)
     for one, two in zip(whole, cut, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-14, atol=0.0)
 
@@ -212,7 +212,7 @@ TWINS: dict[str, tuple[Layers, tuple[int, ...]]] = {
     ),
     "flattened": ((Conv(features=8, b_std=0.2), ReLU(), Flatten(), Dense(features=1, param="standard")), (1, 3, 4)),
 }
-WIDTHS, DRAWS = (32, 128, 512), 12
+WIDTHS, DRAWS = (16, 64, 256), 12
 
 
 @pytest.mark.parametrize("name", ["dense", *(pytest.param(name, marks=pytest.mark.slow) for name in list(TWINS)[1:])])
@@ -228,7 +228,7 @@ def test_networks_of_finite_width_tend_to_their_kernel(name: str) -> None:
         errors.append(float(np.sqrt(np.mean([relative(kernel, limit) ** 2 for kernel in draws]))))
     slope = log(errors[-1] / errors[0]) / log(WIDTHS[-1] / WIDTHS[0])
     assert -0.7 < slope < -0.3
-    assert errors[-1] < 0.2
+    assert errors[-1] < 0.3
 
 
 def finite(layers: Layers, shape: tuple[int, ...], x: Tensor, seed: int) -> Tensor:

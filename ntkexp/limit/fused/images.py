@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.loops import cleaned, moved, total
 from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]
@@ -25,18 +26,21 @@ def images(
     left: Array,
     right: Array,
     channels: int,
-    apart: Array,
+    downs: Array,
+    acrosses: Array,
     rows: int,
     columns: int,
     down: int,
     across: int,
     same: bool,
     equal: Any,
-    out: Array,
+    sums: Array,
+    kept: Array,
 ) -> None:
-    """Sums over pixels of K and Θ into out [2, left, right], over all offsets of which `apart` [2] are less than these.
+    """Sums over pixels of K and Θ into sums [2, left, right], over the offsets that are combined of two lists.
 
-    A side is [image, field, pixel]. If both sides are the same, only pairs on and above the diagonal are computed.
+    A side is [image, field, pixel]. Unless it is empty, kept [2, left, right, down, row, across, column] gets both as
+    they are. If both sides are the same, only pairs on and above the diagonal are computed.
     """
     stride, fields, first_count, second_count = columns + 2 * across, left.shape[1], left.shape[0], right.shape[0]
     size = padded((rows + 2 * down) * stride)
@@ -50,11 +54,13 @@ def images(
         np.ones((1, 1, rows * columns), left.dtype),
         np.zeros(band, left.dtype),
     )
-    for o2 in range(apart[1]):
+    for k2 in range(acrosses.shape[0]):
+        o2 = acrosses[k2]
         shifted(left, bands1, rows, columns, o2, 0, across)
         shifted(right, bands2, rows, columns, o2, o2, across)
         shifted(filled, banded, rows, columns, o2, 0, across)
-        for o1 in range(apart[0]):
+        for k1 in range(downs.shape[0]):
+            o1 = downs[k1]
             stacked(bands1, one, first_count * fields, rows, stride, o1, 0, down, size)
             stacked(bands2, two, second_count * fields, rows, stride, o1, o1, down, size)
             stacked(banded, inside, 1, rows, stride, o1, 0, down, size)
@@ -81,8 +87,11 @@ def images(
                         size,
                         inside,
                     )
-                    out[0, i, j] += total(work[0], margin, size)
-                    out[1, i, j] += total(work[1], margin, size)
+                    if kept.shape[0]:
+                        stored(work, margin, stride, down, across, o1, o2, kept[:, i, j, k1, :, k2, :])
+                    else:
+                        sums[0, i, j] += total(work[0], margin, size)
+                        sums[1, i, j] += total(work[1], margin, size)
 
 
 @compiled
@@ -100,12 +109,13 @@ def shifted(source: Array, target: Array, rows: int, columns: int, apart: int, s
             base = (image * source.shape[1] + field) * rows * stride
             for y in range(rows):
                 here, there = base + y * stride, y * columns
+                after = there + (start + before) % columns
                 for x in range(before):
                     target[here + x] = source[image, field, there + start + x]
                 for x in range(seam):
                     target[here + before + x] = 0
                 for x in range(apart):
-                    target[here + before + seam + x] = source[image, field, there + (start + before + x) % columns]
+                    target[here + before + seam + x] = source[image, field, after + x]
                 for x in range(seam):
                     target[here + columns + seam + x] = 0
 
@@ -131,22 +141,6 @@ def stacked(
 
 
 @compiled
-def moved(source: Array, start: int, target: Array, end: int, count: int) -> None:
-    """A piece of an array into another."""
-    a, b = np.uintp(start), np.uintp(end)
-    for j in range(np.uintp(count)):
-        target[b + j] = source[a + j]
-
-
-@compiled
-def cleaned(target: Array, start: int, count: int) -> None:
-    """A piece of an array set to zero."""
-    a = np.uintp(start)
-    for j in range(np.uintp(count)):
-        target[a + j] = 0
-
-
-@compiled
 def multiplied(
     one: Array, two: Array, first: int, second: int, channels: int, target: Array, margin: int, size: int
 ) -> None:
@@ -163,9 +157,11 @@ def multiplied(
 
 
 @compiled
-def total(tile: Array, margin: int, size: int) -> Any:
-    """The sum of a tile."""
-    start, found = np.uintp(margin), tile.dtype.type(0)
-    for j in range(np.uintp(size)):
-        found += tile[j + start]
-    return found
+def stored(work: Array, margin: int, stride: int, down: int, across: int, o1: int, o2: int, out: Array) -> None:
+    """The pixels of a tile, without what lies between them, into out [2, row, column]."""
+    _, rows, columns = out.shape
+    for y in range(rows):
+        here = margin + (y + (down if y >= rows - o1 else 0)) * stride
+        for x in range(columns):
+            place = here + x + (across if x >= columns - o2 else 0)
+            out[0, y, x], out[1, y, x] = work[0, place], work[1, place]

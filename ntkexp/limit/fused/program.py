@@ -1,5 +1,5 @@
 """Layers as operations on tiles, where the fused engine knows them: affine layers of stride one that pad with zeros,
-bent lines, residual layers, and at the end of an image its flattening or its mean.
+bent lines, and residual layers of these, up to where an image gets smaller or becomes a vector.
 
 >>> from ntkexp.layer.affine import Dense
 >>> from ntkexp.layer.pointwise import ReLU
@@ -10,7 +10,6 @@ bent lines, residual layers, and at the end of an image its flattening or its me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -39,13 +38,17 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """What happens to tiles of these sizes; `rest` are the layers after the image, `equal`: pixels meet themselves."""
+    """What happens to tiles of an image of these sizes.
+
+    Where it has an `end`, the sum over pixels is asked for, of all pairs of them or of equal ones; otherwise the tiles
+    themselves. The `rest` of the layers takes examples of shape `rest_shape`.
+    """
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, int]
+    end: Flatten | GlobalAvgPool | None
     rest: tuple[AbstractLayer, ...]
     rest_shape: tuple[int, ...]
-    equal: bool
 
     @property
     def met(self) -> int:
@@ -69,48 +72,58 @@ class Unknown(Exception):
 
 
 def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Program | None:
-    """The operations, if all layers up to the end of the image are known."""
+    """The operations of the first layers, if what comes after them is little: vectors, or fewer pixels."""
     if len(shape) > 3:
         return None
-    ends = [k for k, layer in enumerate(layers) if isinstance(layer, Flatten | GlobalAvgPool)]
-    head = layers[: ends[0]] if len(shape) > 1 else layers
+    operations: tuple[Operation, ...] = ()
+    met = known = 0
+    before = shape
     try:
-        operations, _, shape_after = compiled(head, shape, 0, 1, 0)
+        for layer in layers:
+            more, met = compiled(layer, before, 0, 1, met)
+            operations, before, known = (*operations, *more), layer.shape(before), known + 1
     except Unknown:
-        return None
-    if not operations:
+        if len(shape) == 1 or layers[known].shape(before)[1:] == before[1:]:
+            return None
+    if not met:
         return None
     if len(shape) == 1:
-        return Program(fused(operations), (1, 1), (), shape_after, False)
-    end = layers[ends[0]]
-    operations = (*operations, Operation(CLEAR, 0))
+        return Program(fused(operations), (1, 1), None, (), before)
     rows, columns = ((1, *shape[1:]) if len(shape) == 2 else shape[1:])[-2:]
-    rest = layers[ends[0] + 1 :]
-    return Program(fused(operations), (rows, columns), rest, end.shape(shape_after), isinstance(end, Flatten))
+    operations = fused((*operations, Operation(CLEAR, 0)))
+    last = layers[known]
+    if isinstance(last, Flatten | GlobalAvgPool):
+        return Program(operations, (rows, columns), last, layers[known + 1 :], last.shape(before))
+    return Program(operations, (rows, columns), None, layers[known:], before)
 
 
 def compiled(
-    layers: Sequence[AbstractLayer], shape: tuple[int, ...], register: int, free: int, met: int
-) -> tuple[tuple[Operation, ...], int, tuple[int, ...]]:
-    """The operations of layers on a register, those from `free` on being free; how many nonlinear layers have been met
-    after them, and the shape then."""
+    layer: AbstractLayer, shape: tuple[int, ...], register: int, free: int, met: int
+) -> tuple[tuple[Operation, ...], int]:
+    """The operations of a layer on a register, with those from `free` on to spare; how many nonlinear ones were met."""
+    match layer:
+        case AbstractAffine():
+            return (Operation(CLEAR, register), affine(layer, shape, register)), met
+        case AbstractBent():
+            return (Operation(BEND, register, weights=(1, 0, 0, 0, *layer.constants), met=met),), met + 1
+        case Linear():
+            return (), met
+        case Residual():
+            branch, met = chained(layer.branch, shape, register, free + 1, met)
+            shortcut, met = chained(layer.shortcut, shape, free, free + 1, met)
+            return (Operation(COPY, register, free), *branch, *shortcut, Operation(ADD, register, free)), met
+    raise Unknown
+
+
+def chained(
+    layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], register: int, free: int, met: int
+) -> tuple[tuple[Operation, ...], int]:
+    """The same of layers one after the other."""
     operations: tuple[Operation, ...] = ()
     for layer in layers:
-        match layer:
-            case AbstractAffine():
-                more: tuple[Operation, ...] = (Operation(CLEAR, register), affine(layer, shape, register))
-            case AbstractBent():
-                more, met = (Operation(BEND, register, weights=(1, 0, 0, 0, *layer.constants), met=met),), met + 1
-            case Linear():
-                more = ()
-            case Residual():
-                branch, met, _ = compiled(layer.branch, shape, register, free + 1, met)
-                shortcut, met, _ = compiled(layer.shortcut, shape, free, free + 1, met)
-                more = (Operation(COPY, register, free), *branch, *shortcut, Operation(ADD, register, free))
-            case _:
-                raise Unknown
+        more, met = compiled(layer, shape, register, free, met)
         operations, shape = (*operations, *more), layer.shape(shape)
-    return operations, met, shape
+    return operations, met
 
 
 def affine(layer: AbstractAffine, shape: tuple[int, ...], register: int) -> Operation:

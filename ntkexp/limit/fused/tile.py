@@ -17,28 +17,10 @@ import numpy as np
 
 from ntkexp.limit.fused.arc import angle, gap
 from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.loops import added, cleared, copied, summed
 from ntkexp.limit.fused.program import ADD, BEND, COPY, WEIGH
 
 Array = np.ndarray[Any, Any]
-
-
-@compiled
-def summed(source: Array, target: Array, margin: int, size: int, reach: int, step: int) -> None:
-    """Σ over the neighbours at up to `reach` steps on both sides."""
-    count, start = np.uintp(size), np.uintp(margin)
-    if reach == 1:
-        one = np.uintp(step)
-        for j in range(count):
-            i = j + start
-            target[i] = source[i - one] + source[i] + source[i + one]
-        return
-    for j in range(count):
-        target[j + start] = source[j + start]
-    for away in range(1, reach + 1):
-        far = np.uintp(away * step)
-        for j in range(count):
-            i = j + start
-            target[i] += source[i - far] + source[i + far]
 
 
 @compiled
@@ -174,27 +156,3 @@ def walked(
         else:
             cleared(K, inside, margin, size)
             cleared(theta, inside, margin, size)
-
-
-@compiled
-def copied(source: Array, target: Array, margin: int, size: int) -> None:
-    """Target ← source."""
-    start = np.uintp(margin)
-    for j in range(np.uintp(size)):
-        target[j + start] = source[j + start]
-
-
-@compiled
-def added(source: Array, target: Array, margin: int, size: int) -> None:
-    """Target ← target + source."""
-    start = np.uintp(margin)
-    for j in range(np.uintp(size)):
-        target[j + start] += source[j + start]
-
-
-@compiled
-def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
-    """Zero outside the image."""
-    start = np.uintp(margin)
-    for j in range(np.uintp(size)):
-        target[j + start] *= inside[j]

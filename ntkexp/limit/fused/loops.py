@@ -1,0 +1,79 @@
+"""Loops over parts of arrays. Counters are unsigned: no index can wrap around, and processors take many at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ntkexp.limit.fused.compiled import compiled
+
+Array = np.ndarray[Any, Any]
+
+
+@compiled
+def summed(source: Array, target: Array, margin: int, size: int, reach: int, step: int) -> None:
+    """Σ over the neighbours at up to `reach` steps on both sides."""
+    count, start = np.uintp(size), np.uintp(margin)
+    if reach == 1:
+        one = np.uintp(step)
+        for j in range(count):
+            i = j + start
+            target[i] = source[i - one] + source[i] + source[i + one]
+        return
+    for j in range(count):
+        target[j + start] = source[j + start]
+    for away in range(1, reach + 1):
+        far = np.uintp(away * step)
+        for j in range(count):
+            i = j + start
+            target[i] += source[i - far] + source[i + far]
+
+
+@compiled
+def copied(source: Array, target: Array, margin: int, size: int) -> None:
+    """Target ← source."""
+    start = np.uintp(margin)
+    for j in range(np.uintp(size)):
+        target[j + start] = source[j + start]
+
+
+@compiled
+def added(source: Array, target: Array, margin: int, size: int) -> None:
+    """Target ← target + source."""
+    start = np.uintp(margin)
+    for j in range(np.uintp(size)):
+        target[j + start] += source[j + start]
+
+
+@compiled
+def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
+    """Zero outside the image."""
+    start = np.uintp(margin)
+    for j in range(np.uintp(size)):
+        target[j + start] *= inside[j]
+
+
+@compiled
+def moved(source: Array, start: int, target: Array, end: int, count: int) -> None:
+    """A piece of an array into another."""
+    a, b = np.uintp(start), np.uintp(end)
+    for j in range(np.uintp(count)):
+        target[b + j] = source[a + j]
+
+
+@compiled
+def cleaned(target: Array, start: int, count: int) -> None:
+    """A piece of an array set to zero."""
+    a = np.uintp(start)
+    for j in range(np.uintp(count)):
+        target[a + j] = 0
+
+
+@compiled
+def total(tile: Array, margin: int, size: int) -> Any:
+    """The sum of a tile."""
+    start, found = np.uintp(margin), tile.dtype.type(0)
+    for j in range(np.uintp(size)):
+        found += tile[j + start]
+    return found
