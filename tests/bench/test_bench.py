@@ -10,6 +10,7 @@ import torch
 from tests.bench.__main__ import main
 
 
+@pytest.mark.slow
 def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     main(["--quick", "--threads=1", f"--plot={tmp_path / 'cost.svg'}"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import mpmath  # type: ignore[import-untyped]  # it comes with torch, without types
+import mpmath
 import pytest
 import torch
 from hypothesis import example, given, settings
