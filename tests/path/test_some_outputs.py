@@ -13,7 +13,7 @@ WAYS = (
     ("optimizer=sgd", "optimizer.weight_decay=0.1", "path.error_samples=4"),
     ("optimizer=adam", "path.attributed=12"),
     ("optimizer=gd", "path.every=snapshots", "path.count=4"),
-    ("optimizer=flow", "path.rule=[gauss]"),
+    ("optimizer=flow", "path.rule=[gauss]", "steps=2"),
 )
 EXACT = 1e-12  # the bound of the project for secants
 ROUNDING = 1e-13  # other products of matrices, over 8 steps
