@@ -33,6 +33,12 @@ class Entries:
                 f"{self.matrix.path} is not finished: {whole - missing} of {whole} tiles are there; the command that "
                 "began it goes on"
             )
+        layout, columns = self.matrix.layout, self.targets.shape[1]
+        if layout.outputs not in (1, columns):
+            raise Mistake(
+                f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be predicted; "
+                "compute it with --outputs=all or --outputs=trace"
+            )
 
     @property
     def train(self) -> int:

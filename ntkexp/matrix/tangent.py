@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
+from ntkexp.kernel.outputs import Outputs, wanted
 from ntkexp.library import tangent_kernel
 from ntkexp.matrix.filler import AbstractFiller, Blocks
 from ntkexp.mistake import Mistake
@@ -31,6 +32,7 @@ class Tangent(AbstractFiller):
     experiment: Experiment
     modules: tuple[Reading, ...]
     width: int  # of the output
+    wanted: Outputs  # all of these, some, or their trace as one
     told: Mapping[str, Any]  # where the weights come from
 
     @property
@@ -39,12 +41,12 @@ class Tangent(AbstractFiller):
 
     @property
     def outputs(self) -> int:
-        return self.width
+        return 1 if self.wanted == "trace" else len(wanted(self.wanted, self.width))
 
     @property
     def kernel(self) -> dict[str, Any]:
         fields = {name: getattr(self.experiment, name).fields() for name in ("model", "init")}
-        return {"kind": "tangent", **fields, "casts": self.experiment.path.casts, **self.told}
+        return {"kind": "tangent", **fields, "casts": self.experiment.path.casts, "outputs": self.wanted, **self.told}
 
     @property
     def concurrent(self) -> bool:
@@ -59,19 +61,21 @@ class Tangent(AbstractFiller):
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
         """Over the modules, added one by one in their order."""
         casts = self.experiment.path.casts
-        first, *rest = (tangent_kernel(module, left, right, casts=casts) for module in self.modules)
+        first, *rest = (
+            tangent_kernel(module, left, right, outputs=self.wanted, casts=casts) for module in self.modules
+        )
         return {"ntk": sum(rest, start=first) / len(self.modules)}
 
 
-def at_start(experiment: Experiment, data: Data, seeds: Sequence[int]) -> Tangent:
+def at_start(experiment: Experiment, data: Data, seeds: Sequence[int], wanted: Outputs) -> Tangent:
     """Networks as they are drawn from these seeds."""
     outputs = outputs_of(experiment, data)
     drawn = (experiment.model_copy(update={"seed": seed}) for seed in seeds)
     modules = tuple(network(each, data, outputs) for each in drawn)
-    return Tangent(experiment, modules, outputs, {"seeds": list(seeds)})
+    return Tangent(experiment, modules, outputs, wanted, {"seeds": list(seeds)})
 
 
-def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str) -> Tangent:
+def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str, wanted: Outputs) -> Tangent:
     """The network of a run, with its weights at the `start` or the `end` of training."""
     if not weights.is_file():
         raise Mistake(f"{weights.parent} has no weights.pt: the run is not finished; `ntkexp resume` goes on with it")
@@ -82,7 +86,8 @@ def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str) 
     digest = sha256()
     for name in sorted(saved):
         digest.update(name.encode() + saved[name].cpu().numpy().tobytes())
-    return Tangent(experiment, (module,), outputs, {"weights": when, "weights_sha256": digest.hexdigest()})
+    told = {"weights": when, "weights_sha256": digest.hexdigest()}
+    return Tangent(experiment, (module,), outputs, wanted, told)
 
 
 def outputs_of(experiment: Experiment, data: Data) -> int:

@@ -46,6 +46,21 @@ def test_a_tangent_kernel_is_the_mean_over_seeds(file: Path) -> None:
     torch.testing.assert_close(found, (kernels[0] + kernels[1]) / 2, rtol=1e-13, atol=1e-13)
 
 
+def test_some_outputs_and_their_trace_are_parts_of_the_whole(command: Command, tmp_path: Path) -> None:
+    of = ("model.width=8", "data.classes=[1,3,8]", "data.train=12", "data.probe=4", "data.test=4")
+    for name in ("all", "2,0", "trace"):
+        path = str(tmp_path / f"{name}.zarr")
+        assert command("kernel", "tangent", *of, f"--outputs={name}", f"--out={path}", "--quiet").status == 0
+    whole, some, trace = (
+        torch.as_tensor(open_matrix(tmp_path / f"{name}.zarr").array("ntk")) for name in ("all", "2,0", "trace")
+    )
+    chosen = [2, 0]
+    torch.testing.assert_close(some, whole[:, chosen][..., chosen], rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(trace[:, 0, :, 0], torch.einsum("qcnc->qn", whole), rtol=1e-13, atol=1e-13)
+    check(command("kernel", "predict", str(tmp_path / "2,0.zarr")), "compute it with --outputs=all")
+    assert command("kernel", "predict", str(tmp_path / "trace.zarr"), "--quiet").status == 0
+
+
 def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_path: Path) -> None:
     ended = command("kernel", "predict", str(file), "--ridge=0.1", f"--out={tmp_path}")
     assert (ended.status, ended.err) == (0, "")
@@ -118,6 +133,8 @@ def test_mistakes_in_predicting(given: list[str], advice: str, file: Path, comma
         (["predict", "ntkexp"], "it is no store of arrays"),
         (["tangent", "model.widht=3"], "did you mean 'model.width'?"),
         (["tangent", "--seeds=-1"], "it takes whole numbers ≥ 0"),
+        (["tangent", "--outputs=most"], "it takes all, trace, or numbers"),
+        (["tangent", "--outputs=7"], "numbered from 0 to 0"),
         (["tangent", "--run=ntkexp"], "it has no config.json"),
         (["tangent", "--run=ntkexp", "seed=3"], "leave out seed=3"),
         (["tangent", "--out=pyproject.toml/k.zarr"], "cannot be written"),

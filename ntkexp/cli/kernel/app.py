@@ -59,6 +59,10 @@ def tangent(
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="SEEDS", help="Networks to average over, such as 0..9.")
     ] = None,
+    outputs: Annotated[
+        str,
+        typer.Option("--outputs", metavar="all|trace|0,3", help="Blocks of all, of some, or their trace."),
+    ] = "all",
     run: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="The network of this run instead.")] = None,
     when: Annotated[When, typer.Option("--at", help="Its weights before training, or after.")] = When.end,
     force: Force = False,
@@ -72,9 +76,9 @@ def tangent(
 
     asked = Asked(overrides or [], out, None, force, quiet, as_json, trust or [], config_dir)
     if run is None:
-        tangent(asked, seeds)
+        tangent(asked, seeds, outputs)
     else:
-        tangent_of_run(asked, seeds, run, when.value)
+        tangent_of_run(asked, seeds, outputs, run, when.value)
 
 
 @kernel.command()

@@ -18,6 +18,7 @@ from ntkexp.mistake import Mistake
 if TYPE_CHECKING:
     from ntkexp.data.base import Data
     from ntkexp.experiment import Experiment
+    from ntkexp.kernel.outputs import Outputs
     from ntkexp.matrix.filler import AbstractFiller
     from ntkexp.records.json_file import Json
     from ntkexp.records.kernel_matrix import KernelMatrix
@@ -53,7 +54,7 @@ def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
     return filled(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
 
 
-def tangent(asked: Asked, seeds: str | None) -> None:
+def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
     """Of networks as they are drawn."""
     experiment = composed(asked)
     from ntkexp.matrix.tangent import at_start
@@ -62,10 +63,10 @@ def tangent(asked: Asked, seeds: str | None) -> None:
 
     chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
     data = experiment.data.split()
-    tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen)))
+    tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen, wanted(outputs))))
 
 
-def tangent_of_run(asked: Asked, seeds: str | None, run: Path, when: str) -> None:
+def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, when: str) -> None:
     """Of the network of a run."""
     if asked.overrides or seeds is not None:
         surplus = " ".join(asked.overrides) or "--seeds"
@@ -80,8 +81,21 @@ def tangent_of_run(asked: Asked, seeds: str | None, run: Path, when: str) -> Non
 
     experiment = build(read_object(folder / "config.json"), admit(asked.trust))
     data = experiment.data.split()
-    filler = at_checkpoint(experiment, data, folder / "weights.pt", when)
+    filler = at_checkpoint(experiment, data, folder / "weights.pt", when, wanted(outputs))
     tell(asked, filled(asked, experiment, data, filler))
+
+
+def wanted(outputs: str) -> Outputs:
+    """All, their trace, or some of them by number."""
+    match outputs:
+        case "all":
+            return "all"
+        case "trace":
+            return "trace"
+    try:
+        return [int(number) for number in outputs.split(",")]
+    except ValueError:
+        raise Mistake(f"--outputs={outputs}: it takes all, trace, or numbers of outputs, such as 0,3") from None
 
 
 def composed(asked: Asked) -> Experiment:
