@@ -45,7 +45,7 @@ class AbstractLayer(Component):
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         """The covariances after this layer, of those before it."""
-        raise NotImplementedError(type(self).__name__)
+        raise NotImplementedError(type(self).__name__)  # `carry` refuses a layer that cannot do this
 
 
 def build(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:

@@ -41,7 +41,7 @@ class AbstractPointwise(AbstractLayer):
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         """κ and κ̇ of variances and a covariance, each to be broadcast."""
-        raise NotImplementedError(type(self).__name__)
+        raise NotImplementedError(type(self).__name__)  # `carry` refuses a layer that has none
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """κ(q, q, q) and κ̇(q, q, q): a variable with itself."""
@@ -52,6 +52,8 @@ class AbstractPointwise(AbstractLayer):
         return self.dual(first.laid(first.variance), c, second.laid(second.variance))
 
     def carry(self, signal: Signal) -> Signal:
+        if type(self).dual is AbstractPointwise.dual:
+            return super().carry(signal)
         return signal.bent(type(self).__name__)
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:

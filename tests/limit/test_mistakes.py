@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 import ntkexp
 from ntkexp.layer.affine import Dense
+from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.limit.engine import Engine, engine_of
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
@@ -18,6 +20,18 @@ CONV = {"layer": "Conv", "features": 4}
 RELU = {"layer": "ReLU"}
 FLATTEN = {"layer": "Flatten"}
 VECTORS, IMAGES = torch.ones(2, 3), torch.ones(2, 1, 4, 4)
+
+
+class Cubed(AbstractPointwise):
+    """A user's own, of which nobody knows the kernel."""
+
+    def apply(self, z: Tensor) -> Tensor:
+        return z**3
+
+
+def test_an_activation_without_a_kernel_is_refused_by_name() -> None:
+    with pytest.raises(Mistake, match="Cubed has no known limit of infinite width"):
+        ntkexp.infinite_kernel((Dense(features=4), Cubed(), Dense(features=1)), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize(
