@@ -33,7 +33,7 @@ def widened(
     except Mistake as mistake:
         return DoesNotApply(str(mistake))
     pairs = train * (train + 1) // 2 + (len(inputs) - train) * train
-    work = pairs * network.pairs.count * max(1, len(network.layers))
+    work = pairs * network.work
     if work > MOST:
         return DoesNotApply(
             f"the kernels at infinite width take {work / MOST:.1f} times the work that a run does for them; lower "

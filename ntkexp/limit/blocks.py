@@ -70,7 +70,7 @@ def places(net: Network, rows: int, columns: int | None, side: int | None = None
 def usual_side(net: Network) -> int:
     """So large that what is done once per example costs little, so small that little is lost with a block."""
     least, most = SIDES
-    return min(most, max(least, isqrt(WORK // (net.pairs.count * max(1, len(net.layers))))))
+    return min(most, max(least, isqrt(WORK // net.work)))
 
 
 def compute(

@@ -27,13 +27,14 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     if engine not in ENGINES:
         raise Mistake(f"engine={engine} is none of {', '.join(ENGINES)}{nearest(engine, ENGINES)}")
     by_torch = partial(recursion.kernels, net, memory_gb=memory_gb)
-    if engine == "torch" or (engine == "auto" and net.pairs.count * len(net.layers) * pairs < ENOUGH):
+    if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
-    known = None if why_not(net, x) else program(net.layers, net.shape)
+    reason = why_not(net, x)
+    known = None if reason else program(net.layers, net.shape)
     if known:
         return partial(by_tiles, known, net, threads)
     if engine == "fused":
-        raise Mistake(f"engine=fused: {why_not(net, x) or 'some of these layers are none that it knows'}; choose torch")
+        raise Mistake(f"engine=fused: {reason or 'some of these layers are none that it knows'}; choose torch")
     return by_torch
 
 

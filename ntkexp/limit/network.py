@@ -58,6 +58,11 @@ class Network:
         """Which pairs of pixels of two inputs play a part."""
         return chain.need(self.layers, Pairs((), ()), self.shape)
 
+    @property
+    def work(self) -> int:
+        """Of a pair of examples: pairs of pixels times layers."""
+        return self.pairs.count * max(1, len(self.layers))
+
     @cached_property
     def own(self) -> Pairs:
         """Which pairs of pixels of an input and itself do."""

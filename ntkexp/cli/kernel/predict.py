@@ -69,8 +69,12 @@ def question_of(asked: Asked) -> Question:
     if asked.times and asked.steps is not None:
         raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
     times = tuple(number("--time", text, "a number ≥ 0, or inf") for text in asked.times or ("inf",))
-    ridge = None if asked.ridge == "best" else number("--ridge", asked.ridge, "a number ≥ 0, or best")
-    return Question(times, asked.steps, asked.step_size, ridge, asked.folds, asked.solver, asked.memory_gb)
+    return Question(times, asked.steps, asked.step_size, ridge(asked.ridge), asked.folds, asked.solver, asked.memory_gb)
+
+
+def ridge(text: str) -> float | None:
+    """None asks for the best one."""
+    return None if text == "best" else number("--ridge", text, "a number ≥ 0, or best")
 
 
 def number(option: str, text: str, allowed: str) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ntkexp.cli.kernel.fill import Asked as Filling
 from ntkexp.cli.kernel.fill import computed_limit
-from ntkexp.cli.kernel.predict import number as parsed
+from ntkexp.cli.kernel.predict import ridge
 from ntkexp.cli.kernel.tables import rate, save
 from ntkexp.report.text import aligned, short
 
@@ -39,8 +39,7 @@ def study(asked: Asked) -> None:
     from ntkexp.matrix.study import study
 
     found = study(asked.name, Choices(folders(asked.filling.config_dir)))
-    ridge = None if asked.ridge == "best" else parsed("--ridge", asked.ridge, "a number ≥ 0, or best")
-    question, place = Question((math.inf,), ridge=ridge), asked.filling.out or Path("outputs/kernels")
+    question, place = Question((math.inf,), ridge=ridge(asked.ridge)), asked.filling.out or Path("outputs/kernels")
     rows: list[list[str | float | None]] = []
     for name, overrides in found.overrides(asked.filling.overrides).items():
         for score in tested(replace(asked.filling, overrides=overrides, out=None), place, question):
