@@ -16,6 +16,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,7 +103,8 @@ def connected(address: str, timeout: float) -> Any:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said in one line
     try:
         scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"] if by_file else address
-        asyncio.run(greet(scheduler, timeout))
+        with ThreadPoolExecutor(1) as apart:  # a notebook's thread has a loop running already
+            apart.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
     except (OSError, ValueError, KeyError, MemoryError) as error:  # MemoryError: what other servers say is a huge size
         said = f"{type(error).__name__}: {first_line(error)}"

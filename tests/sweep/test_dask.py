@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -97,6 +98,18 @@ def test_an_address_that_does_not_answer_is_one_line_in_time(capfd: pytest.Captu
     said = capfd.readouterr().err
     assert "does not answer within 0.5 s" in said
     assert said.count("\n") == 1
+
+
+async def swept_in_a_notebook(*arguments: str) -> int:
+    return run(["sweep", *arguments])
+
+
+def test_a_loop_that_runs_already_is_not_in_the_way(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        engine = f"--engine=dask:tcp://127.0.0.1:{silent.getsockname()[1]},timeout=0.5"
+        assert asyncio.run(swept_in_a_notebook(*FOUR, engine, f"--out={tmp_path}")) == 2
+    assert "does not answer within 0.5 s" in capfd.readouterr().err
 
 
 def test_a_server_of_another_kind_is_one_line(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def page(outputs: Path) -> Path:
     return write(gather([], outputs), outputs / "report", "ntkexp report")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright's loop runs as long as this one lives, and other tests want their own
 def browser() -> Iterator[Browser]:
     found = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
