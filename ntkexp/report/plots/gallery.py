@@ -62,7 +62,10 @@ def svg(figure: Figure) -> str:
 
 
 def drawn(figure: Figure, kind: str) -> bytes:
-    """The bytes of a figure."""
+    """The bytes of a figure, whose places are found once for all kinds of files."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=METADATA[kind])
     return buffer.getvalue()
