@@ -78,8 +78,6 @@ def by_example(
 ) -> Factored:
     """The rows of a product, grouped by the example they belong to."""
     inputs = use.factor
-    if use.bias is not None:
-        inputs = torch.cat([torch.full_like(inputs[:, :1], use.shift), inputs if use.weight else inputs[:, :0]], dim=1)
     weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
     order = in_turn(owner, examples)
     if order is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
@@ -88,9 +86,9 @@ def by_example(
         rows = rows_of(cotangent, batch=1)
         if order is not None:
             refuse_unowned(rows[:, owner < 0])
-            inputs, rows = inputs[order], rows[:, order]
+            inputs, rows = inputs.flatten(0, -2)[order], rows[:, order]
         outputs = rows.reshape(len(rows), examples, -1, rows.shape[2])
-    inputs = inputs.reshape(examples, -1, inputs.shape[1])
+    inputs = inputs.reshape(examples, -1, inputs.shape[-1])
     return Factored(inputs, outputs.transpose(0, 1), weight, bias, int(use.bias is not None))
 
 

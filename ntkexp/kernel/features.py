@@ -76,7 +76,11 @@ class Factored:
 
     def add_to(self, gradient: Weights) -> None:
         """Add the sum over examples and outputs to the gradient of the weights."""
-        total = self.inputs.flatten(0, 1).t() @ self.outputs.sum(1).flatten(0, 1)
+        outputs = self.outputs.sum(1)
+        if self.inputs.shape[1] < outputs.shape[2]:
+            total = self.inputs.flatten(0, 1).t() @ outputs.flatten(0, 1)
+        else:  # fewer numbers example by example than in the inputs, which would have to be copied
+            total = (self.inputs.mT @ outputs).sum(0)
         if self.bias is not None:
             self.bias.of(gradient[self.bias.name]).add_(total[0])
         if self.weight is not None:

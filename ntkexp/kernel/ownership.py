@@ -17,7 +17,7 @@ from ntkexp.kernel.company import COUPLED
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
-from ntkexp.kernel.uses import Product
+from ntkexp.kernel.uses import Product, rows_of
 from ntkexp.mistake import Mistake
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
@@ -52,8 +52,9 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
     return whole.long() - 1
 
 
-def rows(owner: Int[Tensor, "row out"]) -> Int[Tensor, " row"]:
+def rows(owner: Int[Tensor, "..."]) -> Int[Tensor, " row"]:
     """The owner of each row of a product."""
+    owner = rows_of(owner, batch=0)
     of_row = owner.amax(1)
     if ((owner != of_row[:, None]) & (owner >= 0)).any():
         raise NoRule("a row of a matrix product belongs to several examples")

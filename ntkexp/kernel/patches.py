@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from math import prod
 
 import torch
 from jaxtyping import Float
@@ -17,8 +16,12 @@ def patches(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-) -> Float[Tensor, "row size"]:
-    """A row for every example and output pixel of a convolution: what the window shows there, channel by channel."""
+    shift: float | None = None,
+) -> Float[Tensor, "example use size"]:
+    """What the window of a convolution shows at each output pixel, channel by channel, and `shift` before it, if any.
+
+    Pixels follow each other in memory, as they do in x: to bring a patch together takes longer than to multiply it.
+    """
     x = nn.functional.pad(x, [width for width in reversed(padding) for _ in range(2)])
     reach = [d * (w - 1) for d, w in zip(dilation, window, strict=True)]
     shown = []
@@ -26,5 +29,5 @@ def patches(
         corner = [d * o for d, o in zip(dilation, offset, strict=True)]
         places = [slice(c, n - r + c, s) for c, n, r, s in zip(corner, x.shape[2:], reach, stride, strict=True)]
         shown.append(x[(slice(None), slice(None), *places)])
-    stacked = torch.stack(shown, dim=2)  # [example, channel, offset, *pixels]
-    return stacked.movedim((1, 2), (-2, -1)).reshape(-1, x.shape[1] * prod(window))
+    rows = torch.stack(shown, dim=2).flatten(3).flatten(1, 2)  # [example, (channel, offset), pixel]
+    return (rows if shift is None else torch.cat([torch.full_like(rows[:, :1], shift), rows], dim=1)).mT

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.rules import RULES
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule
 from ntkexp.kernel.tape import Entry, Slot, Tape
-from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use
+from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use, with_column
 
 
 class Replay:
@@ -170,8 +170,8 @@ class Call(AbstractCall):
         if self.is_cut(right):
             wide = self.start.shape[1:]
             joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None
-            terms.append(self.use(factor, right, joined, shift))
             bias = None if joined is not None else bias
+            terms.append(self.use(with_column(factor, None if joined is None else shift), right, joined))
         elif right.delta is not None:
             terms.append(torch.mm(factor, right.delta))
         if bias is not None and bias.delta is not None:
@@ -187,14 +187,15 @@ class Call(AbstractCall):
             return result
         return result + shift * self.delta(bias, self.start.shape)
 
-    def use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
-        assert weight.delta is not None
-        tap = torch.mm(factor, weight.delta.detach())
-        if bias is not None and bias.delta is not None:
-            tap = tap.add(bias.delta.detach(), alpha=shift)
-        tap.requires_grad_()
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
+        deltas = [value.delta for value in (bias, weight) if value is not None and value.delta is not None]
+        by_row = torch.cat([delta.detach().reshape(-1, weight.start.shape[1]) for delta in deltas])
+        if factor.dim() == 2:
+            tap = torch.mm(factor, by_row)
+        else:
+            tap = torch.bmm(by_row.t().expand(len(factor), -1, -1), factor.mT)
         added = None if bias is None else self.source(bias)
-        self.replay.uses.append(Product(tap, factor, self.source(weight), added, shift))
+        self.replay.uses.append(Product(tap.requires_grad_(), factor, self.source(weight), added))
         return tap
 
     def source(self, value: Ends) -> Source:

@@ -17,7 +17,8 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ntkexp.kernel.patches import patches
@@ -62,16 +63,16 @@ Source: TypeAlias = View | Derived
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """z = gain · a W + shift · b: `factor` holds gain · a, to which a column of `shift` belongs if there is a bias.
+    """z = gain · a W + shift · b: `factor` holds a column of `shift`, if there is a bias, and gain · a.
 
-    The tap is a matrix with a row for every use, or an image [example, out, *pixels] with a use for every pixel.
+    Tap and factor are matrices with a row for every use, or an image [example, out, *pixels] and its patches, with a
+    use for every pixel.
     """
 
     tap: Float[Tensor, "..."]
-    factor: Float[Tensor, "row in"]
-    weight: Source | None
+    factor: Float[Tensor, "*example use in"]
+    weight: Source
     bias: Source | None
-    shift: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class Element:
     positions: Int[Tensor, "..."]  # of each element of the tap in the source
 
 
-def rows_of(image: Float[Tensor, "*batch example out *pixels"], batch: int) -> Float[Tensor, "*batch row out"]:
+def rows_of(image: Shaped[Tensor, "*batch example out *pixels"], batch: int) -> Shaped[Tensor, "*batch row out"]:
     """The pixels of images as rows; a matrix is left as it is. The first `batch` axes stay."""
     return image.movedim(batch + 1, -1).flatten(batch, -2)
 
@@ -146,13 +147,9 @@ def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
         if transposed or groups > 1:
             return None
         weight = plain_source(tape, trained, right, lambda kernel: kernel.flatten(1).t())
-        factor = patches(tape[left].detach(), tape[right].shape[2:], stride, padding, dilation)
-        gain, shift = 1.0, 1.0
     elif entry.name in ("mm", "addmm"):
         added, left, right = (None, *entry.args) if entry.name == "mm" else entry.args
         weight = plain_source(tape, trained, right, lambda matrix: matrix)
-        factor = tape[left].detach()
-        gain, shift = entry.kwargs.get("alpha", 1.0), entry.kwargs.get("beta", 1.0)
     else:
         return None
     bias = None if added not in trained.slots else plain_source(tape, trained, added, lambda vector: vector)
@@ -160,7 +157,18 @@ def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
         return None
     if bias is not None and bias.shape != weight.shape[1:]:
         return None  # the bias is broadcast
-    return Product(tape[entry.results[0]], factor if gain == 1 else gain * factor, weight, bias, shift)
+    gain, shift = entry.kwargs.get("alpha", 1.0), None if bias is None else entry.kwargs.get("beta", 1.0)
+    shown = tape[left].detach()
+    if entry.name == "convolution":
+        factor = patches(shown, tape[right].shape[2:], stride, padding, dilation, shift)
+    else:
+        factor = with_column(shown if gain == 1 else gain * shown, shift)
+    return Product(tape[entry.results[0]], factor, weight, bias)
+
+
+def with_column(factor: Float[Tensor, "row in"], shift: float | None) -> Float[Tensor, "row in_"]:
+    """The factor of a product, and before it a column of `shift` for the bias, if there is one."""
+    return factor if shift is None else torch.cat([torch.full_like(factor[:, :1], shift), factor], dim=1)
 
 
 def plain_source(tape: Tape, trained: Trained, slot: Slot, arranged: Callable[[Tensor], Tensor]) -> View | None:

@@ -89,8 +89,8 @@ class AbstractCall:
         """The difference of gain · left @ right + shift · bias, for matrices."""
 
     @abstractmethod
-    def use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
-        """factor ΔW + shift · Δb as a use of the weights, for matrices."""
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
+        """factor [Δb; ΔW] as a use of the weights: rows for rows, images [example, out, use] for patches."""
 
 
 Result: TypeAlias = Tensor | tuple[Tensor | None, ...]

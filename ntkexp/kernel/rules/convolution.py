@@ -56,13 +56,13 @@ def used(
     channels, features = shown.shape[1] // groups, kernel.start.shape[0] // groups
     parts = []
     for group in range(groups):
-        factor = patches(shown[:, picked(group, channels)], kernel.start.shape[2:], stride, padding, dilation)
-        mine = [None if p is None else p.view(taken(picked(group, features))) for p in (kernel, bias)]
-        assert mine[0] is not None
-        parts.append(call.use(factor, mine[0].view(lambda v: v.flatten(1).t()), mine[1]))
-    examples, _, *space = call.start.shape
+        weight = kernel.view(taken(picked(group, features))).view(lambda v: v.flatten(1).t())
+        added = None if bias is None else bias.view(taken(picked(group, features)))
+        shift = None if bias is None else 1.0
+        factor = patches(shown[:, picked(group, channels)], kernel.start.shape[2:], stride, padding, dilation, shift)
+        parts.append(call.use(factor, weight, added))
     joined = parts[0] if groups == 1 else torch.cat(parts, dim=1)
-    return joined.view(examples, *space, -1).movedim(-1, 1)
+    return joined.view(call.start.shape)
 
 
 def taken(places: slice) -> Callable[[Tensor], Tensor]:
