@@ -16,7 +16,7 @@ from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading
 
 Curve = NDArray[np.float64]
 LINES = 25  # networks that are drawn
-PROCESSES = {"ntk": ("NTK process", "frozen_end"), "nngp": ("NNGP process", "nngp")}
+PROCESSES = {"ntk": ("NTK process", "frozen_limit"), "nngp": ("NNGP process", "nngp")}
 
 
 @dataclass(frozen=True)
