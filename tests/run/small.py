@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.config.compose import compose
+from ntkexp.config.compose import compose, composer
 from ntkexp.experiment import Experiment
 from ntkexp.journal import AbstractJournal
 from ntkexp.look_back import Outcome
@@ -26,6 +26,7 @@ from ntkexp.retrace import Retrace
 from ntkexp.run import run
 from ntkexp.walk import Walk
 
+COMPOSER = composer()
 SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")
 
 
@@ -109,7 +110,8 @@ class Ran:
 
 def small(*overrides: str, trust: Sequence[str] = ()) -> Experiment:
     """A small experiment; the last word counts."""
-    return compose([*SMALL, *overrides], trust=trust)
+    chosen = [*SMALL, *overrides]
+    return compose(chosen, trust=trust) if trust else COMPOSER.resolve(chosen).experiment()
 
 
 def ran(*overrides: str, trust: Sequence[str] = ()) -> Ran:

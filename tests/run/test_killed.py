@@ -30,7 +30,14 @@ class Undisturbed:
     seconds: float
 
 
-@pytest.fixture(scope="module", params=OPTIMIZERS, ids=("online", "back", "snapshots"))
+@pytest.fixture(
+    scope="module",
+    params=(
+        pytest.param(OPTIMIZERS[0], id="online", marks=pytest.mark.slow),
+        pytest.param(OPTIMIZERS[1], id="back"),  # it goes both ways
+        pytest.param(OPTIMIZERS[2], id="snapshots", marks=pytest.mark.slow),
+    ),
+)
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     chosen, out = (*STOPPING, *request.param), tmp_path_factory.mktemp("undisturbed")
     finish(chosen, out)  # the first child waits for the fork server
@@ -75,7 +82,7 @@ def test_three_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("undisturbed", [OPTIMIZERS[1]], ids=["back"], indirect=True)  # it goes both ways
+@pytest.mark.parametrize("undisturbed", [OPTIMIZERS[1]], ids=["back"], indirect=True)
 def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
     hunt(tmp_path, undisturbed, 20)
 
