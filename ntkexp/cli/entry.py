@@ -8,6 +8,7 @@ Bugs of the program keep their traceback.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,9 @@ UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ i
 def main() -> None:
     """Run the command of `sys.argv`."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down whoever shares the cores
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    gc.freeze()  # at its end Python looks for garbage in all that was loaded: half a second, where torch was
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -65,7 +65,7 @@ def sweep(asked: Asked) -> int:
     ended = carried_out(asked, plan, before, begun, engine)
     for run in plan.distinct:
         keep_events(plan.folder(run).path, asked.tensorboard and plan.folder(run).done)
-    return tell(asked, plan, ended)
+    return tell(asked, plan, standings(plan, plan.journal.failures(), ended) if begun else before, ended)
 
 
 def planned(asked: Asked) -> Plan:
@@ -138,11 +138,8 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def tell(asked: Asked, plan: Plan, ended: Mapping[str, Ended]) -> int:
+def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping[str, Ended]) -> int:
     """What came of the sweep; each failure with its reason and the command that repeats it."""
-    from ntkexp.sweep.record import standings
-
-    found = standings(plan, plan.journal.failures(), ended)
     for run in plan.distinct:
         if reason := found[run.name].reason:
             command = shlex.join(["ntkexp", "train", *run.overrides, *asked.repeated])
