@@ -38,7 +38,7 @@ def settle(experiment: Experiment, threads: int | None = None) -> int:
     check_device(experiment.device)
     torch.set_num_threads(count)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS may not be deterministic
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # what use_deterministic_algorithms does, without loading a compiler
     return count
 
 

@@ -31,19 +31,33 @@ from ntkexp.write_down import array
 CHECKPOINT, TRAJECTORY = "checkpoint.pt", "trajectory.bin"
 
 
-@contextmanager
-def interruptions() -> Iterator[list[int]]:
-    """A list that a first Ctrl-C (or SIGTERM) is put into, so that a step can be finished; a second one interrupts."""
-    received: list[int] = []
+@dataclass
+class Patience:
+    """A first Ctrl-C (or SIGTERM) lets a step be finished and its checkpoint be written; a second one interrupts."""
 
-    def receive(number: int, frame: FrameType | None) -> None:
-        if received:
+    asked: bool = False  # to stop
+    over: bool = False
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of both signals."""
+        if self.asked or self.over:
             raise KeyboardInterrupt
-        received.append(number)
+        self.asked = True
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    def end(self) -> None:
+        """There are no more steps to finish."""
+        self.over = True
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def patience() -> Iterator[Patience]:
+    """Patience with the steps of a run."""
+    kept = Patience()
+    before = {number: signal.signal(number, kept.receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        yield kept
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -58,7 +72,7 @@ class Diary(AbstractJournal):
     metrics: MetricsWriter
     threads: int
     progress: AbstractProgress
-    stop: list[int]
+    patience: Patience
     snapshots: int = 0
     rows: Trajectory | None = None
     back: bool = False  # whether the run is on its way back
@@ -93,6 +107,9 @@ class Diary(AbstractJournal):
         self.show({"step": walk.step, "steps": self.setting.experiment.steps, "loss": loss})
         self.checkpoint(walk, None)
 
+    def walked(self) -> None:
+        self.patience.end()
+
     def retraced(self, retrace: Retrace) -> None:
         if not self.back:
             self.back = True
@@ -114,10 +131,10 @@ class Diary(AbstractJournal):
 
     def checkpoint(self, walk: Walk, retrace: Retrace | None) -> None:
         """Save now and then, and when the run is asked to stop."""
-        if self.stop or time.monotonic() - self.saved_at >= self.setting.experiment.checkpoint_seconds:
+        if self.patience.asked or time.monotonic() - self.saved_at >= self.setting.experiment.checkpoint_seconds:
             self.save(walk, retrace)
             self.saved_at = time.monotonic()
-        if self.stop:
+        if self.patience.asked:
             raise KeyboardInterrupt
 
     def save(self, walk: Walk, retrace: Retrace | None) -> None:
@@ -142,5 +159,5 @@ def diary(
     """The diary of a run, open where it was left."""
     columns, kept = Observer(setting).columns, saved["metrics"] if saved else None
     progress.start(folder.path.name, setting.experiment.steps, len(saved["walk"]["step_sizes"]) if saved else 0)
-    with interruptions() as stop, MetricsWriter(folder.path / "metrics.csv", columns, kept) as metrics:
-        yield Diary(folder, setting, metrics, threads, progress, stop, saved["snapshots"] if saved else 0)
+    with patience() as waiting, MetricsWriter(folder.path / "metrics.csv", columns, kept) as metrics:
+        yield Diary(folder, setting, metrics, threads, progress, waiting, saved["snapshots"] if saved else 0)

@@ -32,6 +32,10 @@ class AbstractJournal(ABC):
         """Room for so many rows of so many numbers, for a run that is walked again from its end."""
 
     @abstractmethod
+    def walked(self) -> None:
+        """The path is behind, there and back; looking back at it keeps no checkpoints."""
+
+    @abstractmethod
     def retraced(self, retrace: Retrace) -> None:
         """A step back is complete: the moment for a checkpoint."""
 

@@ -34,6 +34,7 @@ def run(setting: Setting, journal: AbstractJournal, saved: Mapping[str, Any] | N
     if recording is not None:
         recording.write(walk.step, walk.weights, {})
         go_back(walk, journal, recording, saved["retrace"] if saved else None)
+    journal.walked()
     return finish(walk, journal, ending)
 
 

@@ -65,7 +65,8 @@ def sweep(asked: Asked) -> int:
     ended = carried_out(asked, plan, before, begun, engine)
     for run in plan.distinct:
         keep_events(plan.folder(run).path, asked.tensorboard and plan.folder(run).done)
-    return tell(asked, plan, standings(plan, plan.journal.failures(), ended) if begun else before, ended)
+    found = standings(plan, plan.journal.failures(), ended) if begun else before
+    return tell(asked, plan, found, ended)
 
 
 def planned(asked: Asked) -> Plan:

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ntkexp.kernel.dispatch import DispatchMode
 from ntkexp.kernel.precision import eps
 from ntkexp.kernel.recorder import columns, plain_kernels
 from ntkexp.kernel.tape import Tape
@@ -25,11 +25,11 @@ from ntkexp.shapes import Function, Inputs, Weights
 Casts: TypeAlias = Literal["keep", "ignore"]
 
 
-class Uncast(TorchDispatchMode):
+class Uncast(DispatchMode):
     """Operations that are told to give shorter numbers give those of `kind`."""
 
     def __init__(self, kind: torch.dtype) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__init__()
         self.kind = kind
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:

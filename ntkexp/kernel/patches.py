@@ -30,4 +30,9 @@ def patches(
         places = [slice(c, n - r + c, s) for c, n, r, s in zip(corner, x.shape[2:], reach, stride, strict=True)]
         shown.append(x[(slice(None), slice(None), *places)])
     rows = torch.stack(shown, dim=2).flatten(3).flatten(1, 2)  # [example, (channel, offset), pixel]
-    return (rows if shift is None else torch.cat([torch.full_like(rows[:, :1], shift), rows], dim=1)).mT
+    return with_shift(rows, shift).mT
+
+
+def with_shift(factor: Float[Tensor, "row size *use"], shift: float | None) -> Float[Tensor, "row size_ *use"]:
+    """The factor of a product, and before its columns one of `shift` for the bias, if there is one."""
+    return factor if shift is None else torch.cat([torch.full_like(factor[:, :1], shift), factor], dim=1)

@@ -21,9 +21,9 @@ from jaxtyping import Int
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ntkexp.kernel.dispatch import DispatchMode
 from ntkexp.kernel.inputs import examples, settled, tensors
 from ntkexp.kernel.tape import Entry, Slot, Tape, storage
 from ntkexp.mistake import Mistake
@@ -32,11 +32,11 @@ from ntkexp.shapes import Function, Inputs, Weights
 aten = torch.ops.aten
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """Writes operations down as they run."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__init__()
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ntkexp.kernel.patches import with_shift
 from ntkexp.kernel.rules import RULES
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule
 from ntkexp.kernel.tape import Entry, Slot, Tape
-from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use, with_column
+from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use
 
 
 class Replay:
@@ -171,7 +172,7 @@ class Call(AbstractCall):
             wide = self.start.shape[1:]
             joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None
             bias = None if joined is not None else bias
-            terms.append(self.use(with_column(factor, None if joined is None else shift), right, joined))
+            terms.append(self.use(with_shift(factor, None if joined is None else shift), right, joined))
         elif right.delta is not None:
             terms.append(torch.mm(factor, right.delta))
         if bias is not None and bias.delta is not None:

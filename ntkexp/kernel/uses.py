@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ntkexp.kernel.patches import patches
+from ntkexp.kernel.patches import patches, with_shift
 from ntkexp.kernel.tape import Entry, Slot, Tape, storage
 
 
@@ -142,14 +141,17 @@ def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
 
 def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
     """A product of matrices or a convolution as a use, if it is one of inputs with parameters as they are."""
+    factor: Callable[..., Tensor]
     if entry.name == "convolution":
         left, right, added, stride, padding, dilation, transposed, _, groups = entry.args
         if transposed or groups > 1:
             return None
         weight = plain_source(tape, trained, right, lambda kernel: kernel.flatten(1).t())
+        factor = partial(patches, window=tape[right].shape[2:], stride=stride, padding=padding, dilation=dilation)
     elif entry.name in ("mm", "addmm"):
         added, left, right = (None, *entry.args) if entry.name == "mm" else entry.args
         weight = plain_source(tape, trained, right, lambda matrix: matrix)
+        factor = with_shift
     else:
         return None
     bias = None if added not in trained.slots else plain_source(tape, trained, added, lambda vector: vector)
@@ -159,16 +161,7 @@ def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
         return None  # the bias is broadcast
     gain, shift = entry.kwargs.get("alpha", 1.0), None if bias is None else entry.kwargs.get("beta", 1.0)
     shown = tape[left].detach()
-    if entry.name == "convolution":
-        factor = patches(shown, tape[right].shape[2:], stride, padding, dilation, shift)
-    else:
-        factor = with_column(shown if gain == 1 else gain * shown, shift)
-    return Product(tape[entry.results[0]], factor, weight, bias)
-
-
-def with_column(factor: Float[Tensor, "row in"], shift: float | None) -> Float[Tensor, "row in_"]:
-    """The factor of a product, and before it a column of `shift` for the bias, if there is one."""
-    return factor if shift is None else torch.cat([torch.full_like(factor[:, :1], shift), factor], dim=1)
+    return Product(tape[entry.results[0]], factor(shown if gain == 1 else gain * shown, shift=shift), weight, bias)
 
 
 def plain_source(tape: Tape, trained: Trained, slot: Slot, arranged: Callable[[Tensor], Tensor]) -> View | None:

@@ -48,6 +48,9 @@ class Deaf(AbstractJournal):
         made.take_room()
         return made
 
+    def walked(self) -> None:
+        pass
+
     def retraced(self, retrace: Retrace) -> None:
         pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -21,18 +21,20 @@ TINY = (
 )
 
 
-def started(arguments: Sequence[str], out: Path, said: Path) -> ForkServerProcess:
-    """`ntkexp train …`, running; what it says on stderr goes to a file."""
-    process = FORKS.Process(target=obey, args=(["train", *arguments, "--quiet", f"--out={out}"], said))
-    process.start()
-    return process
-
-
 def obey(arguments: list[str], said: Path) -> None:
     """Run a command as the entry point does, without a terminal."""
     for name, descriptor in ((os.devnull, 1), (said, 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
     raise SystemExit(run(arguments))
+
+
+def started(
+    arguments: Sequence[str], out: Path, said: Path, obey: Callable[[list[str], Path], None] = obey
+) -> ForkServerProcess:
+    """`ntkexp train …`, running; what it says on stderr goes to a file."""
+    process = FORKS.Process(target=obey, args=(["train", *arguments, "--quiet", f"--out={out}"], said))
+    process.start()
+    return process
 
 
 def only_run(out: Path) -> Path:

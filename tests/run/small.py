@@ -59,6 +59,9 @@ class Memory(AbstractJournal):
         weakref.finalize(self, shutil.rmtree, made)
         return Path(made)
 
+    def walked(self) -> None:
+        pass
+
     def retraced(self, retrace: Retrace) -> None:
         pass
 

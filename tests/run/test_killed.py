@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests.run.commands import TINY, only_run, promised, started
+from ntkexp.diary import Diary
+from tests.run.commands import TINY, obey, only_run, promised, started
 
 STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
 OPTIMIZERS = (
@@ -87,16 +91,31 @@ def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
     hunt(tmp_path, undisturbed, 20)
 
 
-def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> None:
+    """The command, to which Ctrl-C is pressed when its diary is told of something for the so manieth time."""
+    told: Callable[..., None] = getattr(Diary, method)
+    calls = count(1)
+
+    def pressed(*about: object) -> None:
+        if next(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        told(*about)
+
+    with mock.patch.object(Diary, method, pressed):
+        obey(arguments, said)
+
+
+@pytest.mark.parametrize(("method", "call"), [("stepped", 7), ("walked", 1), ("snapshot", 4)])
+def test_an_interrupt_leaves_a_run_that_goes_on(
+    tmp_path: Path, undisturbed: Undisturbed, method: str, call: int
+) -> None:
+    """In the middle, after the last step, and while the run looks back, which keeps no checkpoint."""
     said = tmp_path / "said.txt"
-    process = started([*undisturbed.settings, "checkpoint_seconds=1000"], tmp_path, said)
-    while process.is_alive() and not list(tmp_path.glob("runs/*/progress.json")):
-        time.sleep(0.001)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)
+    settings = [*undisturbed.settings, "checkpoint_seconds=1000"]
+    process = started(settings, tmp_path, said, partial(interrupted_in, method, call))
     process.join()
     folder = only_run(tmp_path)
-    assert (process.exitcode, (folder / "checkpoint.pt").is_file()) == (130, True)
+    assert (process.exitcode, (folder / "checkpoint.pt").is_file()) == (130, method == "stepped")
     line = said.read_text("utf-8")
     assert line.startswith("ntkexp: interrupted; ")
     assert line.count("\n") == 1

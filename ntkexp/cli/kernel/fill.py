@@ -63,7 +63,7 @@ def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
 
     chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
     data = experiment.data.split()
-    tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen, wanted(outputs))))
+    tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen, read_outputs(outputs))))
 
 
 def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, when: str) -> None:
@@ -81,11 +81,11 @@ def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, whe
 
     experiment = build(read_object(folder / "config.json"), admit(asked.trust))
     data = experiment.data.split()
-    filler = at_checkpoint(experiment, data, folder / "weights.pt", when, wanted(outputs))
+    filler = at_checkpoint(experiment, data, folder / "weights.pt", when, read_outputs(outputs))
     tell(asked, filled(asked, experiment, data, filler))
 
 
-def wanted(outputs: str) -> Outputs:
+def read_outputs(outputs: str) -> Outputs:
     """All, their trace, or some of them by number."""
     match outputs:
         case "all":
