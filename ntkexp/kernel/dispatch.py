@@ -6,11 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode that torch does not shield from its compiler, which is never on here and takes a second to load."""
+    """A mode without torch's shield against its own compiler, which is never on here and takes a second to load."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
+    def __init_subclass__(cls) -> None:
+        """Nothing: torch's would put up the shield."""
