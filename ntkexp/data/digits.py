@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 × 8 pixels with 17 greys, the test part of the UCI set, as scikit-learn carries it.
+"""Handwritten digits of 8 × 8 pixels with 17 greys, the test part of the UCI set.
 
 >>> Digits(train=100).split().train.inputs.shape
 torch.Size([100, 1, 8, 8])
@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from ntkexp.data.carried import carried
 from ntkexp.data.images import AbstractImages, Pictures
 
 
@@ -21,7 +22,5 @@ class Digits(AbstractImages):
     classes: tuple[int, ...] | Literal["all"] = (3, 8)
 
     def pictures(self) -> Pictures:
-        from sklearn.datasets import load_digits  # noqa: PLC0415  slow to load, and composing needs none of it
-
-        bunch = load_digits()
-        return torch.as_tensor(bunch.images, dtype=torch.uint8)[:, None], torch.as_tensor(bunch.target)
+        greys, labels = carried("digits")
+        return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()

@@ -1,4 +1,4 @@
-"""Wine recognition: 13 measurements of 178 wines from three cultivars, as scikit-learn carries it."""
+"""Wine recognition: 13 measurements of 178 wines from three cultivars."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from ntkexp.data.base import AbstractSource, Examples
+from ntkexp.data.carried import carried
 
 
 class Wine(AbstractSource):
@@ -15,8 +16,5 @@ class Wine(AbstractSource):
     probe: NonNegativeInt = 32
 
     def examples(self, generator: torch.Generator) -> Examples:
-        from sklearn.datasets import load_wine  # noqa: PLC0415  slow to load, and composing needs none of it
-
-        bunch = load_wine()
-        names = tuple(str(name) for name in bunch.target_names)
-        return Examples(torch.as_tensor(bunch.data), torch.as_tensor(bunch.target), names)
+        inputs, target = carried("wine")
+        return Examples(inputs, target.long(), ("class_0", "class_1", "class_2"))

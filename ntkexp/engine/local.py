@@ -23,7 +23,7 @@ from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task
 from ntkexp.mistake import Mistake
 
 FORKS = multiprocessing.get_context("forkserver")
-PRELOADED = ["ntkexp.engine.work", "ntkexp.engine.local", "ntkexp.engine.loaded"]
+PRELOADED = ["ntkexp.engine.work", "ntkexp.engine.local"]
 GRACE = 30.0  # seconds that a run has to write its checkpoint
 
 
