@@ -17,7 +17,7 @@ from ntkexp.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.version import package_version, results_version
 
-LIBRARIES = ("torch", "numpy", "scikit-learn", "zarr", "pandas", "matplotlib")
+LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
 
 def commit() -> str | None:

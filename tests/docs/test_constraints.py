@@ -1,14 +1,17 @@
-"""Every package that ntkexp asks for is pinned, to a version that it asks for and that is installed here."""
+"""ntkexp imports what it asks for; all of that is pinned, to a version that it asks for and that is installed here."""
 
 from __future__ import annotations
 
+import ast
+import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ntkexp.circumstances import LIBRARIES
 from tests.docs.readme import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -31,3 +34,20 @@ def test_what_is_asked_for_is_pinned(wanted: Requirement) -> None:
 def test_what_is_pinned_is_tested() -> None:
     installed = {name: version(name).partition("+")[0] for name in pinned()}
     assert installed == pinned()
+
+
+def imported() -> set[str]:
+    """The first word of everything that some file of the package imports, now or later."""
+    nodes = [node for path in (ROOT / "ntkexp").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ntkexp"}
+
+
+def test_what_is_imported_is_asked_for() -> None:
+    """By users: what only the tests need is not there."""
+    extras = {name: lines for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"}
+    lines = [*PROJECT["dependencies"], *(line for some in extras.values() for line in some)]
+    owners, asked = packages_distributions(), {canonicalize_name(Requirement(line).name) for line in lines}
+    assert {name for name in imported() if not asked & {canonicalize_name(owner) for owner in owners[name]}} == set()
+    assert set(LIBRARIES) <= {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
