@@ -40,8 +40,11 @@ def infinite_kernel(
     refuse_unfit(x1, x2, memory_gb)
     net = network(parse(spec), tuple(x1.shape[1:]))
     shape = (len(x1), len(x1 if x2 is None else x2))
+    side = max(shape) if len(net.shape) == 1 else None  # beside its result, a block of vectors takes next to nothing
     nngp, ntk = x1.new_empty(shape), x1.new_empty(shape)
-    for block in blocks(net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads):
+    for block in blocks(net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side):
+        if block.nngp.shape == shape:
+            return block.nngp, block.ntk
         for part in (block, block.mirrored) if x2 is None else (block,):
             nngp[part.place.rows, part.place.columns] = part.nngp
             ntk[part.place.rows, part.place.columns] = part.ntk

@@ -104,20 +104,13 @@ def padded(count: int) -> int:
 def shifted(source: Array, target: Array, rows: int, columns: int, apart: int, start: int, seam: int) -> None:
     """Rows that begin at column `start` and go around, with seams at the end and where a pair wraps around."""
     stride, before = columns + 2 * seam, columns - apart
-    for image in range(source.shape[0]):
-        for field in range(source.shape[1]):
-            base = (image * source.shape[1] + field) * rows * stride
-            for y in range(rows):
-                here, there = base + y * stride, y * columns
-                after = there + (start + before) % columns
-                for x in range(before):
-                    target[here + x] = source[image, field, there + start + x]
-                for x in range(seam):
-                    target[here + before + x] = 0
-                for x in range(apart):
-                    target[here + before + seam + x] = source[image, field, after + x]
-                for x in range(seam):
-                    target[here + columns + seam + x] = 0
+    numbers, second = source.reshape(source.size), (start + before) % columns
+    for row in range(source.shape[0] * source.shape[1] * rows):
+        here, there = row * stride, row * columns
+        moved(numbers, there + start, target, here, before)
+        cleaned(target, here + before, seam)
+        moved(numbers, there + second, target, here + before + seam, apart)
+        cleaned(target, here + columns + seam, seam)
 
 
 @compiled

@@ -29,8 +29,8 @@ from ntkexp.limit.recursion import cuts, symmetric
 Array = np.ndarray[Any, Any]
 Place = tuple[slice, slice]
 Result = TypeVar("Result")
-IMAGES, VECTORS = 8, 256
-"""Examples on each side of a sub-block: few enough for a core's second cache."""
+IMAGES, VECTORS = 32, 256
+"""Examples on each side of a sub-block: so many that laying out images costs little, a matrix that stays in a cache."""
 NUMBERS = 2**22
 """Pairs of pixels in a sub-block whose tiles are kept."""
 
@@ -39,8 +39,7 @@ def kernels(program: Program, net: Network, left: Side, right: Side, same: bool,
     """Both kernels of a block."""
     of_images = of_sums if program.end else of_pixels
     work = of_images if len(net.shape) > 1 else of_vectors
-    nngp, ntk = work(program, left, right, same, threads or torch.get_num_threads())
-    return (symmetric(nngp), symmetric(ntk)) if same else (nngp, ntk)
+    return work(program, left, right, same, threads or torch.get_num_threads())
 
 
 def of_sums(program: Program, left: Side, right: Side, same: bool, threads: int) -> Kernels:
@@ -78,7 +77,7 @@ def of_pixels(program: Program, left: Side, right: Side, same: bool, threads: in
     for (row, column), kept in zip(parts, in_threads(tiles, parts, threads, threads), strict=True):
         sides, itself = (left.part(row), right.part(column)), same and row == column
         nngp[row, column], ntk[row, column] = rest(program, *sides, (kept[0], kept[1]), pairs, itself)
-    return nngp, ntk
+    return (symmetric(nngp), symmetric(ntk)) if same else (nngp, ntk)
 
 
 def walked(
@@ -119,22 +118,28 @@ def rest(program: Program, left: Side, right: Side, found: Kernels, pairs: Pairs
 
 
 def of_vectors(program: Program, left: Side, right: Side, same: bool, threads: int) -> Kernels:
-    """The recursion on every number of a matrix."""
-    nngp = (left.x @ right.x.t() / left.x.shape[1]).numpy()
-    ntk = np.zeros_like(nngp)
+    """The recursion on every number of a matrix; of a symmetric one, on those on and above the diagonal."""
+    nngp, ntk = (left.x.new_empty(len(left.x), len(right.x)) for _ in range(2))
+    for strip in cuts(len(left.x), VECTORS):
+        start = strip.start if same else 0
+        shown = nngp[strip, start:]
+        torch.addmm(shown, left.x[strip], right.x[start:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
+    whole = (nngp.numpy(), ntk.numpy())
     one, two = (tables.vector_fields(program, side) for side in (left, right))
     operations, weights = tables.operations(program), tables.weights(program, left.x.dtype)
 
     def walk(place: Place) -> None:
         row, column = place
         across, itself = np.ascontiguousarray(two[column].T), same and row == column
-        ends = (nngp[place], ntk[place])
+        ends = tuple(end[place] for end in whole)
         vectors(operations, weights, program.registers, one[row], across, itself, tables.rounding(left.x), *ends)
+        for end, above in zip(whole, ends, strict=True) if same else ():
+            end[column, row] = np.triu(above) + np.triu(above, 1).T if itself else above.T
 
     parts = places(left, right, shared(left, right, VECTORS, threads), same)
     for _ in in_threads(walk, parts, threads, len(parts)):
         pass
-    return torch.from_numpy(nngp), torch.from_numpy(ntk)
+    return nngp, ntk
 
 
 def places(left: Side, right: Side, size: int, same: bool) -> list[Place]:
