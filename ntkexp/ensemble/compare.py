@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.ensemble.problem import Problem
-from ntkexp.ensemble.train import trained
+from ntkexp.ensemble.train import Training
 from ntkexp.experiment import Experiment
 from ntkexp.limit.blocks import Place, compute
 from ntkexp.limit.network import Network
@@ -80,8 +80,8 @@ def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[
     for name, process, kernel in (("all layers", "ntk", limit.tangent), ("readout", "nngp", limit.start)):
         modes = modes_of(kernel[: given.train])
         size = experiment.optimizer.chosen_step(2 * given.train / float(modes.values[-1]))
-        alone = process == "nngp"
-        outputs = trained(modules, inputs, targets, size, experiment.steps, readout=alone, tell=partial(tell, name))
+        training = Training(inputs, targets, size, experiment.steps, readout=process == "nngp")
+        outputs = training.outputs(modules, partial(tell, name))
         theory = band(kernel, limit, own, modes, Descent(size / given.train, experiment.steps), targets)
         found.append(Trained(name, process, outputs[..., 0], theory, size))
     return found
