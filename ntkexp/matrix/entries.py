@@ -1,13 +1,15 @@
 """The numbers of a kernel file as matrices: an entry is a point with one of the kernel's outputs.
 
-A kernel with one output holds for every column of the targets alike; one with as many as they have holds for all
-columns together, which then follow one another in a single one.
+A kernel with one output holds for every column of the targets alike: one of infinite width, or a trace, of which each
+column gets its share. One with as many as they have holds for all columns together, which then follow one another in a
+single one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -34,11 +36,22 @@ class Entries:
                 "began it goes on"
             )
         layout, columns = self.matrix.layout, self.targets.shape[1]
-        if layout.outputs not in (1, columns):
+        chosen = self.outputs if isinstance(self.outputs, list) else list(range(columns))
+        if layout.outputs not in (1, columns) or chosen != list(range(columns)):
             raise Mistake(
-                f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be predicted; "
+                f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be predicted in their order; "
                 "compute it with --outputs=all or --outputs=trace"
             )
+
+    @property
+    def outputs(self) -> Any:
+        """Which outputs the kernel is of: all, their trace, or a list; an infinite width knows no difference."""
+        return self.matrix.description["kernel"].get("outputs", "all")
+
+    @property
+    def share(self) -> float:
+        """What a column gets of the kernel."""
+        return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
     def train(self) -> int:
@@ -66,7 +79,7 @@ class Entries:
             raise Mistake(
                 f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew with --force"
             )
-        return found.flatten(2).flatten(0, 1)
+        return self.share * found.flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
         """The kernel between training examples."""
@@ -75,7 +88,7 @@ class Entries:
     def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
         """The kernel between points and themselves."""
         found = torch.as_tensor(self.matrix.array(kernel + SELF, points)).double()
-        return found.diagonal(dim1=1, dim2=2).flatten()
+        return self.share * found.diagonal(dim1=1, dim2=2).flatten()
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:

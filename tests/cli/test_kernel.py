@@ -15,6 +15,7 @@ from ntkexp.config.compose import compose, composer
 from ntkexp.config.folders import folders
 from ntkexp.identity import canonical
 from ntkexp.library import tangent_kernel
+from ntkexp.matrix.entries import Entries
 from ntkexp.matrix.study import study
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.functional import weights_of
@@ -48,7 +49,7 @@ def test_a_tangent_kernel_is_the_mean_over_seeds(file: Path) -> None:
 
 def test_some_outputs_and_their_trace_are_parts_of_the_whole(command: Command, tmp_path: Path) -> None:
     of = ("model.width=8", "data.classes=[1,3,8]", "data.train=12", "data.probe=4", "data.test=4")
-    for name in ("all", "2,0", "trace"):
+    for name in ("all", "2,0", "trace", "1", "1,0,2"):
         path = str(tmp_path / f"{name}.zarr")
         assert command("kernel", "tangent", *of, f"--outputs={name}", f"--out={path}", "--quiet").status == 0
     whole, some, trace = (
@@ -57,8 +58,11 @@ def test_some_outputs_and_their_trace_are_parts_of_the_whole(command: Command, t
     chosen = [2, 0]
     torch.testing.assert_close(some, whole[:, chosen][..., chosen], rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(trace[:, 0, :, 0], torch.einsum("qcnc->qn", whole), rtol=1e-13, atol=1e-13)
-    check(command("kernel", "predict", str(tmp_path / "2,0.zarr")), "compute it with --outputs=all")
+    for name in ("2,0", "1", "1,0,2"):
+        check(command("kernel", "predict", str(tmp_path / f"{name}.zarr")), "compute it with --outputs=all")
     assert command("kernel", "predict", str(tmp_path / "trace.zarr"), "--quiet").status == 0
+    mean = torch.einsum("qcnc->qn", whole)[:12] / 3
+    torch.testing.assert_close(Entries(open_matrix(tmp_path / "trace.zarr")).among("ntk"), mean, rtol=1e-13, atol=1e-13)
 
 
 def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_path: Path) -> None:
