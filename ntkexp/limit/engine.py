@@ -32,7 +32,7 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     reason = why_not(net, x)
     known = None if reason else program(net.layers, net.shape)
     if known:
-        return partial(by_tiles, known, net, threads)
+        return partial(by_tiles, known, net, threads or torch.get_num_threads(), memory_gb)
     if engine == "fused":
         raise Mistake(f"engine=fused: {reason or 'some of these layers are none that it knows'}; choose torch")
     return by_torch
@@ -48,8 +48,10 @@ def why_not(net: Network, x: Tensor) -> str:
     return ""
 
 
-def by_tiles(known: Program, net: Network, threads: int | None, left: Side, right: Side, same: bool) -> Kernels:
+def by_tiles(
+    known: Program, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
+) -> Kernels:
     """In numba, which is loaded when it is first needed."""
     from ntkexp.limit.fused.run import kernels  # noqa: PLC0415
 
-    return kernels(known, net, left, right, same, threads)
+    return kernels(known, net, left, right, same, threads, memory_gb)

@@ -107,6 +107,16 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+@pytest.mark.parametrize("name", ["flattened", "pooled"])
+def test_little_memory_cuts_smaller_and_changes_rounding_alone(name: str) -> None:
+    """Sums of tiles, and tiles that are kept: sub-blocks of two images a side, and of one, instead of seven."""
+    layers, shape = NETWORKS[name]
+    x = points(10, shape, torch.float64)
+    roomy, narrow = (ntkexp.infinite_kernel(layers, x, engine="fused", memory_gb=room, threads=1) for room in (4, 2e-5))
+    for one, two in zip(roomy, narrow, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-14, atol=0.0)
+
+
 def test_an_example_meets_itself_without_rounding() -> None:
     """Where pixels are equal κ = hq: with W² = 2 and no bias, K(x, x) = ‖x‖²/d through any number of ReLU layers."""
     layers = (*(Dense(features=2, W_std=2**0.5), ReLU()) * 20, Dense(features=1))

@@ -24,7 +24,7 @@ from ntkexp.limit.fused.images import images
 from ntkexp.limit.fused.program import Program
 from ntkexp.limit.fused.vectors import vectors
 from ntkexp.limit.network import Kernels, Network, Side
-from ntkexp.limit.recursion import cuts, symmetric
+from ntkexp.limit.recursion import COPIES, cuts, symmetric
 
 Array = np.ndarray[Any, Any]
 Place = tuple[slice, slice]
@@ -35,20 +35,22 @@ NUMBERS = 2**22
 """Pairs of pixels in a sub-block whose tiles are kept."""
 
 
-def kernels(program: Program, net: Network, left: Side, right: Side, same: bool, threads: int | None) -> Kernels:
+def kernels(
+    program: Program, net: Network, left: Side, right: Side, same: bool, threads: int, memory_gb: float
+) -> Kernels:
     """Both kernels of a block."""
-    of_images = of_sums if program.end else of_pixels
-    work = of_images if len(net.shape) > 1 else of_vectors
-    return work(program, left, right, same, threads or torch.get_num_threads())
+    if len(net.shape) == 1:
+        return of_vectors(program, left, right, same, threads)
+    return (of_sums if program.end else of_pixels)(program, left, right, same, threads, memory_gb / threads)
 
 
-def of_sums(program: Program, left: Side, right: Side, same: bool, threads: int) -> Kernels:
+def of_sums(program: Program, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
     """Means over pixels of the last tiles, then the layers of vectors."""
     pairs = (Pairs.equal if isinstance(program.end, Flatten) else Pairs.all)(program.sizes)
     sums = np.zeros((2, len(left.x), len(right.x)))
     nothing = left.x.new_zeros((0,) * 7).numpy()
     walk = partial(walked, program, tables.fields(program, left), tables.fields(program, right), pairs, same, left.x)
-    parts = places(left, right, shared(left, right, IMAGES, threads), same)
+    parts = places(left, right, shared(left, right, laid_out(program, left, memory_gb), threads), same)
     for _ in in_threads(lambda place: walk(place, sums[:, *place], nothing), parts, threads, len(parts)):
         pass
     nngp, ntk = torch.from_numpy(sums / pairs.count).to(left.x)
@@ -57,14 +59,16 @@ def of_sums(program: Program, left: Side, right: Side, same: bool, threads: int)
     return rest(program, left, right, (nngp, ntk), Pairs((), ()), same)
 
 
-def of_pixels(program: Program, left: Side, right: Side, same: bool, threads: int) -> Kernels:
+def of_pixels(program: Program, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
     """The last tiles themselves, then the other layers in torch, one sub-block after the other."""
     pairs = chain.need(program.rest, Pairs((), ()), program.rest_shape)
     missing = 2 - len(pairs.pixels)  # of a sequence
     whole = Pairs((1,) * missing + pairs.pixels, ((0,),) * missing + pairs.offsets)
     axes = [n for kept, n in zip(whole.offsets, whole.pixels, strict=True) for n in (len(kept), n)]
     walk = partial(walked, program, tables.fields(program, left), tables.fields(program, right), whole, same, left.x)
-    size = shared(left, right, max(1, min(IMAGES, isqrt(NUMBERS // pairs.count))), threads)
+    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * left.x.element_size())))
+    most = max(1, min(laid_out(program, left, memory_gb), isqrt(numbers // pairs.count)))
+    size = shared(left, right, most, threads)
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
     def tiles(place: Place) -> Tensor:
@@ -150,6 +154,12 @@ def places(left: Side, right: Side, size: int, same: bool) -> list[Place]:
         for column in cuts(len(right.x), size)
         if not same or column.start >= row.start
     ]
+
+
+def laid_out(program: Program, side: Side, memory_gb: float) -> int:
+    """How many images on each side of a sub-block there is room for, each laid out in two steps."""
+    numbers = 4 * (side.x.shape[1] + 2 * program.met) * side.x.shape[2:].numel()
+    return max(1, min(IMAGES, int(memory_gb * 1e9 / (numbers * side.x.element_size()))))
 
 
 def shared(left: Side, right: Side, size: int, threads: int) -> int:
