@@ -17,11 +17,14 @@ from ntkexp.mistake import Mistake, nearest
 
 
 class Study(Component):
-    """`base` is common to all kernels; `published` is an accuracy in per cent that stands beside the NTK's."""
+    """`base` is common to all kernels; `published` is an accuracy in per cent that stands beside the NTK's, found with
+    the data that `published_with` names.
+    """
 
     kernels: dict[str, tuple[str, ...]] = Field(min_length=1)
     base: tuple[str, ...] = ()
     published: dict[str, PositiveFloat] = Field(default_factory=dict)
+    published_with: str = ""
 
     def overrides(self, words: Sequence[str]) -> dict[str, list[str]]:
         """Of each kernel; the last word counts."""

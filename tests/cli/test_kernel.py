@@ -167,13 +167,16 @@ def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     folder.mkdir()
     base, kernels = "base: [data=wine, data.train=40, data.probe=0]", "kernels: {A: [model=mlp], B: [model=uci_ntk]}"
-    (folder / "small.yaml").write_text(f"{base}\n{kernels}\npublished: {{B: 99}}\n", encoding="utf-8")
+    (folder / "small.yaml").write_text(
+        f"{base}\n{kernels}\npublished: {{B: 99}}\npublished_with: moons\n", encoding="utf-8"
+    )
     given = ("kernel", "study", "small", f"--config-dir={tmp_path}", f"--out={tmp_path / 'out'}", "--ridge=0.1")
     rows = json.loads(command(*given, "--quiet", "--json").out)["study"]
     found = [(row["name"], row["kernel"], row["published"]) for row in rows]
     assert found == [("A", "ntk", None), ("A", "nngp", None), ("B", "ntk", 99.0), ("B", "nngp", None)]
     lines = command(*given).out.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["A", "A", "B", "B"]
+    assert lines[0].endswith("published, moons")
     assert lines[3].endswith("99.0 %")
     (folder / "small.yaml").write_text("kernels: {}", encoding="utf-8")
     check(command(*given), "kernels")
@@ -184,6 +187,7 @@ def test_every_study_is_made_of_experiments() -> None:
     for name in choices.options("study"):
         found = study(name, choices)
         assert found.published.keys() <= found.kernels.keys()
+        assert bool(found.published) == bool(found.published_with)
         for overrides in found.overrides([]).values():
             assert isinstance(composing.resolve(overrides).experiment().model, AbstractLayered)
 

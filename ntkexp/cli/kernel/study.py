@@ -44,8 +44,10 @@ def study(asked: Asked) -> None:
     for name, overrides in found.overrides(asked.filling.overrides).items():
         for score in tested(replace(asked.filling, overrides=overrides, out=None), place, question):
             beside = found.published.get(name) if score.kernel == "ntk" else None
-            rows.append([name, score.kernel, score.points, score.ridge, score.accuracy, score.rmse, score.r2, beside])
-    header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published"]
+            source = found.published_with if beside else None
+            numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
+            rows.append([name, score.kernel, score.points, *numbers, beside, source])
+    header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published", "published_with"]
     file = save(place.expanduser(), f"{asked.name}.study.csv", header, rows)
     show([dict(zip(header, row, strict=True)) for row in rows], file, asked.filling)
 
@@ -68,7 +70,8 @@ def show(rows: Sequence[Mapping[str, str | float | None]], file: Path, asked: Fi
         sys.stdout.write(to_text({"study": [dict(row) for row in rows], "file": str(file)}))
     elif not asked.quiet:
         known = any(row["published"] for row in rows)
-        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *(["published"] if known else [])]
+        source = next((f", {row['published_with']}" for row in rows if row["published_with"]), "")
+        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if known else [])]
         lines = [
             [
                 *(str(row["name"]), str(row["kernel"]).upper(), short(number(row["ridge"]))),
