@@ -19,6 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pydantic.fields import FieldInfo
 
 from ntkexp.config.allowed import takes
 from ntkexp.config.assemble import assemble
@@ -72,9 +73,13 @@ class Composer:
         given = {override.key: override for override in map(split, overrides)}  # the last word counts
         picked = {key: option(given[key], self.builder.choices) for key in self.groups if key in given}
         config, chosen = self.selected(picked)
+        known: dict[str, FieldInfo] = {}
         for override in sorted(given.values(), key=lambda override: not override.key.endswith("._target_")):
             if override.key not in picked:
-                assign(config, override, chosen, self.builder)
+                known = known or known_keys(config, self.builder)
+                found = assign(config, override, known, chosen, self.builder.choices)
+                plain = f"{override.key}._target_" not in known and not isinstance(found, Mapping)
+                known = known if plain and not override.key.endswith("._target_") else {}  # a component has its own
         return Resolved(followed(config, chosen, self.builder), chosen, self.builder)
 
     @cached_property
@@ -104,18 +109,29 @@ def option(override: Override, choices: Choices) -> str:
     return name
 
 
-def assign(config: DictConfig, override: Override, chosen: Mapping[str, str], builder: Builder) -> None:
-    """Put one value into the tree."""
+def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
+    """Every key of a tree, with its field."""
     tree = OmegaConf.to_container(config, resolve=False)
     assert isinstance(tree, dict)
-    known = dict(keys({str(key): item for key, item in tree.items()}, Experiment, builder))
+    return dict(keys({str(key): item for key, item in tree.items()}, Experiment, builder))
+
+
+def assign(
+    config: DictConfig,
+    override: Override,
+    known: Mapping[str, FieldInfo],
+    chosen: Mapping[str, str],
+    choices: Choices,
+) -> Any:
+    """Put one value into the tree; the value."""
     if override.key not in known:
-        raise unknown(override.key, known, chosen, builder.choices)
+        raise unknown(override.key, known, chosen, choices)
     found = value(override, known[override.key])
     try:
         OmegaConf.update(config, override.key, found, force_add=True)
     except OmegaConfBaseException as error:
         raise Mistake(f"{override}: {first_line(error)}") from None
+    return found
 
 
 def followed(config: DictConfig, chosen: Mapping[str, str], builder: Builder) -> dict[str, Any]:
@@ -134,7 +150,5 @@ def followed(config: DictConfig, chosen: Mapping[str, str], builder: Builder) ->
 
 def missing(config: DictConfig, key: str, builder: Builder) -> Mistake:
     """What to give for a `???`."""
-    tree = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(tree, dict)
-    field = dict(keys({str(name): item for name, item in tree.items()}, Experiment, builder)).get(key)
+    field = known_keys(config, builder).get(key)
     return Mistake(f"{key} has no default; write {key}=VALUE" + (f": it takes {takes(field)}" if field else ""))
