@@ -79,7 +79,7 @@ class Entries:
             raise Mistake(
                 f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew with --force"
             )
-        return self.share * found.flatten(2).flatten(0, 1)
+        return found.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
         """The kernel between training examples."""
