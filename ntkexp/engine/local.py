@@ -15,7 +15,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -117,6 +117,7 @@ def start_server() -> None:
     Ctrl-C is blocked there: pressed while the server loads, it would end it with a traceback.
     """
     FORKS.set_forkserver_preload(PRELOADED)
+    resource_tracker.ensure_running()  # which unblocks it, and would be started by the server
     with blocked(signal.SIGINT):
         forkserver.ensure_running()
 

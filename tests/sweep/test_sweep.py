@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -95,6 +97,18 @@ def test_an_interrupt_leaves_checkpoints_and_the_same_command_goes_on(tmp_path: 
     assert "Traceback" not in found.err
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 2
     assert states(tmp_path) == ["unfinished", "unfinished"]
+
+
+def test_ctrl_c_while_the_server_loads_is_left_to_the_command() -> None:
+    program = (
+        "from multiprocessing import forkserver\n"
+        "from ntkexp.engine.local import start_server\n"
+        "start_server()\n"
+        "print(open(f'/proc/{forkserver._forkserver._forkserver_pid}/status').read())\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    (held_back,) = re.findall(r"SigBlk:\s*([0-9a-f]+)", said)
+    assert int(held_back, 16) & 1 << signal.SIGINT - 1
 
 
 @pytest.mark.slow
