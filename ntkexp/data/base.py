@@ -10,6 +10,8 @@ statistics of the training split alone:
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -77,7 +79,16 @@ class AbstractSource(Component):
 
     @final
     def split(self) -> Data:
-        """The examples in random order, cut, with noise on the training targets, standardised."""
+        """The examples in random order, cut, with noise on the training targets, standardised.
+
+        The same bits for any number of threads: kernel files know their data by them.
+        """
+        with one_thread():
+            return self.drawn()
+
+    @final
+    def drawn(self) -> Data:
+        """The same, by as many threads as there are."""
         generator = torch.Generator().manual_seed(self.seed)
         examples = self.examples(generator)
         refuse_infinite(examples)
@@ -111,6 +122,17 @@ class AbstractSource(Component):
         rescale = unchanged(splits[0].target) if examples.classes else each(splits[0].target)
         train, probe, test = (replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits)
         return Data(train, probe, test, examples.classes, examples.vocabulary)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums are rounded in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def part(examples: Examples, index: Int[Tensor, " example"]) -> Split:

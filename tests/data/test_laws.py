@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ntkexp.data.base import AbstractSource, Data
+from ntkexp.data.digits import Digits
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -26,6 +27,18 @@ def test_the_yaml_states_every_default(name: str, configured: Callable[..., Abst
     source = configured(name)
     assert source == type(source)()
     assert source.fields().keys() == {"_target_", *type(source).model_fields}
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    """With so many pixels that torch would share out their sum."""
+    source, drawn = Digits(classes="all", train=1297, probe=0, test=500), []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        drawn.append(source.split())
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert same(*drawn)
 
 
 def test_splits_have_the_sizes_and_types_asked_for(source: AbstractSource) -> None:
