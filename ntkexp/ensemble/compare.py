@@ -70,8 +70,8 @@ def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[
     """Both kinds of networks, each with the step size that suits its kernel."""
     task = Task(tuple(given.inputs.shape[1:]), 1)
     wide = experiment.model.limit(experiment.init, task)
-    dtype = getattr(torch, experiment.dtype)
-    inputs, targets = given.inputs.to(dtype), given.targets[: given.train].to(dtype)
+    kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
+    inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
     limit, own = kernels(wide, inputs, given.train, experiment), variances(wide, inputs, experiment)
     data = experiment.data.split()
     seeds = range(experiment.seed, experiment.seed + count)
@@ -83,7 +83,7 @@ def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[
         training = Training(inputs, targets, size, experiment.steps, readout=process == "nngp")
         outputs = training.outputs(modules, partial(tell, name))
         theory = band(kernel, limit, own, modes, Descent(size / given.train, experiment.steps), targets)
-        found.append(Trained(name, process, outputs[..., 0], theory, size))
+        found.append(Trained(name, process, outputs[..., 0].cpu(), theory, size))
     return found
 
 
@@ -98,7 +98,7 @@ def band(
     """The process of networks that train with this kernel."""
     prior = Kernels(limit.start[: len(targets)], limit.start)
     process = Ensemble(kernel, prior, modes.at(gain))
-    return Band(process.mean(targets)[:, 0], process.variance(own).clamp(min=0).sqrt())
+    return Band(process.mean(targets)[:, 0].cpu(), process.variance(own).clamp(min=0).sqrt().cpu())
 
 
 def variances(network: Network, inputs: Float[Tensor, "point *shape"], experiment: Experiment) -> Tensor:
