@@ -78,8 +78,9 @@ class Composer:
             if override.key not in picked:
                 known = known or known_keys(config, self.builder)
                 found = assign(config, override, known, chosen, self.builder.choices)
-                plain = f"{override.key}._target_" not in known and not isinstance(found, Mapping)
-                known = known if plain and not override.key.endswith("._target_") else {}  # a component has its own
+                target = override.key.endswith("._target_") or f"{override.key}._target_" in known
+                if target or isinstance(found, Mapping):
+                    known = {}  # another component has keys of its own
         return Resolved(followed(config, chosen, self.builder), chosen, self.builder)
 
     @cached_property

@@ -36,8 +36,8 @@ class Entries:
                 "began it goes on"
             )
         layout, columns = self.matrix.layout, self.targets.shape[1]
-        chosen = self.outputs if isinstance(self.outputs, list) else list(range(columns))
-        if layout.outputs not in (1, columns) or chosen != list(range(columns)):
+        others = isinstance(self.outputs, list) and self.outputs != list(range(columns))
+        if others or layout.outputs not in (1, columns):
             raise Mistake(
                 f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be predicted in their order; "
                 "compute it with --outputs=all or --outputs=trace"

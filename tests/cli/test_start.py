@@ -51,6 +51,20 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
     assert "\x1b" not in ended.stdout
 
 
+def test_a_run_loads_no_compiler() -> None:
+    """What torch would load by itself to shield a dispatch mode, and to be deterministic."""
+    program = (
+        "import sys, torch, ntkexp\n"
+        "from ntkexp.circumstances import settle\n"
+        "from ntkexp.config.compose import compose\n"
+        "settle(compose([]))\n"
+        "assert torch.are_deterministic_algorithms_enabled()\n"
+        "ntkexp.tangent_kernel(torch.nn.Linear(2, 1), torch.ones(3, 2))\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

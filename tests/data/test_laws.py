@@ -31,13 +31,15 @@ def test_the_yaml_states_every_default(name: str, configured: Callable[..., Abst
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     """With so many pixels that torch would share out their sum."""
-    source, drawn = Digits(classes="all", train=1297, probe=0, test=500), []
-    before = torch.get_num_threads()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        drawn.append(source.split())
-        assert torch.get_num_threads() == threads
-    torch.set_num_threads(before)
+    source, before, drawn, after = Digits(classes="all", train=1297, probe=0, test=500), torch.get_num_threads(), [], []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            drawn.append(source.split())
+            after.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert after == [1, 2]
     assert same(*drawn)
 
 

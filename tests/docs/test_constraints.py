@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import packages_distributions, version
+from itertools import chain
 
 import pytest
 from packaging.requirements import Requirement
@@ -36,6 +38,11 @@ def test_what_is_pinned_is_tested() -> None:
     assert installed == pinned()
 
 
+def named(lines: Iterable[str]) -> set[str]:
+    """The packages that requirements name."""
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
 def imported() -> set[str]:
     """The first word of everything that some file of the package imports, now or later."""
     nodes = [node for path in (ROOT / "ntkexp").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
@@ -46,8 +53,10 @@ def imported() -> set[str]:
 
 def test_what_is_imported_is_asked_for() -> None:
     """By users: what only the tests need is not there."""
-    extras = {name: lines for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"}
-    lines = [*PROJECT["dependencies"], *(line for some in extras.values() for line in some)]
-    owners, asked = packages_distributions(), {canonicalize_name(Requirement(line).name) for line in lines}
-    assert {name for name in imported() if not asked & {canonicalize_name(owner) for owner in owners[name]}} == set()
-    assert set(LIBRARIES) <= {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    extras = [lines for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"]
+    always, sometimes = named(PROJECT["dependencies"]), named(chain.from_iterable(extras))
+    owners = packages_distributions()
+    assert {
+        name for name in imported() if not (always | sometimes) & set(map(canonicalize_name, owners[name]))
+    } == set()
+    assert always.issuperset(LIBRARIES)
