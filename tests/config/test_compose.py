@@ -154,6 +154,11 @@ def test_code_from_elsewhere_runs_only_if_it_is_trusted(tmp_path: Path, monkeypa
         compose(by_file, trust=["trusted_pack"])
 
 
+def test_a_component_written_out_has_keys_of_its_own() -> None:
+    leaky = "model.activation={_target_: ntkexp.layer.pointwise.LeakyReLU}"
+    assert compose([leaky, "model.activation.slope=0.3"]).fields()["model"]["activation"]["slope"] == 0.3
+
+
 def test_a_fault_in_a_trusted_file_is_said_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "faulty_net.py").write_text("\n\n1 / 0\n")
     with pytest.raises(Mistake, match=r"faulty_net.py, line 3: ZeroDivisionError: division by zero"):
