@@ -1,0 +1,66 @@
+"""Commands that are killed without warning, once or several times, and then finished: the bytes of one left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+from tests.torture.command import Command, ntkexp
+from tests.torture.judge import Ended, Fault, Outcome, agree, judged
+from tests.torture.stage import SMALL, Stage, contents
+
+TRAIN = ("train", "--quiet", "--out=outputs", *SMALL, "steps=30", "checkpoint_seconds=0")
+STOP = "stop_at_loss=0.17"  # somewhere on the way: room for kernels is given back at the end
+COMMANDS = {
+    "secant": (*TRAIN, STOP),
+    "adam": (*TRAIN, STOP, "optimizer=adam", "optimizer.step_size=0.05"),
+    "nesterov": (*TRAIN, "optimizer=nesterov"),
+    "snapshots": (*TRAIN, STOP, "optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive"),
+    "flow": (*TRAIN, "optimizer=flow", "steps=5"),
+    "drawing": (*TRAIN, "steps=2"),
+    "limit": ("kernel", "limit", "--quiet", "--out=outputs/k.zarr", *SMALL, "data.train=250", "data.probe=40"),
+    "tangent": ("kernel", "tangent", "--quiet", "--out=outputs/k.zarr", *SMALL, "data.train=250", "data.probe=40"),
+    "sweep": ("sweep", "--quiet", "--out=outputs", "--workers=2", "model.width=8,9", "seed=0..1", *SMALL),
+}
+RARE = {"sweep": 0.2}  # its workers load torch anew
+UNPROMISED = ("provenance.json", "timings.csv", "progress.json", "journal.jsonl", ".lock", "weights.pt")
+
+
+def undrawn(arguments: Sequence[str]) -> int:
+    """The command without its pictures, which take longer than such a run."""
+    with mock.patch("ntkexp.carry_out.save_plots", no_pictures):
+        return ntkexp(arguments)
+
+
+def no_pictures(run: object, folder: Path) -> None:
+    """An empty folder."""
+    folder.mkdir(exist_ok=True)
+
+
+def play(luck: Random, stage: Stage) -> Outcome:
+    name = luck.choices(list(COMMANDS), [RARE.get(name, 1.0) for name in COMMANDS])[0]
+    words, command = COMMANDS[name], ntkexp if name in {"drawing", "sweep"} else undrawn
+    left_alone = stage.kept(name, lambda kept: finish(kept, words, command))
+    seconds = float((left_alone / "seconds").read_text())
+    for _ in range(luck.choice((1, 1, 1, 2, 3))):
+        ended = stage.killed(words, luck.uniform(0, seconds), command)
+        if ended.status != -9:
+            judged(ended)
+    finish(stage, words, command)
+    agree(promised(stage.folder), promised(left_alone), f"{name} after a kill")
+    return "done"
+
+
+def finish(stage: Stage, words: Sequence[str], command: Command) -> None:
+    """The command, to its end; how long that took stands beside."""
+    ended: Ended = stage.run(*words, command=command)
+    if judged(ended) != "done":
+        raise Fault(str(ended))
+    (stage.folder / "seconds").write_text(str(ended.seconds))
+
+
+def promised(folder: Path) -> dict[str, bytes]:
+    """Every file of the outputs but those in which a clock speaks, or torch's way to pack."""
+    return {name: held for name, held in contents(folder / "outputs").items() if Path(name).name not in UNPROMISED}

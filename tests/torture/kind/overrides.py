@@ -1,0 +1,46 @@
+"""Command lines: keys that are there or nearly, with values that nobody means."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.torture.choices import CHOICES, CHOSEN, aimed
+from tests.torture.judge import Outcome
+from tests.torture.nasty import letters, misspelt, value
+from tests.torture.stage import SMALL, Stage
+
+COMMANDS = (
+    *(("config",),) * 6,
+    ("config", "--plan"),
+    *(("train", "--quiet"),) * 4,
+    ("kernel", "limit", "--quiet"),
+    ("kernel", "tangent", "--quiet"),
+    ("sweep", "--dry-run"),
+)
+
+
+def play(luck: Random, stage: Stage) -> Outcome:
+    words = [word for _ in range(luck.choice((1, 1, 1, 2, 3))) for word in override(luck)]
+    return stage.outcome(*luck.choice(COMMANDS), *SMALL, *words)
+
+
+def override(luck: Random) -> list[str]:
+    """One that is probably wrong, and what it needs beside it."""
+    choice, key, usual = aimed(luck)
+    match luck.randrange(10):
+        case 0:
+            return [
+                *choice,
+                f"{luck.choice(('+', '++', '~', '', ' ', '@'))}{key}{luck.choice(('=', '', '@a=', '=='))}{usual}",
+            ]
+        case 1:
+            return [*choice, f"{misspelt(key, luck)}={usual}"]
+        case 2:
+            return [*choice, f"{key}={misspelt(usual, luck)}"]
+        case 3:
+            group = luck.choice(CHOSEN)
+            name = luck.choice((value(luck), misspelt(luck.choice(CHOICES.options(group)), luck)))
+            return [f"{luck.choice(('', '+', '++', '~', 'a/'))}{group}={name}"]
+        case 4:
+            return [letters(luck, 30)]
+    return [*choice, f"{key}={value(luck)}"]
