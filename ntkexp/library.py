@@ -25,6 +25,7 @@ from ntkexp.kernel.gram import gram, trace
 from ntkexp.kernel.inputs import examples
 from ntkexp.kernel.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.functional import function_of
@@ -51,11 +52,11 @@ def tangent_kernel(
     """
     reader, own = reader_of(module, output, casts)
     chosen = own | named(module, weights or {}, "weights")
-    left = partial(reader.tangent, reader.record(chosen, x1))
+    left = partial(tangent, reader, reader.record(chosen, x1))
     if casts == "ignore":
-        warn_of(module, output, left.args[0], casts)
-    right = left if x2 is None else partial(reader.tangent, reader.record(chosen, x2))
-    return kernel(left, right, [*left.args, *right.args], outputs)
+        warn_of(module, output, left.args[1], casts)
+    right = left if x2 is None else partial(tangent, reader, reader.record(chosen, x2))
+    return kernel(left, right, [left.args[1], right.args[1]], outputs)
 
 
 def secant_kernel(
@@ -91,7 +92,16 @@ def secant_kernel(
     def segment(chosen: Sequence[int]) -> Features:
         return reader.secant(left, later, chosen).features
 
-    return kernel(segment, partial(reader.tangent, right), [left, right], outputs)
+    return kernel(segment, partial(tangent, reader, right), [left, right], outputs)
+
+
+def tangent(reader: Reader, tape: Tape, chosen: Sequence[int]) -> Features:
+    """The features of a point; where no rules lead through the module, it is said why, and Jacobians are taken."""
+    try:
+        return reader.factored(tape, chosen)
+    except NoRule as error:
+        warn(error.remark, stacklevel=5)
+        return reader.dense(tape, chosen)
 
 
 def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:

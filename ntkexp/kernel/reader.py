@@ -60,7 +60,11 @@ class Reader:
         try:
             return self.factored(tape, chosen)
         except NoRule:
-            return jacobian(self.function, tape, self.trained, those(tape, chosen))
+            return self.dense(tape, chosen)
+
+    def dense(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
+        """The same from plain Jacobians, whatever the operations are."""
+        return jacobian(self.function, tape, self.trained, those(tape, chosen))
 
     def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features of a point through whose operations differences can be passed."""

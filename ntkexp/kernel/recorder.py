@@ -122,14 +122,22 @@ class Recorder(DispatchMode):
 
 
 def functional_twin(op: OpOverload) -> OpOverload | None:
-    """The operation that returns what this one writes in place."""
+    """The operation that takes the same arguments and returns what this one writes in place.
+
+    >>> functional_twin(aten.clamp_min_.Tensor)
+    <OpOverload(op='aten.clamp_min', overload='Tensor')>
+    """
     name = op._schema.name.removeprefix("aten::")
     if not name.endswith("_"):
         return None
     packet = getattr(aten, name[:-1], None)
-    wanted = [argument.name for argument in op._schema.arguments]
     twins = [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
-    return next((twin for twin in twins if [a.name for a in twin._schema.arguments] == wanted), None)
+    return next((twin for twin in twins if arguments(twin) == arguments(op)), None)
+
+
+def arguments(op: OpOverload) -> list[tuple[str, str, bool]]:
+    """Name and type of each argument, and whether it is given by name alone."""
+    return [(each.name, str(each.type), each.kwarg_only) for each in op._schema.arguments]
 
 
 def positions(value: Tensor) -> Int[Tensor, "..."]:

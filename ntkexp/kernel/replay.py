@@ -68,15 +68,14 @@ class Replay:
         """Give the operation's results their differences, or keep why they have none."""
         call = Call(self, entry)
         reasons = [self.unknown[slot] for slot in entry.slots if slot in self.unknown]
-        if reasons:
+        if all(is_settled(v0, v1) for v0, v1 in call.ends):
+            return
+        elif reasons:
             self.unknown |= dict.fromkeys(entry.results, reasons[0])
-        elif all(not v0.is_floating_point() and torch.equal(v0, v1) for v0, v1 in call.ends):
-            return  # equal integers and masks cannot carry a difference
         elif entry.name not in RULES:
-            floats = any(v0.is_floating_point() for v0, _ in call.ends)
-            reason = f"no difference rule for the operation {entry.op}"
             choice = f"a choice made by {entry.op} differs between the ends of a step"
-            self.unknown |= dict.fromkeys(entry.results, reason if floats else choice)
+            reason = f"no difference rule for the operation {entry.op}"
+            self.unknown |= dict.fromkeys(entry.results, choice if all(is_whole(v) for v, _ in call.ends) else reason)
         else:
             self.follow(RULES[entry.name], entry, call)
 
@@ -87,12 +86,18 @@ class Replay:
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
             return
+        except (MemoryError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:  # arguments that nobody thought of: better no secant than a traceback
+            words = next(iter(str(error).splitlines()), type(error).__name__)
+            self.unknown |= dict.fromkeys(entry.results, f"the difference rule of {entry.op} fails here: {words}")
+            return
         results = (found,) if isinstance(found, Tensor) else found
-        for slot, delta in zip(entry.results, results, strict=True):
-            if delta is None:
-                self.unknown[slot] = f"no difference rule for this result of {entry.op}"
-            else:
+        for slot, delta, (v0, v1) in zip(entry.results, results, call.ends, strict=True):
+            if delta is not None:
                 self.deltas[slot] = delta
+            elif not is_settled(v0, v1):
+                self.unknown[slot] = f"no difference rule for this result of {entry.op}"
 
     def ends(self, slot: Any) -> Any:
         """The value of a slot at both ends; what is no slot is left as it is."""
@@ -209,6 +214,16 @@ class Call(AbstractCall):
         found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
         used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
         return Derived(value.delta, used)
+
+
+def is_whole(value: Tensor) -> bool:
+    """Whether it holds whole numbers or truth values."""
+    return not (value.is_floating_point() or value.is_complex())
+
+
+def is_settled(v0: Tensor, v1: Tensor) -> bool:
+    """Whether nothing can pass through a result: equal whole numbers and masks carry no difference."""
+    return is_whole(v0) and torch.equal(v0, v1)
 
 
 def compare(start: Tape, end: Tape) -> None:

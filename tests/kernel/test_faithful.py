@@ -18,6 +18,8 @@ from tests.kernel.applied import applied
 from tests.kernel.compare import agree
 from tests.kernel.problems import Formula
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py hears them
+
 EPS = torch.finfo(torch.float64).eps
 
 

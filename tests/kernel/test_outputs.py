@@ -14,6 +14,8 @@ from tests.kernel import oracle
 from tests.kernel.compare import agree
 from tests.kernel.problems import DENSE, READ, problem
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py hears them
+
 EPS = torch.finfo(torch.float64).eps
 
 

@@ -15,6 +15,7 @@ from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.rules import RULES
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
+from ntkexp.library import tangent_kernel
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
@@ -116,6 +117,19 @@ def test_tiny_steps_lose_no_digits(name: str) -> None:
     agree(applied(reading.features, other), expected, 1e-8)
 
 
+def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the tangent is read from Jacobians, which is said."""
+    problem = sampled("tanh")
+    monkeypatch.setitem(RULES, "tanh", lambda call: call.delta(call.args[0]) @ torch.ones(7))
+    start, end = problem.tape(0.0), problem.tape(0.3)
+    with pytest.raises(NoRule, match=r"the difference rule of aten\.tanh\.default fails here: .*7") as caught:
+        problem.reader.secant(start, end)
+    assert "\n" not in str(caught.value)
+    with pytest.warns(UserWarning, match=r"aten\.tanh.*plain Jacobians"):
+        found = tangent_kernel(problem.module, problem.x)
+    agree(found, oracle.tangent(problem.module, problem.x, problem.x), 100 * EPS)
+
+
 def test_celu_is_differentiated_in_double_precision() -> None:
     """torch's own derivative takes 1/α in single precision, which closes no step for most α."""
     module = Formula(lambda x, w: functional.celu(x @ w, 0.7), w=(4, 6)).double()
@@ -142,6 +156,10 @@ def test_celu_is_differentiated_in_double_precision() -> None:
         lambda h, k: functional.max_pool1d(h[:, None], 4, ceil_mode=True)[:, 0].repeat(1, 3),
         lambda h, k: torch.linalg.vector_norm(h, 1, dim=1, keepdim=True),
         lambda h, k: torch.logical_not(h > 0) * k,
+        lambda h, k: (3 * h).long() * k,
+        lambda h, k: h.scatter(1, torch.zeros(len(h), 1).long(), 3.0, reduce="add"),
+        lambda h, k: h.scatter_reduce(1, torch.zeros(len(h), 2).long(), k[:, :2], "prod"),
+        lambda h, k: h.masked_scatter(h > 0, k.contiguous()),
     ],
 )
 def test_what_no_rule_knows_is_refused_in_one_line(operation: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -16,6 +16,8 @@ from tests.kernel.compare import agree
 from tests.kernel.problems import DENSE, READ, problem
 
 ROUNDING = 100  # times eps: sums of a hundred products or so, relative to the largest entry
+pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py hears them
+
 EPS = torch.finfo(torch.float64).eps
 
 

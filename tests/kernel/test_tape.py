@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ntkexp.kernel.program import program
 from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.recorder import Recorder, functional_twin
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
@@ -165,3 +167,42 @@ def test_a_module_that_overwrites_its_inputs_is_refused() -> None:
 def test_outputs_that_are_not_one_an_example_are_refused(function: Callable[..., Tensor]) -> None:
     with pytest.raises(Mistake, match="first axis must be that of the examples"):
         tangent_kernel(module(function, w=(3, 2)), inputs(4, 3))
+
+
+IN_PLACE = [
+    op
+    for schema in torch._C._jit_get_all_schemas()
+    if schema.name.startswith("aten::") and schema.name.endswith("_") and not schema.name.endswith("__")
+    for op in [getattr(getattr(torch.ops.aten, schema.name[6:]), schema.overload_name or "default")]
+]
+
+
+def test_what_writes_in_place_has_a_twin_that_takes_the_same() -> None:
+    """Of all operations of torch; a tensor is no number, whatever the argument is called."""
+    found = {op: twin for op in IN_PLACE if (twin := functional_twin(op)) is not None}
+    assert len(found) > 200
+    for op, twin in found.items():
+        pairs = zip(op._schema.arguments, twin._schema.arguments, strict=True)
+        assert all(one.name == other.name and one.type == other.type for one, other in pairs), (op, twin)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda h, k: h.clamp_min_(k),
+        lambda h, k: h.clamp_(-k.abs(), k.abs()),
+        lambda h, k: h.masked_fill_(h < 0, torch.tensor(0.5, dtype=h.dtype)),
+        lambda h, k: h.pow_(2),
+        lambda h, k: h.fill_(torch.tensor(2.0)),
+        lambda h, k: h.lerp_(k, k),
+    ],
+)
+def test_a_write_in_place_can_be_run_again(write: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """By the program of its tape, where functionalize has no part in it."""
+    h, k = inputs(4, 3), inputs(4, 3).cos()
+    with Recorder() as recorder:
+        slots = [recorder.slot(value) for value in (h, k)]
+        target = h * 1.0
+        result = recorder.slot(write(target, k))
+    again = program(recorder.entries, recorder.values, slots, [result]).run([h, k])
+    assert torch.equal(again[0], target)

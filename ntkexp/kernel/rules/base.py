@@ -27,6 +27,11 @@ class NoRule(Mistake):
         self.reason = reason
         super().__init__(f"{reason}; read the path with path.rule=[gauss,left], which needs no difference rules")
 
+    @property
+    def remark(self) -> str:
+        """What it means for a tangent."""
+        return f"{self.reason}: the tangent is read from plain Jacobians, which is right and slow"
+
 
 @dataclass(frozen=True, eq=False)
 class Ends:

@@ -11,6 +11,7 @@ where the order agrees at both ends, and refused where it does not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.rules.elementwise import quotient, relu
+from ntkexp.kernel.rules.linear import joined
 
 
 def pairwise(call: AbstractCall, left: Ends, right: Ends, sign: int) -> Ends:
@@ -181,6 +183,30 @@ def masked_fill(call: AbstractCall) -> Tensor:
     return selected(call, mask, yes, no)
 
 
+def index_put(call: AbstractCall) -> Result:
+    """A value where a mask is true, as in h[h < 0] = 0; elements by their numbers are written linearly."""
+    target, indices, value, *accumulate = call.args
+    axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
+    inner = target.start.dim() - axis - mask.start.dim()
+    alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
+    if any(accumulate) or not alone or value.start.dim() > inner:
+        return joined(call)
+    return selected(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
+
+
+def combined(weight: Callable[[Tensor], Tensor], call: AbstractCall) -> Tensor:
+    """a and b = ab, a or b = 1 − (1 − a)(1 − b), a xor b = a + b − 2ab: each difference times a mean of the other."""
+    shape, kind = call.start.shape, next(value.delta.dtype for value in call.args if value.delta is not None)
+    if call.start.dtype != torch.bool:
+        raise NoRule("bits of whole numbers change between the ends of a step")
+    terms = [
+        weight(call.mean(as_numbers(other, shape, kind))) * call.delta(value, shape)
+        for value, other in (call.args, call.args[::-1])
+        if value.delta is not None
+    ]
+    return total(terms, shape)
+
+
 def selected(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
     """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
@@ -243,6 +269,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), ordered),
     "where": where,
     "masked_fill": masked_fill,
+    "index_put": index_put,
+    **dict.fromkeys(("logical_and", "bitwise_and"), partial(combined, lambda m: m)),
+    **dict.fromkeys(("logical_or", "bitwise_or"), partial(combined, lambda m: 1 - m)),
+    **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combined, lambda m: 1 - 2 * m)),
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compared),
     **dict.fromkeys(("logical_not", "bitwise_not"), inverted),
 }

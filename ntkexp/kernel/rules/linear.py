@@ -57,6 +57,8 @@ def restrided(call: AbstractCall) -> Tensor:
 
 def converted(call: AbstractCall) -> Tensor:
     """Another precision or device."""
+    if not call.start.is_floating_point():
+        raise NoRule("a number that is read as a whole one or as a truth value changes between the ends of a step")
     return call.delta(call.args[0]).to(call.start.dtype)
 
 
@@ -78,19 +80,41 @@ def unchanged(call: AbstractCall) -> Tensor:
     return torch.zeros_like(call.start)
 
 
-def joined(call: AbstractCall) -> Result:
+def joined(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
     """op([Δa, Δb, …], …): concatenation, stacking, writing into."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
             return value
         if value.delta is not None:
-            return call.delta(value)
+            return moving(call, value)
         return torch.zeros_like(value.start, dtype=call.start.dtype) if value.start.is_floating_point() else value.start
 
-    args, kwargs = tree_map(difference, (call.args, call.kwargs))
+    args, kwargs = tree_map(difference, (call.args if given is None else given, call.kwargs))
     result: Result = call.entry.op(*args, **kwargs)
     return result
+
+
+def moving(call: AbstractCall, value: Ends) -> Tensor:
+    """The difference of what is joined; an index or a mask steers, and may not have one."""
+    if not value.start.is_floating_point():
+        raise NoRule("an index or a mask changes between the ends of a step")
+    return call.delta(value)
+
+
+def written(call: AbstractCall) -> Result:
+    """As `joined`, where a number may be written in the last argument's place: it does not change."""
+    if "reduce" in call.kwargs:
+        raise NoRule("what is written is reduced with what was there")
+    numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
+    return joined(call, (*call.args[:3], *numbers))
+
+
+def reduced(call: AbstractCall) -> Result:
+    """As `joined`, for the reductions that are linear."""
+    if call.args[4] not in ("sum", "mean"):
+        raise NoRule(f"what is written is reduced by {call.args[4]!r}")
+    return joined(call)
 
 
 def embedding(call: AbstractCall) -> Result:
@@ -140,16 +164,17 @@ FIRST = """
     unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
-UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zeros_like"
+UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zero zeros_like"
 JOINED = """
-    cat diagonal_scatter index_add index_copy index_put masked_scatter scatter scatter_add
-    select_scatter slice_scatter stack
+    cat diagonal_scatter index_add index_copy masked_scatter scatter_add select_scatter slice_scatter stack
 """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshaped),
     **dict.fromkeys(JOINED.split(), joined),
     **dict.fromkeys(UNCHANGED.split(), unchanged),
+    **dict.fromkeys(("scatter", "index_fill"), written),
+    "scatter_reduce": reduced,
     "_to_copy": converted,
     "as_strided": restrided,
     "constant_pad_nd": padded,

@@ -23,11 +23,6 @@ def bordered(h: Tensor, k: Tensor, *, dims: int, mode: str) -> Tensor:
     return functional.pad(shape, widths, mode=mode)
 
 
-def indexed(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Two elements of every example."""
-    return torch.arange(len(h))[:, None], whole(4, 1)
-
-
 def columns(h: Tensor, *numbers: int) -> Tensor:
     """The same columns for every example."""
     return whole(*numbers).expand(len(h), -1)
@@ -53,7 +48,7 @@ ARRANGED: dict[str, Sample] = {
     "index": lambda h, k: h[:, whole(3, 0, 3)],
     "index_add": lambda h, k: torch.index_add(h, 1, whole(3, 0, 3), k[:, :3], alpha=2.0),
     "index_copy": lambda h, k: torch.index_copy(h, 1, whole(3, 0), k[:, :2]),
-    "index_put": lambda h, k: torch.index_put(h, indexed(h), k[:, :2]),
+    "index_fill": lambda h, k: h.index_fill(1, whole(3, 0), 2.0) * k.index_fill(1, whole(1), torch.tensor(3.0)),
     "index_select": lambda h, k: h.index_select(1, whole(3, 0, 3)),
     "masked_scatter": lambda h, k: h.masked_scatter(torch.arange(6) > 2, k[:, 3:].clone()),
     "masked_select": lambda h, k: h.masked_select(torch.arange(6) > 2).view(len(h), 3),
@@ -70,8 +65,11 @@ ARRANGED: dict[str, Sample] = {
     "replication_pad3d": partial(bordered, dims=3, mode="replicate"),
     "reshape": lambda h, k: functional.rms_norm(h, (6,)),
     "rot90": lambda h, k: torch.rot90(square(h), 1, (1, 2)),
-    "scatter": lambda h, k: h.scatter(1, columns(h, 3, 0), k[:, :2]),
+    "scatter": lambda h, k: h.scatter(1, columns(h, 3, 0), k[:, :2]) * h.scatter(1, columns(h, 2), 3.0),
     "scatter_add": lambda h, k: h.scatter_add(1, columns(h, 3, 0, 3), k[:, :3]),
+    "scatter_reduce": lambda h, k: torch.cat(
+        [h.scatter_reduce(1, columns(h, 3, 0, 3), k[:, :3], how) for how in ("sum", "mean")], 1
+    ),
     "split": lambda h, k: torch.mul(*torch.split(h, 3, 1)),
     "split_with_sizes": lambda h, k: torch.mul(*torch.split(h, [5, 1], 1)),
     "take": lambda h, k: torch.take(h, torch.arange(h.numel()).view(h.shape).flip(1)),

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from tests.kernel.samples.base import Sample, image, ranked, square, volume
 
+
+def overwritten(h: Tensor, k: Tensor) -> Tensor:
+    """Masks that write into all elements, into those of a column and of an example, and by columns; and numbers."""
+    h, k = h.clone(), k * 1.0
+    h[h < 0] = 0.5
+    h[:, 0][k[:, 1] < 0] = 2.0
+    k[k[:, 0] > 0.5] = torch.arange(6.0, dtype=k.dtype)
+    k[:, torch.arange(6) > 3] = h[:, :2]
+    k[torch.arange(len(k))[:, None], torch.tensor([3, 1])] = h[:, 2:4]
+    return h * k
+
+
 CHOSEN: dict[str, Sample] = {
     "amax": lambda h, k: square(h).amax(2) + k.amax((1,), keepdim=True),
     "amin": lambda h, k: square(h).amin(2) + k.amin((1,), keepdim=True),
+    "bitwise_and": lambda h, k: torch.where((h > 0) & (k > 0) & (torch.arange(6) > 1), h, k),
     "bitwise_not": lambda h, k: torch.where(~(h > 0), h, k),
+    "bitwise_or": lambda h, k: torch.where((h > 0) | (k > 0), h, k),
+    "bitwise_xor": lambda h, k: torch.where((h > 0) ^ (k > 0), h, k),
     "cummax": lambda h, k: ranked(h).cummax(1).values,
     "cummin": lambda h, k: ranked(h).cummin(1).values,
     "eq": lambda h, k: (h.round() == k.round()) * (h + 2 * k),
     "ge": lambda h, k: (h >= k) * (h + 2 * k),
     "gt": lambda h, k: (h > 0.1) * (h + 2 * k),
+    "index_put": overwritten,
     "kthvalue": lambda h, k: ranked(h).kthvalue(2, 1).values,
     "le": lambda h, k: (h <= k[:, :1]) * (h + 2 * k),
+    "logical_and": lambda h, k: torch.where(torch.logical_and(h > 0, k > 0), h, k),
     "logical_not": lambda h, k: torch.logical_not(h > 0) * (h + 2 * k),
+    "logical_or": lambda h, k: torch.where(torch.logical_or(h > 0, k > 0), h, k),
+    "logical_xor": lambda h, k: torch.where(torch.logical_xor(h > 0, k > 0), h, k),
     "lt": lambda h, k: (h < k) * (h + 2 * k),
     "masked_fill": lambda h, k: h.masked_fill(h > 0.3, 2.0) + k.masked_fill(h > 0, 0.5),
     "max": lambda h, k: square(h).max(2).values + torch.stack([row.max() for row in k])[:, None],

@@ -80,5 +80,6 @@ PLAIN: dict[str, Sample] = {
     "triu": lambda h, k: square(h).triu(),
     "unsqueeze": lambda h, k: h.unsqueeze(1) * square(k).repeat(1, 1, 2),
     "view": lambda h, k: h.view(len(h), 3, 2),
+    "zero": lambda h, k: torch.cat([(h * 1.0).zero_(), k], 1),
     "zeros_like": lambda h, k: torch.cat([torch.zeros_like(h), k], 1),
 }
