@@ -28,6 +28,7 @@ from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
 from ntkexp.shapes import Weights
+from ntkexp.stream import stream
 from ntkexp.widen import widened
 
 
@@ -86,7 +87,7 @@ class Setting:
 
 def prepare(experiment: Experiment) -> Setting:
     """Draw the data and the network, and look at them once."""
-    data = experiment.data.split()
+    data = experiment.data.split(experiment.seed)
     targets, places = laid_out(experiment, data)
     module = network(experiment, data, targets.shape[1])
     weights = weights_of(module)
@@ -163,9 +164,9 @@ def names(experiment: Experiment) -> list[str]:
 
 def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
     """The module with weights drawn from the experiment's seed."""
-    generator = torch.Generator().manual_seed(experiment.seed)
     shape = tuple(data.train.inputs.shape[1:])
-    module = experiment.model.module(experiment.init, shape, outputs, generator, data.vocabulary)
+    weights = stream("weights", experiment.seed)
+    module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
@@ -222,7 +223,7 @@ def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
 
 def glimpsed(experiment: Experiment) -> tuple[Points, Budget, Tape]:
     """The points, the memory and two examples of an experiment that is not to be run."""
-    data = experiment.data.split()
+    data = experiment.data.split(experiment.seed)
     outputs = laid_out(experiment, data)[0].shape[1]
     module = network(experiment, data, outputs)
     return placed(experiment, data, module, weights_of(module), outputs)

@@ -1,8 +1,8 @@
 """Data: what is learned, and where the network is read.
 
 A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The order
-of the examples and their noise come from the source's own seed; inputs, and real targets, are standardised with the
-statistics of the training split alone:
+of the examples and their noise come from the source's seed, each
+from a stream of its own; inputs, and real targets, are standardised with the statistics of the training split alone:
 
     x ← (x − mean) / deviation
 """
@@ -25,6 +25,7 @@ from ntkexp.data.gaps import filled, means
 from ntkexp.data.noise import noisy
 from ntkexp.data.scale import MEASURES, Standardise, each, unchanged
 from ntkexp.mistake import Mistake
+from ntkexp.stream import stream
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class AbstractSource(Component):
     train: PositiveInt = 128
     probe: NonNegativeInt = 128
     test: NonNegativeInt | None = None
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int | None = Field(None, ge=0, lt=2**63)  # None: whatever seed the whole experiment has
     label_noise: float = Field(0.0, ge=0, lt=1)
     standardise: Standardise = "each"
 
@@ -78,24 +79,25 @@ class AbstractSource(Component):
         """All examples, in any order; whatever is random comes from the generator."""
 
     @final
-    def split(self) -> Data:
+    def split(self, seed: int = 0) -> Data:
         """The examples in random order, cut, with noise on the training targets, standardised.
 
-        The same bits for any number of threads: kernel files know their data by them.
+        By this seed, unless the source has its own. The same bits for any number of threads: kernel files know their
+        data by them.
         """
         with one_thread():
-            return self.drawn()
+            return self.drawn(seed if self.seed is None else self.seed)
 
     @final
-    def drawn(self) -> Data:
+    def drawn(self, seed: int) -> Data:
         """The same, by as many threads as there are."""
-        generator = torch.Generator().manual_seed(self.seed)
-        examples = self.examples(generator)
+        examples = self.examples(stream("examples", seed))
         refuse_infinite(examples)
-        order = torch.randperm(len(examples.inputs), generator=generator)
+        order = torch.randperm(len(examples.inputs), generator=stream("order", seed))
         train, *others = (part(examples, index) for index in self.cut(order))
         refuse_constant(train.target)  # before the noise, which would hide it, and after, lest it is the noise's doing
-        train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, generator))
+        noise = stream("noise", seed)
+        train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, noise))
         refuse_constant(train.target)
         return self.standardised((train, *others), examples)
 

@@ -17,6 +17,7 @@ from ntkexp.kernel.recorder import columns, plain_kernels
 from ntkexp.kernel.replay import Replay
 from ntkexp.kernel.tape import Tape
 from ntkexp.shapes import Function, Weights
+from ntkexp.stream import stream
 
 UNFAITHFUL = (
     "the module's gradients are not the derivatives of its values (look for detach, a straight-through estimator or an "
@@ -26,7 +27,7 @@ UNFAITHFUL = (
 
 def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: list[Int[Tensor, "..."]]) -> bool:
     """Both ways agree, up to what rounding could do."""
-    noise = torch.randn(tape.outputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64)
     cotangent = noise.to(tape.outputs)
     values, gradients = by_rules(tape, trained, owned, cotangent), by_autograd(function, tape, trained, cotangent)
     # √eps is far more than another order of summation changes, and far less than a gradient that is left out

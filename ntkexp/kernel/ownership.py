@@ -19,6 +19,7 @@ from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.kernel.uses import Product, rows_of
 from ntkexp.mistake import Mistake
+from ntkexp.stream import stream
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
 ROUNDING = 1000  # times eps of the largest element: terms that a norm centres are not all positive, and may cancel
@@ -27,7 +28,7 @@ ROUNDING = 1000  # times eps of the largest element: terms that a norm centres a
 def owners(tape: Tape, trained: frozenset[str]) -> list[Int[Tensor, "..."]]:
     """For every use, the example that owns each element of the tap; one number a row for products."""
     with Uncast(torch.float64):
-        replay = Replay(tape, tape, trained, scramble=torch.Generator().manual_seed(0))
+        replay = Replay(tape, tape, trained, scramble=stream("ownership"))
     taps = [use.tap for use in replay.uses]
     if not taps:
         return []

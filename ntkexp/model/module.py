@@ -6,8 +6,8 @@
 and whatever else it takes needs a default:
 
     shape     of an example, such as (1, 8, 8)       outputs   how many the data and the loss ask for
-    width     model.width                            seed      seed
-    vocabulary   how many tokens there are; 0 if the data has numbers
+    width     model.width                            vocabulary   how many tokens there are; 0: the data has numbers
+    seed      a number below 2³², another for every `seed`: the start of the stream of the weights
 
 It runs with torch's own generator seeded, so that every `nn.init` inside is drawn from `seed`, and in double precision.
 The module then takes [example, *shape] (tokens as int64) and returns [example, outputs], or [example] if that is 1. It

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
+from ntkexp.stream import stream
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Task:
         if self.vocabulary:
             tokens = torch.arange(examples * prod(self.shape)) % self.vocabulary
             return tokens.view(examples, *self.shape).double()
-        return torch.randn(examples, *self.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return torch.randn(examples, *self.shape, generator=stream("trial"), dtype=torch.float64)
 
     @property
     def said(self) -> str:

@@ -10,6 +10,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.stream import stream
 
 
 class AbstractBatched(AbstractOptimizer):
@@ -25,12 +26,7 @@ class AbstractBatched(AbstractOptimizer):
         if self.batch is None:
             return None
         if self.replacement:
-            return torch.randint(examples, (self.batch,), generator=self.generator(seed, step))
+            return torch.randint(examples, (self.batch,), generator=stream("batches", seed, step))
         epoch, turn = divmod(step, -(-examples // self.batch))
-        order = torch.randperm(examples, generator=self.generator(seed, epoch))
+        order = torch.randperm(examples, generator=stream("batches", seed, epoch))
         return order[turn * self.batch : (turn + 1) * self.batch]
-
-    @staticmethod
-    def generator(seed: int, count: int) -> torch.Generator:
-        """An independent stream for every pair of numbers."""
-        return torch.Generator().manual_seed(seed * 1_000_003 + count)

@@ -13,7 +13,7 @@ from ntkexp.ensemble.train import Training, last
 from ntkexp.mistake import Mistake
 from ntkexp.prepare import network
 
-CIRCLE = ("data=circle", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
+CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
 
 
 def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, readout: bool) -> Tensor:

@@ -65,7 +65,7 @@ def test_gradient_descent_tends_to_it_at_first_order(loss: str) -> None:
         descended = ran(*shared, f"optimizer.step_size={4 / steps}", f"steps={steps}").outcome
         errors.append(float((descended.evidence.end - end.evidence.end).norm()))
     slopes = [log(coarse / fine) / log(2) for coarse, fine in pairwise(errors)]
-    assert slopes == pytest.approx([1, 1], abs=0.1)  # the next order still shows
+    assert slopes == pytest.approx([1, 1], abs=0.15)  # the next order still shows
 
 
 CASES = (

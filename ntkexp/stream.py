@@ -1,0 +1,36 @@
+"""Chance: every purpose has a stream of random numbers of its own, so that data know nothing of the seed's weights.
+
+    stream(purpose, seed, …) = torch's generator, started at the first 32 bits of sha256("purpose/seed/…")
+
+32 bits are all that torch's generator reads of a start. There is no other door to chance where numbers are computed;
+the intervals of a report are resampled by numpy.
+
+>>> torch.equal(torch.rand(3, generator=stream("weights", 0)), torch.rand(3, generator=stream("weights", 0)))
+True
+>>> torch.equal(torch.rand(3, generator=stream("weights", 0)), torch.rand(3, generator=stream("examples", 0)))
+False
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Literal, TypeAlias
+
+import torch
+
+Purpose: TypeAlias = Literal[
+    "examples",  # what a source of data makes up: inputs, and what is to be learned
+    "order",  # of the examples before they are cut into splits
+    "noise",  # on training targets
+    "weights",  # before training
+    "batches",
+    "trial",  # inputs that a network is tried on before it meets the data
+    "ownership",  # numbers by which a module shows which example owns what
+    "faithfulness",  # a cotangent by which a module's gradients are compared with its values
+]
+
+
+def stream(purpose: Purpose, *numbers: int) -> torch.Generator:
+    """The stream of a purpose, for a seed and whatever else tells one draw from another."""
+    name = "/".join(map(str, (purpose, *numbers)))
+    return torch.Generator().manual_seed(int.from_bytes(sha256(name.encode()).digest()[:4], "big"))
