@@ -6,7 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -65,6 +65,12 @@ def of_data(name: str) -> frozenset[int]:
     return overheard(lambda: source.split(0))
 
 
+def epochs(optimizer: AbstractOptimizer) -> None:
+    """The batches of two epochs."""
+    for step in range(8):
+        optimizer.batch_indices(step, 8, 0)
+
+
 @cache
 def of_batches() -> frozenset[int]:
     """Every optimizer's first epochs, at seed 0."""
@@ -73,8 +79,7 @@ def of_batches() -> frozenset[int]:
         optimizer = configured("optimizer", name)
         assert isinstance(optimizer, AbstractOptimizer)
         if "batch" in type(optimizer).model_fields:
-            drawn = optimizer.model_copy(update={"batch": 2, "replacement": replacement})
-            found |= overheard(lambda drawn=drawn: [drawn.batch_indices(step, 8, 0) for step in range(8)])
+            found |= overheard(partial(epochs, optimizer.model_copy(update={"batch": 2, "replacement": replacement})))
     return found
 
 
@@ -107,9 +112,10 @@ def test_examples_their_order_and_their_noise_are_drawn_apart() -> None:
 
 
 def test_no_two_streams_share_a_number() -> None:
-    named = [*product(PURPOSES, (0, 1, 2, 3, 2**32, 2**40 - 1)), *(("batches", 0, epoch) for epoch in range(20))]
-    drawn = torch.stack([torch.randn(200, generator=stream(*name), dtype=torch.float64) for name in named])
-    assert len(drawn.unique()) == drawn.numel()
+    streams = [stream(purpose, seed) for purpose in PURPOSES for seed in (0, 1, 2, 3, 2**32, 2**40 - 1)]
+    streams += [stream("batches", 0, epoch) for epoch in range(20)]
+    drawn = torch.stack([torch.randn(200, generator=each, dtype=torch.float64) for each in streams])
+    assert len(set(drawn.flatten().tolist())) == drawn.numel()
     correlation = drawn.corrcoef().fill_diagonal_(0)
     # 2,000 correlations of deviation 1/√200: the largest of so many normal numbers is about 3.5 of these
     assert correlation.abs().max() < 5 * 200**-0.5
