@@ -12,7 +12,7 @@ vector for each position, and a dense layer, drawn as `init` says, reads the out
     anything else   a dense layer for each row        the mean over positions is read
 
 Padding and signs for beginning and end are switched off, for every token is one. `options` are further entries of the
-configuration and win over all of these.
+configuration and win over all of these. No code of a folder is run, and nothing outside of it is read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.adapted import adapted
 from ntkexp.model.base import AbstractArchitecture
+from ntkexp.model.elsewhere import refuse_elsewhere, refuse_parts_elsewhere
 from ntkexp.model.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import along, dividing, fitting
+from ntkexp.records.json_file import read_object
 
 
 class HuggingFace(AbstractArchitecture):
@@ -77,30 +79,49 @@ class HuggingFace(AbstractArchitecture):
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
 
     def model(self, transformers: Any, task: Task) -> Any:
-        """The model of the library, from the folder or of a name."""
+        """The model of the library, from the folder or of a name; it never runs code that a folder holds."""
+        automatic = transformers.AutoModel
         if self.path is None:
-            return transformers.AutoModel.from_config(self.configuration(transformers, task))
-        self.files()
-        folder, automatic = self.path.expanduser(), transformers.AutoModel
-        configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **self.options)
+            return automatic.from_config(self.configuration(transformers, task), trust_remote_code=False)
+        configuration, files = self.read(transformers), self.files()
+        refuse_parts_elsewhere(files, self.given)
         if task.vocabulary > getattr(configuration, "vocab_size", task.vocabulary):
             raise Mistake(f"{self.given} knows {configuration.vocab_size} tokens, and {task.said}")
-        if any(file.suffix != ".json" for file in self.files()):
-            return automatic.from_pretrained(folder, config=configuration, local_files_only=True)
-        return automatic.from_config(configuration)
+        if all(file.suffix == ".json" for file in files):
+            return automatic.from_config(configuration, trust_remote_code=False)
+        folder, safe = self.path.expanduser(), {"trust_remote_code": False, "weights_only": True}
+        return automatic.from_pretrained(folder, config=configuration, local_files_only=True, **safe)
+
+    def read(self, transformers: Any) -> Any:
+        """The configuration in the folder, with the options."""
+        assert self.path is not None
+        self.files()
+        fields = read_object(self.path.expanduser() / "config.json")
+        refuse_elsewhere(fields, self.given)
+        kind = self.kind_of(transformers, f"{self.given}: 'model_type'", str(fields.get("model_type")))
+        return kind.from_dict(fields | self.chosen(kind))
 
     def configuration(self, transformers: Any, task: Task) -> Any:
         """A configuration of this name, with those of our sizes that it has, and the options."""
-        known = list(transformers.CONFIG_MAPPING.keys())
-        if self.name not in known:
-            raise Mistake(f"model.name={self.name}: transformers has no such model{nearest(self.name, known)}")
-        kind = transformers.CONFIG_MAPPING[self.name]
-        usual = kind()
-        if strange := [key for key in self.options if not hasattr(usual, key)]:
-            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], vars(usual))}")
-        own = kind.attribute_map  # some call them otherwise
+        kind = self.kind_of(transformers, "model.name", self.name)
+        usual, own = kind(), kind.attribute_map  # some call them otherwise
         sizes = {own.get(key, key): size for key, size in self.sizes(task).items() if hasattr(usual, key)}
-        return kind(**(sizes | {own.get(key, key): option for key, option in self.options.items()}))
+        return kind(**(sizes | self.chosen(kind)))
+
+    def kind_of(self, transformers: Any, key: str, name: str) -> Any:
+        """The library's own class of configurations of a name."""
+        known = list(transformers.CONFIG_MAPPING.keys())
+        if name not in known:
+            raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, known)}")
+        return transformers.CONFIG_MAPPING[name]
+
+    def chosen(self, kind: Any) -> dict[str, Option]:
+        """The options, as this configuration calls them: entries that it has, which are values and no methods."""
+        refuse_elsewhere(self.options, "model.options")
+        known = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
+        if strange := [key for key in self.options if key not in known and not key.endswith("_implementation")]:
+            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], known)}")
+        return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: Task) -> dict[str, Option | tuple[int, ...]]:
         """What configurations call the sizes of a model, and what we have in their place."""

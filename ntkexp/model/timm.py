@@ -4,14 +4,16 @@
 
 A model is made for the images of the data, and as large as `width`, `depth` and `heads` say, as far as its class has
 such settings: `width` is the channels of a ResNet's or ConvNeXt's first stage (each later one doubles them) and of a
-transformer's tokens, `depth` the blocks of a transformer without stages. `options` go to the model and win over these.
+transformer's tokens, `depth` the blocks of a transformer without stages. `options` go to the model and win over these;
+they are settings of its class, so that none can name a file or an address to read.
 """
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from pydantic import Field, PositiveInt
@@ -49,6 +51,10 @@ class Timm(AbstractArchitecture):
             raise Mistake(f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}")
         with torch.device("meta"):  # to look at the class without making the weights of its usual size
             usual = timm.create_model(self.name)
+        known = settings(type(usual))
+        if strange := [key for key in self.options if key not in known]:
+            kind = type(usual).__name__
+            raise Mistake(f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], known)}")
         sizes = self.sizes(task, set(inspect.signature(type(usual)).parameters))
         model: nn.Module = timm.create_model(
             self.name, num_classes=task.outputs, in_chans=task.shape[0], **(sizes | self.options)
@@ -69,3 +75,20 @@ class Timm(AbstractArchitecture):
         if "img_size" in known:
             found |= {"img_size": task.shape[1:], "patch_size": fitting(4, task.shape)}
         return {key: value for key, value in found.items() if key in known}
+
+
+def settings(kind: type[nn.Module]) -> set[str]:
+    """What a class of timm can be told: its arguments, those it hands on, and entries of the description it is made of.
+
+    >>> sorted(settings(nn.Flatten))
+    ['end_dim', 'start_dim']
+    """
+    found: set[str] = set()
+    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        parameters = list(inspect.signature(each).parameters.values())
+        found |= {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
+        described = get_type_hints(vars(each).get("__init__", each)).get("cfg")
+        found |= {field.name for field in fields(described)} if is_dataclass(described) else set()
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return found - {"cfg"}

@@ -13,12 +13,14 @@ import torch
 from ntkexp.identity import identity
 from ntkexp.mistake import Mistake
 from ntkexp.model import extra
+from ntkexp.model.elsewhere import ELSEWHERE
 from ntkexp.prepare import prepare
 from tests.run.small import ran, small
 from tests.run.test_exactness import exact
 
 FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=2", "model.width=8", "ladder.machine=[secant]")
 SUMS = ("data=modular_addition", "data.modulus=3")
+READING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 
 MODELS = {
     "gpt2 on tokens": ("model=huggingface", "model.name=gpt2", *SUMS),
@@ -106,11 +108,13 @@ def test_the_files_of_a_folder_count(folder: Path, tmp_path: Path) -> None:
             r"Error: Validation error for field .* got str",
         ),
         (("model=huggingface", "model.options=3"), r"it takes a mapping such as \{KEY: VALUE\}"),
+        (("model=huggingface", "model.options={to_dict: 2}"), r"GPT2Config has no to_dict"),
         (("model=huggingface", "model.path=nowhere"), r"nowhere is no folder with a config\.json"),
         (("model=huggingface", "model.name=t5"), r"model\.name=t5: ValueError: "),
         (("model=huggingface", "model.name=vit", *SUMS), r"takes numbers, and the data has tokens"),
         (("model=timm", "model.name=resnet10"), r"timm has no such model; did you mean 'resnet10t'\?"),
-        (("model=timm", "model.options={wdith: 2}"), r"model\.name=resnet10t: TypeError: .*'wdith'"),
+        (("model=timm", "model.options={wdith: 2}"), r"ResNet of timm has no wdith; did you mean 'stem_width'\?"),
+        *((("model=timm", f"model.options={{{key}: x}}"), rf"ResNet of timm has no {key}") for key in READING),
         (("model=timm", "data=circle"), r"model=timm takes images, and the data has examples of shape \[2\]"),
         (("model=timm", *SUMS), r"model=timm takes numbers, and the data has tokens"),
     ],
@@ -119,6 +123,64 @@ def test_what_does_not_fit_is_said_in_one_line(given: tuple[str, ...], words: st
     with pytest.raises(Mistake, match=words) as caught:
         prepare(small(*FEW, *given))
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def hostile(folder: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the folder that says more, beside a module that leaves a mark."""
+
+    def write(**further: object) -> Path:
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        settings = json.loads((folder / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(settings | further))
+        imports = "from transformers import BertConfig as Config, BertModel as Net\n"
+        (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{imports}")
+        return tmp_path
+
+    return write
+
+
+OWN = {"AutoConfig": "own.Config", "AutoModel": "own.Net"}
+TELLING = {
+    "code beside a model that is known": {"auto_map": OWN},
+    "code of a model that is not": {"auto_map": OWN, "model_type": "owned"},
+    "code of a part": {"text_config": {"auto_map": OWN}},
+    "attention from elsewhere": {"_attn_implementation": "own/attention"},
+    "weights from elsewhere": {"backbone": "own/backbone"},
+    "kernels from elsewhere": {"quantization_config": {"quant_method": "own"}},
+    "no model at all": {"model_type": "owned"},
+}
+
+
+@pytest.mark.parametrize("options", ["{}", "{trust_remote_code: true}"])
+@pytest.mark.parametrize("telling", TELLING.values(), ids=TELLING)
+def test_nothing_in_a_folder_is_run(telling: dict[str, object], options: str, hostile: Callable[..., Path]) -> None:
+    place = hostile(**telling)
+    with pytest.raises(Mistake, match=r"which is never done|has no such model"):
+        prepare(small(*FEW, "model=huggingface", f"model.path={place}", f"model.options={options}", *SUMS))
+    assert not (place / "mark").exists()
+
+
+@pytest.mark.parametrize("key", sorted(ELSEWHERE))
+def test_no_option_reaches_elsewhere(key: str) -> None:
+    with pytest.raises(Mistake, match=f"model.options: '{key}' would run or read what lies elsewhere"):
+        prepare(small(*FEW, "model=huggingface", f"model.options={{{key}: own/net}}", *SUMS))
+
+
+def test_weights_outside_of_the_folder_are_not_read(hostile: Callable[..., Path]) -> None:
+    place = hostile()
+    (place / "model.safetensors").rename(place.parent / "outside.safetensors")
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../outside.safetensors"}}))
+    with pytest.raises(Mistake, match=r'names "\.\./outside\.safetensors", which is no file of that folder'):
+        weights(place)
+
+
+def test_an_adapter_is_refused(hostile: Callable[..., Path]) -> None:
+    place = hostile()
+    (place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "own/base"}))
+    with pytest.raises(Mistake, match="holds an adapter, whose model lies elsewhere"):
+        weights(place)
 
 
 def test_a_folder_with_fewer_tokens_than_the_data_is_refused(folder: Path) -> None:
