@@ -55,10 +55,12 @@ def save(text: str, out: Path) -> None:
 
 def as_text(material: Material) -> str:
     """Columns aligned for a reader."""
+    from ntkexp.report.analysis.told import summary
     from ntkexp.report.page.view import fits
     from ntkexp.report.table import combined, to_text
 
-    laws = [to_text(fits(analysis)).rstrip("\n") + "\n\n" for analysis in material.analyses if analysis.laws]
+    swept = [analysis for analysis in material.analyses if analysis.laws]
+    laws = [f"{summary(one.laws, one.draws)}\n{to_text(fits(one)).rstrip()}\n\n" for one in swept]
     return "".join(laws) + to_text(combined(material.runs)).rstrip("\n") + "\n"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from ntkexp.report.analysis.told import summary
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import what_came_out, what_was_run
 from ntkexp.report.page.view import fits, points
@@ -24,6 +25,7 @@ def parts(material: Material) -> Iterator[str]:
     for analysis in material.analyses:
         yield f"## {escaped(analysis.sweep.name)}"
         if analysis.laws:
+            yield escaped(summary(analysis.laws, analysis.draws))
             yield piped(fits(analysis))
         yield piped(points(analysis))
     yield "## All runs"

@@ -2,6 +2,7 @@
 
     <measure>             a column of metrics.csv, at the last step where it was measured
     limit_distance_start  `limit_distance` at the first step
+    start_variance        of a sweep: how far the first kernel is from that of the other seeds
     weights_moved.<name>  the same of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
@@ -21,6 +22,7 @@ from ntkexp.records.json_file import read_object
 from ntkexp.report.run import SPLITS, Run
 from ntkexp.report.text import spoken
 
+START_VARIANCE = "start_variance"
 MEASURES = {
     "drift": "movement of the kernel",
     "weights_moved": "movement of the weights",
@@ -31,6 +33,7 @@ MEASURES = {
     "alignment": "alignment of the kernel with the first",
     "limit_distance": "distance of the kernel from the infinite one",
     "limit_distance_start": "distance of the first kernel from the infinite one",
+    START_VARIANCE: "variance of the first kernel over seeds",
     "limit_alignment": "alignment of the kernel with the infinite one",
     "label_alignment": "alignment of the kernel with the labels",
     "trace": "trace of the kernel",

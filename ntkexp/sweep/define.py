@@ -56,7 +56,7 @@ def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
         elif given and (key in axes or len(values(key, given)) > 1):
             axes[key] = values(key, given)
         else:
-            base.append(str(override))
+            base = [*(text for text in base if split(text).key != key), str(override)]
     base = [text for text in base if split(text).key not in axes]
     fits = tuple(fit for fit in definition.fits if len(axes[fit.axis]) > 1)
     return replace(definition, axes=axes, seeds=seeds, base=tuple(base), fits=fits)
@@ -141,3 +141,7 @@ def refuse_contradictions(sweep: Definition) -> None:
     for fit in sweep.fits:
         if fit.axis not in sweep.axes:
             raise Mistake(f"fits: {fit.axis} is no axis of this sweep{nearest(fit.axis, sweep.axes)}")
+        if fit.exponent is None and fit.bound is not None:
+            raise Mistake(
+                f"fits: {fit.quantity} has bound={fit.bound} and no exponent; give the exponent that bounds it"
+            )

@@ -5,7 +5,8 @@
     seeds: 5               at each point: a count, or a list
     base: [steps=300]      what all runs have in common
     fits:                  which number is a power of which axis, with the theory's exponent, or null
-      - {quantity: drift, axis: model.width, exponent: -0.5}
+      - {quantity: drift, axis: model.width, exponent: -1.0, margin: 0.1}      to be met within the margin
+      - {quantity: drift, axis: model.width, exponent: -0.5, bound: upper}     at most this, and the margin
 
 Nothing here knows where it was written: `ntkexp.sweep.define` reads both.
 """
@@ -19,20 +20,28 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 
+from pydantic import Field
+
 from ntkexp.component import Component
 from ntkexp.config.override import split
 from ntkexp.config.spelling import spelled
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.json_file import Json
+from ntkexp.report.analysis.verdict import MARGIN, Bound
 from ntkexp.sweep.values import Value
 
 
 class Fit(Component):
-    """A number of each run (`drift`, `left.test`, …) as a power of an axis, and the exponent that theory gives it."""
+    """A number of each run (`drift`, `left.test`, …) as a power of an axis, and what theory says of the exponent.
+
+    It is `exponent` to within `margin`, or bounded by it: from above, or from below (`ntkexp.report.analysis.verdict`).
+    """
 
     quantity: str
     axis: str
     exponent: float | None = None
+    margin: float = Field(MARGIN, gt=0)
+    bound: Bound | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Definition:
     @property
     def fields(self) -> dict[str, Json]:
         """The sweep as plain data, every range written out."""
-        fits = [{"quantity": fit.quantity, "axis": fit.axis, "exponent": fit.exponent} for fit in self.fits]
+        fits: list[Json] = [fit.model_dump(mode="json") for fit in self.fits]
         axes = {key: list(chosen) for key, chosen in self.axes.items()}
         return {"axes": axes, "seeds": list(self.seeds), "base": list(self.base), "fits": fits}
 

@@ -1,7 +1,7 @@
 """sweeps/<name>.json: a sweep as it was resolved, and where it stands. What analyses it starts from here.
 
     {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
-     "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null}, …],
+     "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …]}
 
 A state is `done`, `failed` (it would fail again; `--retry-failed` tries), `running` (another process is at it), or

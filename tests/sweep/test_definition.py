@@ -51,7 +51,8 @@ def test_the_last_axis_varies_faster_and_seeds_fastest() -> None:
 def test_what_is_said_replaces_what_the_file_says() -> None:
     made = swept("width", "model.width=64,128", "seed=7", "steps=5", "init.W_std=1,2")
     assert dict(made.axes) == {"model.width": (64, 128), "init.W_std": (1, 2)}
-    assert (made.seeds, made.base) == ((7,), ("steps=5",))
+    assert (made.seeds, made.base) == ((7,), ("data.seed=0", "steps=5"))
+    assert swept("width", "data.seed=3", "steps=5").base == ("data.seed=3", "steps=5")
     assert made.fits == swept("width").fits
     assert not swept("width", "model.width=64").fits
 
@@ -85,6 +86,9 @@ FILE = {"axes": {"model.width": [8, 9]}, "seeds": 2, "base": ["steps=3"], "fits"
         ({"fits": [{"quantity": "drift"}]}, "fits.axis is missing"),
         ({"fits": [{"quantity": "drift", "axis": "model.width", "slope": 1}]}, "fits.slope"),
         ({"fits": ["drift"]}, "fits."),
+        ({"fits": [{"quantity": "drift", "axis": "model.width", "exponent": 1, "margin": 0}]}, "fits.margin=0"),
+        ({"fits": [{"quantity": "drift", "axis": "model.width", "exponent": 1, "bound": True}]}, "fits.bound=true"),
+        ({"fits": [{"quantity": "drift", "axis": "model.width", "bound": "upper"}]}, "give the exponent that bounds"),
     ],
     ids=repr,
 )

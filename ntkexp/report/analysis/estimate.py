@@ -2,7 +2,10 @@
 
     mean ± t_{ν} s/√n,    ν = n − 1
 
-With one repetition nothing is known of the spread, and the ends of the interval are NaN.
+With one repetition nothing is known of the spread, and the ends of the interval are NaN. Repetitions of unequal
+variance may be averaged all the same: at this confidence Student's interval then holds the mean more often than it
+says, never less (Bakirov & Székely 2006, doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010,
+doi:10.1198/jbes.2009.08046).
 
 >>> estimate = mean_of([1.0, 2.0, 3.0])
 >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtrit
@@ -25,38 +28,53 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and the ends of its interval."""
+    """A value, its standard error and the degrees of freedom that the error was found with."""
 
     value: float
-    low: float = math.nan
-    high: float = math.nan
+    error: float = math.nan
+    freedom: int = 0
 
     @property
     def known(self) -> bool:
         """Whether there is an interval."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
+        return self.freedom >= 1 and math.isfinite(self.error)
+
+    @property
+    def reach(self) -> float:
+        """Half the width of the interval."""
+        return student(self.freedom, (1 + CONFIDENCE) / 2) * self.error if self.known else math.nan
+
+    @property
+    def low(self) -> float:
+        """Where the interval begins."""
+        return self.value - self.reach
+
+    @property
+    def high(self) -> float:
+        """Where it ends."""
+        return self.value + self.reach
 
     def covers(self, value: float) -> bool | None:
         """Whether the interval holds a value; None where there is no interval."""
         return self.low <= value <= self.high if self.known else None
 
-
-def around(value: float, error: float, freedom: int) -> Estimate:
-    """The interval of Student's t with a standard error and its degrees of freedom."""
-    if freedom < 1 or not math.isfinite(error):
-        return Estimate(value)
-    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
-    return Estimate(value, value - reach, value + reach)
+    def widened(self, factor: float) -> Estimate:
+        """The same value, known less well."""
+        return replace(self, error=self.error * factor)
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
     """The mean of independent numbers that are finite; NaN of none."""
     if not len(values):
         return Estimate(math.nan)
-    error = deviation(values) / math.sqrt(len(values))
-    return around(float(np.mean(values)), error, len(values) - 1)
+    return Estimate(float(np.mean(values)), deviation(values) / math.sqrt(len(values)), len(values) - 1)
 
 
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation, with n − 1; NaN of fewer than two."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def student(freedom: int, share: float) -> float:
+    """Below which so large a share of Student's distribution lies."""
+    return float(stdtrit(freedom, share))

@@ -10,8 +10,10 @@ import pandas as pd
 
 from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.power_law import PowerLaw, power_law
+from ntkexp.report.analysis.start_variance import NEEDS, dependence
 from ntkexp.report.analysis.sweep import Fit, Level, Sweep
-from ntkexp.report.quantity import describe
+from ntkexp.report.analysis.verdict import Verdict, judge
+from ntkexp.report.quantity import START_VARIANCE, describe
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,12 @@ class Fitted:
     others: Mapping[str, Level]
     law: PowerLaw | None
     reason: str = ""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the exponent stands to theory's, where there is one."""
+        expected = self.fit.expected
+        return None if self.law is None or expected is None else judge(self.law.exponent, expected)
 
 
 def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
@@ -48,22 +56,28 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
         raise Mistake(f"{fit.axis} is no axis of numbers")
     if fit.quantity not in table:
-        raise Mistake(f"no run yields {fit.quantity}")
-    x = np.array(levels, dtype=float)
-    return power_law(x, table[fit.quantity].to_numpy(dtype=float), table["seed"].to_numpy(dtype=np.int64))
+        raise Mistake(f"no run yields {fit.quantity}{NEEDS if fit.quantity == START_VARIANCE else ''}")
+    numbers = table[fit.quantity].to_numpy(dtype=float)
+    law = power_law(np.array(levels, dtype=float), numbers, table["seed"].to_numpy(dtype=np.int64))
+    if fit.quantity == START_VARIANCE:
+        return law.widened(dependence(int(table.groupby(fit.axis)[fit.quantity].count().min())))
+    return law
 
 
 def row_of(found: Fitted) -> dict[str, Level]:
     """A line of the table of laws."""
-    fit, law = found.fit, found.law
-    row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **found.others, "theory": fit.exponent}
+    fit, law, verdict = found.fit, found.law, found.verdict
+    row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **found.others}
+    if fit.expected is not None:
+        row |= {"theory": fit.expected.value, "margin": fit.expected.margin, "bound": fit.expected.bound}
     if law is None:
         return row | {"note": found.reason}
     return row | {
         "exponent": law.exponent.value,
         "low": law.exponent.low,
         "high": law.exponent.high,
-        "verdict": law.verdict(fit.exponent),
+        "verdict": None if verdict is None else verdict.word,
+        "more_seeds": None if verdict is None else verdict.more,
         "curvature": law.curvature.value,
         "curvature_low": law.curvature.low,
         "curvature_high": law.curvature.high,

@@ -1,6 +1,9 @@
-"""A power law, y = A xᵖ, fitted by least squares to log y = log A + p log x, with intervals over seeds.
+"""A power law, y = A xᵖ, fitted by least squares to log y = log A + p log x, seed by seed.
 
-    log y = log A + p log x + c (log x − mean log x)²/2    whether c is zero: whether it is a power law at all
+    log y = log A + p log x + c (log x − middle)²/2    whether c is zero: whether it is a power law at all
+
+Every seed has an exponent of its own (`ntkexp.report.analysis.units`); the law's is their mean, and its interval is
+Student's. Where all seeds were run at all places, this is the fit through all runs.
 
 >>> x = np.array([1.0, 2.0, 4.0, 1.0, 2.0, 4.0])
 >>> law = power_law(x, 3 * x**-0.5, np.array([0, 0, 0, 1, 1, 1]))
@@ -11,17 +14,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.report.analysis.bootstrap import Resamples, resamples
-from ntkexp.report.analysis.estimate import Estimate
-
-Verdict: TypeAlias = Literal["agrees", "larger", "smaller", ""]
+from ntkexp.report.analysis.estimate import Estimate, mean_of
+from ntkexp.report.analysis.units import Unit, telling, units
 
 ROUNDING = 1e-9  # a curvature below is that of rounded logarithms
 
@@ -38,6 +39,7 @@ class PowerLaw:
     points: int
     runs: int
     seeds: int
+    units: int
     left_out: int
 
     @property
@@ -49,55 +51,53 @@ class PowerLaw:
         """What the law says."""
         return np.asarray(self.prefactor * x**self.exponent.value)
 
-    def verdict(self, theory: float | None) -> Verdict:
-        """How the exponent stands to the theory's; nothing where there is no theory or no interval."""
-        covered = None if theory is None else self.exponent.covers(theory)
-        if covered is None or theory is None:
-            return ""
-        return "agrees" if covered else "larger" if self.exponent.value > theory else "smaller"
+    def widened(self, factor: float) -> PowerLaw:
+        """The same law, known less well."""
+        return replace(self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor))
 
 
 def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
     """The law through runs at `x` that gave `y`; what is not positive and finite has no logarithm and is left out."""
-    fit = (np.isfinite(x) & np.isfinite(y)) & (x > 0) & (y > 0)
+    fit = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0))
     places = np.unique(x[fit])
     if len(places) < 2:
         raise Mistake(f"a power law needs positive numbers at two places or more, and has them at {len(places)}")
     log_x, log_y = np.log(x[fit]), np.log(y[fit])
     middle = float(np.log(places).mean())
-    drawn = resamples(x[fit], seeds[fit])
-    line = np.stack([np.ones_like(log_x), log_x - middle], axis=1)
-    height, slope = solve(line, log_y, np.ones((1, len(log_y))))[0]
-    slopes = solve(line, log_y, drawn.counts)[:, 1]
+    asked, lines = own(np.vander(log_x - middle, 2, increasing=True), units(x[fit], seeds[fit]))
+    heights, slopes = (lines @ log_y).T
+    used = np.concatenate(asked)
+    exponent = mean_of(slopes.tolist())
     return PowerLaw(
-        exponent=drawn.interval(float(slope), slopes),
-        prefactor=math.exp(height - slope * middle),
-        curvature=bend(line, log_y, drawn),
-        start=float(places[0]),
-        stop=float(places[-1]),
-        points=len(places),
-        runs=int(fit.sum()),
-        seeds=len(set(seeds[fit].tolist())),
-        left_out=int((~fit).sum()),
+        exponent=exponent,
+        prefactor=math.exp(heights.mean() - exponent.value * middle),
+        curvature=bend(log_x - middle, log_y, asked),
+        start=float(x[fit][used].min()),
+        stop=float(x[fit][used].max()),
+        points=len(np.unique(x[fit][used])),
+        runs=len(used),
+        seeds=len(np.unique(seeds[fit][used])),
+        units=len(asked),
+        left_out=len(x) - len(used),
     )
 
 
-def bend(line: NDArray[np.float64], log_y: NDArray[np.float64], drawn: Resamples) -> Estimate:
-    """The curvature c, from three places on."""
-    if len(np.unique(line[:, 1])) < 3:
+def bend(log_x: NDArray[np.float64], log_y: NDArray[np.float64], asked: Sequence[Unit]) -> Estimate:
+    """The curvature c, from the units with three places or more."""
+    able = [unit for unit in asked if len(np.unique(log_x[unit])) > 2]
+    if not able:
         return Estimate(math.nan)
-    parabola = np.column_stack([line, line[:, 1] ** 2 / 2])
-    best = solve(parabola, log_y, np.ones((1, len(log_y))))[0, 2]
-    return drawn.interval(float(best), solve(parabola, log_y, drawn.counts)[:, 2])
+    _, parabolas = own(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
+    return mean_of((parabolas[:, 2] @ log_y).tolist())
 
 
-def solve(columns: NDArray[np.float64], log_y: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with each run counted so often, [draw, coefficient]; NaN where too few places were drawn."""
-    runs, size = columns.shape
-    normal = (counts @ (columns[:, :, None] * columns[:, None, :]).reshape(runs, -1)).reshape(-1, size, size)
-    right = counts @ (columns * log_y[:, None])
-    place = columns[:, 1:2] == np.unique(columns[:, 1])
-    enough = np.count_nonzero(counts @ place, axis=1) >= size
-    found = np.full(right.shape, np.nan)
-    found[enough] = np.linalg.solve(normal[enough], right[enough][..., None])[..., 0]
-    return found
+def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.float64]]:
+    """The units that tell most of the last coefficient, and what log y is multiplied with to give each its own.
+
+    [unit, coefficient, run], zero for the runs of others.
+    """
+    inverses = np.zeros((len(asked), columns.shape[1], len(columns)))
+    for inverse, unit in zip(inverses, asked, strict=True):
+        inverse[:, unit] = np.linalg.pinv(columns[unit])
+    chosen = telling((1 / (inverses[:, -1] ** 2).sum(1)).tolist())
+    return [asked[k] for k in chosen], inverses[chosen]

@@ -1,7 +1,7 @@
 """A sweep as its file tells it: which runs there were to be, along which axes, and what was to be fitted.
 
 outputs/sweeps/<name>.json   {name, axes: {key: [values]}, seeds: [...], base: [overrides],
-                              fits: [{quantity, axis, exponent or null}],
+                              fits: [{quantity, axis, exponent or null, margin, bound: null, upper or lower}],
                               runs: [{folder, axes: {key: value}, seed, state, reason}]}
 """
 
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.json_file import read_object
+from ntkexp.report.analysis.verdict import MARGIN, Expected
 
 Level: TypeAlias = float | int | str | bool | None
 """What an axis is set to."""
@@ -21,11 +22,11 @@ Level: TypeAlias = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class Fit:
-    """A quantity to be fitted against an axis, and the exponent that theory gives."""
+    """A quantity to be fitted against an axis, and what theory says of the exponent."""
 
     quantity: str
     axis: str
-    exponent: float | None = None
+    expected: Expected | None = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,21 @@ def read_sweep(path: Path) -> Sweep:
             command=str(told.get("command") or f"ntkexp sweep {told['name']}"),
             axes=axes,
             base=tuple(map(str, told.get("base", ()))),
-            fits=tuple(Fit(fit["quantity"], fit["axis"], fit.get("exponent")) for fit in told.get("fits", ())),
+            fits=tuple(map(fit, told.get("fits", ()))),
             places=tuple(sorted(places, key=lambda run: (order(run, axes), run.seed))),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Mistake(f"{path} is damaged: it does not tell of a sweep ({type(error).__name__}: {error})") from error
+
+
+def fit(row: Mapping[str, Any]) -> Fit:
+    """A fit as the file tells it; sweeps of old said nothing of margins."""
+    if row.get("exponent") is None:
+        return Fit(row["quantity"], row["axis"])
+    margin, bound = float(row.get("margin", MARGIN)), row.get("bound")
+    if not margin > 0 or bound not in (None, "upper", "lower"):
+        raise ValueError(f"a fit has margin={margin} and bound={bound}")
+    return Fit(row["quantity"], row["axis"], Expected(float(row["exponent"]), margin, bound))
 
 
 def place(row: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Place:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,9 @@ import pandas as pd
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.estimate import deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of
+from ntkexp.report.analysis.start_variance import dependence, start_variances
 from ntkexp.report.analysis.sweep import Level, Sweep
-from ntkexp.report.quantity import quantities
+from ntkexp.report.quantity import START_VARIANCE, quantities
 from ntkexp.report.run import Run
 
 OF_A_RUN = ("run", "seed", "state", "reason")
@@ -26,12 +27,13 @@ OF_A_RUN = ("run", "seed", "state", "reason")
 
 @dataclass(frozen=True)
 class Analysis:
-    """A sweep with its tables and laws."""
+    """A sweep with its tables and laws, and what a seed draws."""
 
     sweep: Sweep
     runs: pd.DataFrame
     points: pd.DataFrame
     laws: tuple[Fitted, ...]
+    draws: str
 
     @property
     def quantities(self) -> list[str]:
@@ -47,9 +49,18 @@ class Analysis:
 def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
     """What a sweep says, from those of its runs that could be read."""
     table = tabulate(sweep, runs)
+    laws = tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
     return Analysis(
-        sweep, table, points(sweep, table), tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
+        sweep, table, points(sweep, table), laws, draws(runs[p.folder] for p in sweep.places if p.folder in runs)
     )
+
+
+def draws(runs: Iterable[Run]) -> str:
+    """What every seed draws, and so what intervals over seeds are about."""
+    own = {run.config.get("data", {}).get("seed") is not None for run in runs}
+    if own == {True}:
+        return "each drawing weights alone, on the same data"
+    return "each drawing weights and data" if own == {False} else "each drawing weights, and in some runs data"
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
@@ -69,7 +80,10 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
         {"run": place.folder.name, **place.axes, "seed": place.seed, "state": place.state, "reason": place.reason}
         for place in sweep.places
     ]
-    numbers = [quantities(runs[place.folder]) if place.folder in runs else {} for place in sweep.places]
+    asked = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
+    starts = start_variances(sweep, runs) if asked else {}  # kernels are opened for nothing else
+    folders = [place.folder for place in sweep.places]
+    numbers = [quantities(runs[place]) | starts.get(place, {}) if place in runs else {} for place in folders]
     names = list(dict.fromkeys(name for found in numbers for name in found))
     head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
     return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
@@ -85,7 +99,7 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
         here = np.array([place.point == point for place in sweep.places])
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
-            mean = mean_of(values)
+            mean = mean_of(values).widened(dependence(len(values)) if name == START_VARIANCE else 1.0)
             row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
             row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}
         rows.append(row)

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ntkexp.records.timings import of_machines, read_timings
 from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.analysis.told import summary
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import extent
 from ntkexp.report.page.inline import slug
@@ -39,6 +40,7 @@ class SweepView:
     command: str
     base: str
     figures: tuple[Shown, ...]
+    laws: str
     fits: Table | None
     reasons: tuple[str, ...]
     points: Table
@@ -74,11 +76,12 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
         command=sweep.command,
         base=" ".join(sweep.base),
         figures=tuple(of_sweep(picture, name, sweep.command, folder) for picture in pictures),
-        fits=table(fits(analysis), f"fits-{name}", "Power laws, with 95 % intervals over seeds")
+        laws=summary(analysis.laws, analysis.draws),
+        fits=table(fits(analysis), f"fits-{name}", f"Power laws, with 95 % intervals over seeds, {analysis.draws}")
         if analysis.laws
         else None,
         reasons=tuple(reasons),
-        points=table(points(analysis), f"points-{name}", "Means over seeds, with 95 % intervals"),
+        points=table(points(analysis), f"points-{name}", f"Means over seeds, {analysis.draws}, with 95 % intervals"),
         failed=tuple(f"{p.folder.name}: {p.reason or p.state}" for p in sweep.places if p.state == "failed"),
     )
 
@@ -86,8 +89,23 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
 def fits(analysis: Analysis) -> pd.DataFrame:
     """The laws in few columns."""
     found = analysis.fits
-    columns = ["quantity", *analysis.sweep.axes, "axis", "exponent", "low", "high", "theory", "verdict"]
-    kept = [column for column in [*columns, "curved", "from", "to", "points", "seeds", "left_out"] if column in found]
+    columns = [
+        "quantity",
+        *analysis.sweep.axes,
+        "axis",
+        "exponent",
+        "low",
+        "high",
+        "theory",
+        "margin",
+        "bound",
+        "verdict",
+    ]
+    kept = [
+        column
+        for column in [*columns, "more_seeds", "curved", "from", "to", "points", "seeds", "left_out"]
+        if column in found
+    ]
     return found[kept].assign(quantity=[describe_or_name(str(name)) for name in found["quantity"]])
 
 

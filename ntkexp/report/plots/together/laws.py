@@ -17,6 +17,8 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import PowerLaw
 from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.analysis.told import limit, number, told
+from ntkexp.report.analysis.verdict import Expected
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, heading
 from ntkexp.report.quantity import describe
@@ -25,10 +27,10 @@ from ntkexp.report.text import short
 
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    for number, found in enumerate(analysis.laws, start=1):
+    for place, found in enumerate(analysis.laws, start=1):
         if found.law is not None:
             table = chosen(analysis, found)
-            yield f"-{number}", picture(found, found.law, table), table
+            yield f"-{place}", picture(found, found.law, table), table
 
 
 def chosen(analysis: Analysis, found: Fitted) -> pd.DataFrame:
@@ -42,7 +44,7 @@ def chosen(analysis: Analysis, found: Fitted) -> pd.DataFrame:
 
 def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     """One law."""
-    axis, quantity, theory = found.fit.axis, found.fit.quantity, found.fit.exponent
+    axis, quantity = found.fit.axis, found.fit.quantity
     figure = Figure(figsize=(NARROW, 2.7), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log", xlabel=axis, ylabel=describe(quantity))
@@ -52,10 +54,10 @@ def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     axes.plot(means.index, means, "o", color=BLUE, zorder=3)
     tick(axes, [float(x) for x in means.index])
     ends = [fit_line(axes, law)]
-    if theory is not None:
-        ends.append(theory_line(axes, law, theory))
+    if found.fit.expected is not None:
+        ends.append(theory_line(axes, law, found.fit.expected))
     name_ends(axes, ends)
-    heading(figure, answer(found, law))
+    heading(figure, told(found, law))
     return figure
 
 
@@ -71,13 +73,13 @@ def fit_line(axes: Axes, law: PowerLaw) -> End:
     return End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)
 
 
-def theory_line(axes: Axes, law: PowerLaw, theory: float) -> End:
+def theory_line(axes: Axes, law: PowerLaw, expected: Expected) -> End:
     """The theory's slope through the middle of the fit."""
     x = np.array([law.start, law.stop])
     pivot = np.sqrt(law.start * law.stop)
-    heights = law.at(np.array([pivot])) * (x / pivot) ** theory
+    heights = law.at(np.array([pivot])) * (x / pivot) ** expected.value
     axes.plot(x, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
-    return End(f"theory {number(theory)}", float(heights[-1]), VERMILION)
+    return End(f"theory {limit(expected)}", float(heights[-1]), VERMILION)
 
 
 def tick(axes: Axes, places: list[float]) -> None:
@@ -87,23 +89,3 @@ def tick(axes: Axes, places: list[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def number(exponent: float) -> str:
-    """An exponent to two digits after the point.
-
-    >>> number(-0.5), number(1.0)
-    ('−0.5', '1')
-    """
-    return f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−") if abs(exponent) >= 0.005 else "0"
-
-
-def answer(found: Fitted, law: PowerLaw) -> str:
-    """The title."""
-    verb = "grows" if law.exponent.value > 0 else "falls"
-    what = describe(found.fit.quantity)
-    interval = f" ({number(law.exponent.low)} to {number(law.exponent.high)})" if law.exponent.known else ""
-    where = "".join(f", {key}={value}" for key, value in found.others.items())
-    bent = "; it bends" if law.curved else ""
-    name = found.fit.axis.rpartition(".")[2].replace("_", " ")
-    return f"The {what} {verb} as {name} to the power {number(law.exponent.value)}{interval}{bent}{where}"

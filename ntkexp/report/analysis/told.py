@@ -1,0 +1,103 @@
+"""The laws of a sweep in words: each with its interval, the seeds behind it, theory's margin and the verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ntkexp.report.analysis.laws import Fitted
+from ntkexp.report.analysis.power_law import PowerLaw
+from ntkexp.report.analysis.verdict import Bound, Expected, Verdict, Word
+from ntkexp.report.quantity import describe
+from ntkexp.report.text import short
+
+WORDS: tuple[Word, ...] = ("agrees", "larger", "smaller", "undecided")
+SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
+
+
+def told(found: Fitted, law: PowerLaw) -> str:
+    """One law, and how it stands to theory."""
+    where = "".join(f", {key}={value}" for key, value in found.others.items())
+    bent = "; it bends" if law.curved else ""
+    missing = f"; {law.left_out} of {law.runs + law.left_out} runs left out" if law.left_out else ""
+    return f"{fitted(found, law)}{bent}{missing}{judged(found, law)}{where}"
+
+
+def fitted(found: Fitted, law: PowerLaw) -> str:
+    """The exponent and its interval."""
+    name = found.fit.axis.rpartition(".")[2].replace("_", " ")
+    sure = law.exponent.covers(0.0) is False
+    verb = "goes" if not sure else "grows" if law.exponent.value > 0 else "falls"
+    return (
+        f"The {describe(found.fit.quantity)} {verb} as {name} to the power {number(law.exponent.value)} ({over(law)})"
+    )
+
+
+def over(law: PowerLaw) -> str:
+    """The interval, and what it is over."""
+    many = law.units == law.seeds
+    what = counted(law.seeds, "seed") if many else f"{law.seeds} seeds, put together as {law.units}"
+    if not law.exponent.known:
+        return f"{what}, no interval"
+    return f"{number(law.exponent.low)} to {number(law.exponent.high)}, 95 % over {what}"
+
+
+def judged(found: Fitted, law: PowerLaw) -> str:
+    """Theory's exponent, its margin, and the verdict."""
+    expected, verdict = found.fit.expected, found.verdict
+    if expected is None or verdict is None:
+        return ""
+    return f"; theory {limit(expected)}, margin {short(expected.margin)}: {said(verdict, law)}"
+
+
+def limit(expected: Expected) -> str:
+    """What theory says, in few letters.
+
+    >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
+    ('≤ −0.5', '1')
+    """
+    return f"{SIGN[expected.bound]}{number(expected.value)}"
+
+
+def said(verdict: Verdict, law: PowerLaw) -> str:
+    """The verdict, and what would decide it."""
+    if verdict.word != "undecided" or not law.exponent.known:
+        return verdict.word
+    if verdict.more is None:
+        return "undecided, and more seeds would hardly decide"
+    return f"undecided, {counted(verdict.more, 'more seed')} would probably decide"
+
+
+def summary(laws: Sequence[Fitted], draws: str) -> str:
+    """All laws of a sweep in one sentence.
+
+    >>> summary([], "each drawing weights alone")
+    ''
+    """
+    if not laws:
+        return ""
+    seeds = sorted({law.law.seeds for law in laws if law.law is not None})
+    over = f" over {'–'.join(map(str, seeds[:1] + seeds[1:][-1:]))} seeds, {draws}" if seeds else ""
+    found = Counter(law.verdict.word for law in laws if law.verdict is not None)
+    words = ", ".join(f"{found[word]} {word}" for word in WORDS if found[word])
+    without = sum(law.law is None for law in laws)
+    theory = f"; of {found.total()} with an exponent of theory's: {words}, each judged by itself" if found else ""
+    return f"{counted(len(laws), 'law')}{over}{theory}{f'; {without} not fitted' if without else ''}."
+
+
+def number(exponent: float) -> str:
+    """An exponent to two digits after the point.
+
+    >>> number(-0.5), number(1.0)
+    ('−0.5', '1')
+    """
+    return f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−") if abs(exponent) >= 0.005 else "0"
+
+
+def counted(count: int, noun: str) -> str:
+    """Things by their number.
+
+    >>> counted(1, "seed"), counted(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,97 @@
+"""How an estimate stands to what was expected of it: the expectation leaves a range, and the whole interval counts.
+
+    agrees           the interval lies in the range             (equivalence: two one-sided tests, each at 2.5 %)
+    larger, smaller  the interval lies beyond it
+    undecided        anything else; nothing is known if there is one repetition alone
+
+An exponent leaves exponent ± margin; one that bounds from above leaves (−∞, exponent + margin], one from below
+[exponent − margin, ∞). So few repetitions are never evidence for anything: their interval is too wide.
+
+>>> law = Estimate(-0.97, error=0.02, freedom=4)
+>>> [judge(law, expected).word for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
+['agrees', 'smaller', 'agrees']
+>>> judge(Estimate(-0.97, error=0.1, freedom=1), Expected(-1.0))
+Verdict(word='undecided', more=43)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
+
+Bound: TypeAlias = Literal["upper", "lower"]
+Word: TypeAlias = Literal["agrees", "larger", "smaller", "undecided"]
+
+MARGIN = 0.1
+"""How far an exponent may be from theory's, if nothing else is said: exponents in dispute are half a unit apart."""
+
+POWER = 0.8
+MOST = 1000
+"""Repetitions that nobody will ask for."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What theory says of a number, and how closely it is to be met."""
+
+    value: float
+    margin: float = MARGIN
+    bound: Bound | None = None
+
+    @property
+    def low(self) -> float:
+        """Where the range begins."""
+        return -math.inf if self.bound == "upper" else self.value - self.margin
+
+    @property
+    def high(self) -> float:
+        """Where it ends."""
+        return math.inf if self.bound == "lower" else self.value + self.margin
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word, and of what is undecided how many more repetitions would probably decide it; None if far too many."""
+
+    word: Word
+    more: int | None = None
+
+
+def judge(estimate: Estimate, expected: Expected) -> Verdict:
+    """The verdict on an estimate."""
+    if not estimate.known:
+        return Verdict("undecided")
+    if expected.low <= estimate.low and estimate.high <= expected.high:
+        return Verdict("agrees")
+    if estimate.low > expected.high or estimate.high < expected.low:
+        return Verdict("larger" if estimate.low > expected.high else "smaller")
+    return Verdict("undecided", missing(estimate, expected))
+
+
+def missing(estimate: Estimate, expected: Expected) -> int | None:
+    """How many more repetitions decide with a probability of 80 %, if value and spread are what they seem.
+
+        (t_{m−1, 97.5 %} + t_{m−1, 90 %}) s/√m  ≤  the way from the value to the nearest end of the range
+
+    90 %, because of two ends that are equally near an interval may miss either.
+    """
+    way = min(abs(estimate.value - expected.low), abs(estimate.value - expected.high))
+    have = estimate.freedom + 1
+    enough = np.flatnonzero(reaches()[have:] * estimate.error * math.sqrt(have) <= way)
+    return int(enough[0]) + 1 if len(enough) else None
+
+
+@cache
+def reaches() -> NDArray[np.float64]:
+    """What is asked of way/s above, for m = 1, 2, …"""
+    total = np.arange(1, MOST + 1)
+    quantiles = stdtrit(total[1:] - 1, (1 + CONFIDENCE) / 2) + stdtrit(total[1:] - 1, (1 + POWER) / 2)
+    return np.append(math.inf, quantiles / np.sqrt(total[1:]))

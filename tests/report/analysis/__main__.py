@@ -1,0 +1,29 @@
+"""The judge on trial: `python -m tests.report.analysis` prints how often intervals hold and verdicts are false."""
+
+from __future__ import annotations
+
+import sys
+
+from ntkexp.report.analysis.verdict import MARGIN, Expected
+from ntkexp.report.text import aligned, percent
+from tests.report.analysis.trials import DESIGNS, SWEEPS, Design, Laws, laws
+
+HEADER = ("design", "seeds", "held", "bends", "agrees", "differs", "−1 agrees with −½", "agrees (true)", "bends (true)")
+EDGE, FAR = Expected(MARGIN), Expected(0.5)
+
+
+def rates(found: Laws) -> list[str]:
+    """Shares of the sweeps: of intervals that hold, of false verdicts at the edge of the margin, and of true ones."""
+    edges = [found.words(EDGE, scale) for scale in (1.0, 0.1, 0.01)]
+    agrees, differs = (max(words[word] for words in edges) for word in ("agrees", "smaller"))
+    true = (found.words(Expected(0.0))["agrees"], found.bends(0.3))
+    return [percent(x) for x in (found.coverage(), found.bends(), agrees, differs, found.words(FAR)["agrees"], *true)]
+
+
+def row(name: str, design: Design, seeds: int) -> list[str]:
+    """A line of the table."""
+    return [name, str(seeds), *rates(laws(design, seeds))]
+
+
+rows = [row(name, design, seeds) for name, design in DESIGNS.items() for seeds in (2, 3, 5)]
+sys.stdout.write(f"{SWEEPS} sweeps a row\n{aligned(HEADER, rows, [False] + [True] * (len(HEADER) - 1))}\n")

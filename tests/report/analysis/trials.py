@@ -1,0 +1,104 @@
+"""Sweeps with a known truth, a thousand at once: how often do intervals hold it, and how often are verdicts false?
+
+    log y = p log x + c (log x)²/2 + height and slope of the seed + noise of the run
+
+The fit is linear in log y, so what `own` finds for a design serves all its sweeps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.report.analysis.estimate import Estimate, mean_of
+from ntkexp.report.analysis.power_law import own
+from ntkexp.report.analysis.units import units
+from ntkexp.report.analysis.verdict import Expected, Word, judge
+
+Array = NDArray[np.float64]
+WIDTHS = np.array([32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
+MIDDLE = float(np.log(WIDTHS).mean())
+SWEEPS = 1000
+
+
+@dataclass(frozen=True)
+class Design:
+    """Which runs there are, and what scatters: a seed's height and slope, and a run's noise by its width and seed."""
+
+    missing: tuple[int, ...] = ()  # the places, counted from the widest, that the first seed lacks
+    alone: int = 0  # seeds at the narrowest width that were run nowhere else
+    apart: bool = False  # every run has a seed of its own
+    tilt: float = 0.05
+    by_width: tuple[float, float] = (1.0, 1.0)
+    by_seed: tuple[float, float] = (1.0, 1.0)
+
+    def runs(self, seeds: int) -> tuple[Array, NDArray[np.int64]]:
+        """Where each run lies, and its seed."""
+        lacking = len(WIDTHS) - 1 - np.array(self.missing, dtype=int)
+        x, which = np.delete([np.tile(WIDTHS, seeds), np.repeat(np.arange(seeds), len(WIDTHS))], lacking, axis=1)
+        x, which = np.append(x, np.full(self.alone, WIDTHS[0])), np.append(which, seeds + np.arange(self.alone))
+        return x, np.arange(len(x)) if self.apart else which.astype(np.int64)
+
+    def scatter(self, rng: np.random.Generator, x: Array, which: NDArray[np.int64], sweeps: int) -> Array:
+        """What chance adds to log y, [run, sweep]."""
+        log_x = np.log(x) - MIDDLE
+        height, slope = rng.normal(size=(2, which.max() + 1, sweeps))
+        by_width = np.geomspace(*self.by_width, len(WIDTHS))[np.searchsorted(WIDTHS, x)]
+        by_seed = np.geomspace(*self.by_seed, which.max() + 1)[which]
+        noise = 0.1 * (by_width * by_seed)[:, None] * rng.normal(size=(len(x), sweeps))
+        return np.asarray(0.3 * height[which] + self.tilt * slope[which] * log_x[:, None] + noise)
+
+
+DESIGNS: Mapping[str, Design] = {
+    "complete": Design(),
+    "a point missing": Design(missing=(0,)),
+    "two points missing": Design(missing=(0, 1)),
+    "one point left": Design(missing=(0, 1, 2, 3, 4)),
+    "seeds alone at one width": Design(alone=3),
+    "seeds that differ": Design(tilt=0.3, missing=(0,)),
+    "noise by width": Design(by_width=(4.0, 0.5)),
+    "noise by seed": Design(by_seed=(1.0, 2.0), missing=(0,)),
+    "a seed a run": Design(apart=True),
+}
+
+
+@dataclass(frozen=True)
+class Laws:
+    """The exponents and curvatures that were found in the sweeps of a design, with nothing but chance in them."""
+
+    exponents: Sequence[Estimate]
+    curvatures: Sequence[Estimate]
+
+    def coverage(self) -> float:
+        """How often the interval holds the exponent."""
+        return float(np.mean([law.covers(0.0) is True for law in self.exponents]))
+
+    def bends(self, curvature: float = 0.0) -> float:
+        """How often a law of this curvature is found to be curved."""
+        return float(np.mean([law.covers(-curvature) is False for law in self.curvatures]))
+
+    def words(self, expected: Expected, scale: float = 1.0) -> Mapping[Word, float]:
+        """The share of each verdict on laws with the exponent zero, with so much less of chance."""
+        laws = (Estimate(scale * law.value, scale * law.error, law.freedom) for law in self.exponents)
+        found = Counter(judge(law, expected).word for law in laws)
+        return {word: found[word] / len(self.exponents) for word in get_args(Word)}
+
+
+def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:
+    """What is found in sweeps whose exponent and curvature are zero."""
+    x, which = design.runs(seeds)
+    log_x, scatter = np.log(x) - MIDDLE, design.scatter(np.random.default_rng([seeds, 11]), x, which, sweeps)
+    asked, lines = own(np.vander(log_x, 2, increasing=True), units(x, which))
+    able = [unit for unit in asked if len(unit) > 2]
+    _, parabolas = own(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
+    return Laws(estimates(lines[:, 1] @ scatter), estimates(parabolas[:, 2] @ scatter))
+
+
+def estimates(found: Array) -> list[Estimate]:
+    """From [unit, sweep]."""
+    return [mean_of(values) for values in found.T.tolist()]
