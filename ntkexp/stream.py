@@ -2,8 +2,7 @@
 
     stream(purpose, seed, …) = torch's generator, started at the first 32 bits of sha256("purpose/seed/…")
 
-32 bits are all that torch's generator reads of a start. There is no other door to chance where numbers are computed;
-the intervals of a report are resampled by numpy.
+32 bits are all that torch's generator reads of a start. There is no other door to chance.
 
 >>> torch.equal(torch.rand(3, generator=stream("weights", 0)), torch.rand(3, generator=stream("weights", 0)))
 True
