@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 from warnings import warn
 from weakref import WeakKeyDictionary
 
@@ -24,7 +23,7 @@ from ntkexp.kernel.features import Features
 from ntkexp.kernel.gram import gram, trace
 from ntkexp.kernel.inputs import examples
 from ntkexp.kernel.outputs import Outputs, chunks, wanted
-from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.reader import Found, Reader
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.mistake import Mistake, nearest
@@ -137,8 +136,8 @@ def between(
     return inner(ones, ones if left is right else right(chosen))
 
 
-FOUND: WeakKeyDictionary[nn.Module, dict[frozenset[str], tuple[dict[Any, Any], dict[Any, bool]]]] = WeakKeyDictionary()
-"""What was found of each module that is still alive, by what it trains: asked once for every structure."""
+FOUND: WeakKeyDictionary[nn.Module, dict[frozenset[str], Found]] = WeakKeyDictionary()
+"""What was found of each module that is still alive, by what it trains."""
 
 
 def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts = "keep") -> tuple[Reader, Weights]:
@@ -147,8 +146,8 @@ def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts =
     trained = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad)
     if not trained:
         raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
-    ownership, faithful = FOUND.setdefault(module, {}).setdefault(trained, ({}, {}))
-    return Reader(with_casts(function_of(module, output), casts), trained, ownership, faithful), own
+    found = FOUND.setdefault(module, {}).setdefault(trained, Found())
+    return Reader(with_casts(function_of(module, output), casts), trained, found), own
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:

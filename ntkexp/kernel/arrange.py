@@ -79,28 +79,44 @@ def by_example(
     """The rows of a product, grouped by the example they belong to."""
     inputs = use.factor
     weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
-    order = in_turn(owner, examples)
-    if order is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
+    places = in_turn(owner, examples)
+    if places is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
         outputs = cotangent.flatten(3).mT  # pixels are uses, and need not become rows
     else:
         rows = rows_of(cotangent, batch=1)
-        if order is not None:
+        if places is not None:
             refuse_unowned(rows[:, owner < 0])
-            inputs, rows = inputs.flatten(0, -2)[order], rows[:, order]
-        outputs = rows.reshape(len(rows), examples, -1, rows.shape[2])
-    inputs = inputs.reshape(examples, -1, inputs.shape[-1])
+            inputs, rows = with_zeros(inputs.flatten(0, -2), 0)[places], with_zeros(rows, 1)[:, places]
+        uses = len(owner) // examples if places is None else places.shape[1]
+        outputs = rows.reshape(len(rows), examples, uses, rows.shape[-1])
+    inputs = inputs.reshape(examples, outputs.shape[2], inputs.shape[-1])
     return Factored(inputs, outputs.transpose(0, 1), weight, bias, int(use.bias is not None))
 
 
-def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, " owned"] | None:
-    """The order in which rows follow each other example by example; None where they already do."""
-    sorted_already = not ((owner < 0).any() or (owner.diff() < 0).any())
-    order = None if sorted_already else owner.argsort(stable=True)[int((owner < 0).sum()) :]
-    owned = owner if order is None else owner[order]
-    uses, rest = divmod(len(owned), examples)
-    if rest or not torch.equal(owned, torch.arange(examples, device=owner.device).repeat_interleave(uses)):
-        raise NoRule("the examples use a matrix product a different number of times each")
-    return order
+def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
+    """The rows that each example uses; None where they follow each other example by example, as many of each.
+
+    Of an example with fewer than others, rows that are not there: those after the last.
+
+    >>> in_turn(torch.tensor([0, 0, 1, 1]), 2), in_turn(torch.tensor([1, 0, -1, 1]), 2)
+    (None, tensor([[1, 4],
+            [0, 3]]))
+    """
+    uses, rest = divmod(len(owner), examples)
+    if not rest and torch.equal(owner, torch.arange(examples, device=owner.device).repeat_interleave(uses)):
+        return None
+    times = torch.bincount(owner + 1, minlength=examples + 1)
+    order = owner.argsort(stable=True)[int(times[0]) :]
+    before = times[1:].cumsum(0) - times[1:]
+    places = owner.new_full((examples, int(times[1:].max())), len(owner))
+    places[owner[order], torch.arange(len(order), device=owner.device) - before[owner[order]]] = order
+    return places
+
+
+def with_zeros(rows: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
+    """The rows, and one of zeros after the last."""
+    shape = [1 if d == axis else n for d, n in enumerate(rows.shape)]
+    return torch.cat([rows, rows.new_zeros(shape)], axis)
 
 
 def joined(parts: Sequence[Factored]) -> Factored:

@@ -8,10 +8,11 @@ of length zero, and by autograd through the module as it is.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.arrange import arrange
+from ntkexp.kernel.ownership import Owners
 from ntkexp.kernel.precision import eps
 from ntkexp.kernel.recorder import columns, plain_kernels
 from ntkexp.kernel.replay import Replay
@@ -25,7 +26,7 @@ UNFAITHFUL = (
 )
 
 
-def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: list[Int[Tensor, "..."]]) -> bool:
+def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
     """Both ways agree, up to what rounding could do."""
     noise = torch.randn(tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64)
     cotangent = noise.to(tape.outputs)
@@ -35,9 +36,7 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
     return all(bool(((values[name] - gradients[name]).abs() <= tolerance).all()) for name in gradients)
 
 
-def by_rules(
-    tape: Tape, trained: frozenset[str], owned: list[Int[Tensor, "..."]], cotangent: Float[Tensor, "example out"]
-) -> Weights:
+def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Float[Tensor, "example out"]) -> Weights:
     """Through the replay on a segment of length zero."""
     replay = Replay(tape, tape, trained)
     taps = [use.tap for use in replay.uses]

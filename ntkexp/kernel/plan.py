@@ -2,10 +2,13 @@
 
 Recording a function and replaying its differences goes through Python at every operation, and costs small networks far
 more than their arithmetic. At other weights both do the same with other numbers, so each becomes a program: one from
-weights and inputs to the values on a tape, and one from the values at the ends of a step to its features. The results
-are those of the programs from the first step on, so that a run that is resumed has the same bits. A program is held
-against the ordinary way when it is made, and again with the next values, which shows a constant that is none. One that
-does not hold is not used, nor is one made of a tape so large that Python is hardly felt.
+weights and inputs to the values on a tape, and one from the values at the ends of a step to its features. A program is
+held against the ordinary way when it is made, and again with the next values, which shows a constant that is none. One
+that does not hold is not used, nor is one made of a tape so large that Python is hardly felt.
+
+Features are arranged by who owns which row, so their program is of one ownership. Where values route rows every step
+may have another one: a program is written for what comes a second time, and the oldest are forgotten. Both ways run the
+same operations, so that a run that is resumed has the same bits, whatever it was that was read in the ordinary way.
 """
 
 from __future__ import annotations
@@ -18,14 +21,17 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from ntkexp.kernel.answers import Answers
 from ntkexp.kernel.features import Block, Features
 from ntkexp.kernel.inputs import tensors
+from ntkexp.kernel.ownership import Owners
 from ntkexp.kernel.program import DoesNotHold, Program, program, traced
 from ntkexp.kernel.tape import Slot, Tape
 from ntkexp.shapes import Inputs, Weights
 
 LARGEST = 2**28  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written
 TRIALS = 2
+LATEST = 64  # programs
 
 Key: TypeAlias = tuple[Any, ...]
 T = TypeVar("T", Tape, Features)
@@ -52,8 +58,9 @@ class Way(Generic[T]):
 class Plan:
     """Programs by what they are of. They hold for one function, whose buffers and frozen weights stay as they are."""
 
-    tapes: dict[Key, Way[Tape] | None] = field(default_factory=dict)
-    features: dict[Key, Way[Features] | None] = field(default_factory=dict)
+    tapes: Answers[Way[Tape] | None] = field(default_factory=lambda: Answers(LATEST))
+    features: Answers[Way[Features] | None] = field(default_factory=lambda: Answers(LATEST))
+    once: Answers[bool] = field(default_factory=lambda: Answers(LATEST))  # what was read and has no program yet
 
     def tape(self, weights: Weights, inputs: Inputs, usual: Callable[[], Tape]) -> Tape:
         """What `usual` records."""
@@ -62,17 +69,28 @@ class Plan:
         fed = [value.detach() for value in (*weights.values(), *given)]
         return followed(self.tapes, key, fed, usual, lambda: written_tape(usual()), with_values)
 
-    def read(self, start: Tape, end: Tape, chosen: tuple[int, ...], usual: Callable[[bool], Features]) -> Features:
-        """What `usual` reads from two tapes of the same program, output by output or, if asked to, from all at once."""
-        if start.entries is not end.entries:
+    def read(
+        self, start: Tape, end: Tape, chosen: tuple[int, ...], owned: Owners, usual: Callable[[bool], Features]
+    ) -> Features:
+        """What `usual` reads from two tapes, output by output or, if asked to, from all at once."""
+        if is_large(start):
             return usual(False)
+        key = (start.entries, start is end, chosen, owned)
+        if start.entries is not end.entries or not self.comes_again(key):
+            return at_once(usual)
         fed = [value for tape in ([start] if start is end else [start, end]) for value in varying(tape)]
-        key = (id(start.entries), start is end, chosen)
-        return followed(self.features, key, fed, lambda: usual(False), lambda: written_features(usual, fed), with_parts)
+        return followed(
+            self.features, key, fed, lambda: at_once(usual), lambda: written_features(usual, fed), with_parts
+        )
+
+    def comes_again(self, key: Key) -> bool:
+        """Whether tapes of this program were read before, with these owners."""
+        known = key in self.once.kept
+        return self.once.keep(key, known)
 
 
 def followed(
-    ways: dict[Key, Way[T] | None],
+    ways: Answers[Way[T] | None],
     key: Key,
     fed: list[Tensor],
     usual: Callable[[], T],
@@ -81,10 +99,10 @@ def followed(
 ) -> T:
     """What a program gives, or the usual way where there is none to rely on."""
     expected = None
-    if key not in ways:
+    if key not in ways.kept:
         expected, written = write()
-        ways[key] = None if written is None else Way(written, expected)
-    way = ways[key]
+        ways.keep(key, None if written is None else Way(written, expected))
+    way = ways.keep(key, ways.kept[key])
     if way is None:
         return usual() if expected is None else expected
     found = way.parts(fed)
@@ -92,7 +110,7 @@ def followed(
         expected = usual() if expected is None else expected
         way.trials -= 1
         if found is None or not alike(parts(refilled(way.first, fed, found)), parts(expected)):
-            ways[key] = None
+            ways.keep(key, None)
             return expected
     return usual() if found is None else refilled(way.first, fed, found)
 
@@ -161,27 +179,34 @@ def with_parts(first: Features, fed: list[Tensor], found: list[Tensor]) -> Featu
     return Features(blocks, first.examples, first.outputs)
 
 
+def is_large(tape: Tape) -> bool:
+    """Whether its operations, as many again for each output, take so long that Python is hardly felt."""
+    return tape.bytes * (1 + tape.outputs.shape[1]) > LARGEST
+
+
 def written_tape(tape: Tape) -> tuple[Tape, Program | None]:
     """A tape as a program from weights and inputs."""
-    size = sum(value.numel() * value.element_size() for value in tape.values) * (1 + tape.outputs.shape[1])
-    if size > LARGEST or any(entry.op._schema.is_mutable for entry in tape.entries):
+    if is_large(tape) or any(entry.op._schema.is_mutable for entry in tape.entries):
         return tape, None
     return tape, program(tape.entries, tape.values, slots_fed(tape), made_by(tape))
 
 
-def written_features(usual: Callable[[bool], Features], fed: Sequence[Tensor]) -> tuple[Features, Program | None]:
-    """What is done to read features as a program from the values on tapes: for all outputs at once, where torch can."""
-    for at_once in (True, False):
-        found: list[Features] = []
+def at_once(usual: Callable[[bool], Features]) -> Features:
+    """Features of all outputs at once, where torch can."""
+    try:
+        with warnings.catch_warnings(action="error"):  # a warning says that torch would go output by output
+            return usual(True)
+    except (RuntimeError, UserWarning):
+        return usual(False)
 
-        def act(at_once: bool = at_once, found: list[Features] = found) -> list[Tensor]:
-            found.append(usual(at_once))
-            return parts(found[0])
 
-        try:
-            with warnings.catch_warnings(action="error"):  # a warning says that torch would go output by output
-                written = traced(act, fed)
-            return found[0], written
-        except (RuntimeError, UserWarning):
-            continue
-    return usual(False), None
+def written_features(usual: Callable[[bool], Features], fed: Sequence[Tensor]) -> tuple[Features, Program]:
+    """What is done to read features as a program from the values on tapes."""
+    found: list[Features] = []
+
+    def act() -> list[Tensor]:
+        found[:] = [at_once(usual)]
+        return parts(found[0])
+
+    written = traced(act, fed)
+    return found[0], written

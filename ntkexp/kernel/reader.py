@@ -10,23 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.answers import Answers
 from ntkexp.kernel.arrange import arrange
 from ntkexp.kernel.company import refuse_company
 from ntkexp.kernel.faithful import UNFAITHFUL, is_faithful
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.jacobian import jacobian
-from ntkexp.kernel.ownership import owners
+from ntkexp.kernel.ownership import Owners, owners, same_owners
 from ntkexp.kernel.plan import Plan
 from ntkexp.kernel.recorder import record
 from ntkexp.kernel.replay import Replay
+from ntkexp.kernel.routing import Routes, fingerprint, routes
 from ntkexp.kernel.rules.base import NoRule
-from ntkexp.kernel.tape import Tape
+from ntkexp.kernel.tape import Slot, Tape
 from ntkexp.kernel.uses import Product, Use, plain_products
 from ntkexp.shapes import Function, Inputs, Weights
 
@@ -39,14 +41,25 @@ class Reading:
     push: Float[Tensor, "example out"]
 
 
+LATEST = 64  # questions that are remembered: one for every block of a run, where values route rows
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found out of a function, by the structure of tapes and by the values on them that decide it."""
+
+    routes: Answers[Routes] = field(default_factory=lambda: Answers(LATEST))
+    owners: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))
+    faithful: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
+
+
 @dataclass(frozen=True)
 class Reader:
     """Reads a function of weights; `trained` names those whose gradients make the kernel."""
 
     function: Function
     trained: frozenset[str]
-    ownership: dict[Any, list[Int[Tensor, "..."]]] = field(default_factory=dict, repr=False)
-    faithful: dict[Any, bool] = field(default_factory=dict, repr=False)
+    found: Found = field(default_factory=Found, repr=False)
     plan: Plan | None = field(default=None, repr=False)
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
@@ -89,7 +102,7 @@ class Reader:
             wanted = those(start, chosen)
             return features(replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
 
-        return self.plan.read(start, end, tuple(those(start, chosen)), usual)
+        return self.plan.read(start, end, tuple(those(start, chosen)), owned, usual)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""
@@ -97,14 +110,17 @@ class Reader:
         pieces = features(replay.delta, replay.uses, owned, replay.leaves, those(start, chosen))
         return Reading(pieces, replay.delta.detach())
 
-    def owned(self, tape: Tape) -> list[Int[Tensor, "..."]]:
-        """Which example owns what, asked once for every structure."""
-        if tape.structure not in self.ownership:
-            refuse_company(self.function, tape)
-            self.ownership[tape.structure] = owners(tape, self.trained)
-        return self.ownership[tape.structure]
+    def owned(self, tape: Tape) -> Owners:
+        """Which example owns what, asked once for every structure and routing."""
+        return self.found.owners.to(self.question(tape, self.routes(tape).steering), lambda: self.owners(tape))
 
-    def owned_faithfully(self, tape: Tape) -> list[Int[Tensor, "..."]]:
+    def owners(self, tape: Tape) -> Owners:
+        """Which example owns what; the same object as for another routing, where the owners are the same."""
+        refuse_company(self.function, tape)
+        found = owners(tape, self.trained)
+        return next((known for known in self.found.owners.kept.values() if same_owners(known, found)), found)
+
+    def owned_faithfully(self, tape: Tape) -> Owners:
         """Which example owns what, of a module that autograd differentiates as its values say."""
         owned = self.owned(tape)
         if not self.is_faithful(tape):
@@ -112,10 +128,20 @@ class Reader:
         return owned
 
     def is_faithful(self, tape: Tape) -> bool:
-        """Whether autograd differentiates the values, asked once for every structure."""
-        if tape.structure not in self.faithful:
-            self.faithful[tape.structure] = is_faithful(self.function, tape, self.trained, self.owned(tape))
-        return self.faithful[tape.structure]
+        """Whether autograd differentiates the values, asked once for every structure, routing and mask."""
+        known = self.routes(tape)
+        question = self.question(tape, (*known.steering, *known.masks))
+        ask = partial(is_faithful, self.function, tape, self.trained, self.owned(tape))
+        return self.found.faithful.to(question, ask)
+
+    def routes(self, tape: Tape) -> Routes:
+        """The values of a tape that decide something."""
+        return self.found.routes.to(tape.structure, lambda: routes(tape))
+
+    def question(self, tape: Tape, slots: tuple[Slot, ...]) -> tuple[object, bytes]:
+        """A structure, and what is in these slots. Where there is a plan, constants stay as they are."""
+        constants = () if self.plan is not None else self.routes(tape).constants
+        return tape.structure, fingerprint(tape, (*slots, *constants))
 
 
 def those(tape: Tape, chosen: Sequence[int] | None) -> Sequence[int]:
@@ -126,7 +152,7 @@ def those(tape: Tape, chosen: Sequence[int] | None) -> Sequence[int]:
 def features(
     output: Float[Tensor, "example out"],
     uses: list[Product] | list[Use],
-    owned: list[Int[Tensor, "..."]],
+    owned: Owners,
     leaves: Weights,
     chosen: Sequence[int],
     *,

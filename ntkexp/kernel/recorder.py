@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ntkexp.kernel.dispatch import DispatchMode
 from ntkexp.kernel.inputs import examples, settled, tensors
+from ntkexp.kernel.leaving import Leaving
 from ntkexp.kernel.tape import Entry, Slot, Tape, storage
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
@@ -201,9 +202,11 @@ def functional_tape(
 ) -> Tape:
     """One run and its tape, as a pure program where torch can make one of it."""
     try:
-        return taped(torch.func.functionalize(run), weights, inputs, differentiable)
-    except RuntimeError:  # functionalize knows no autograd.Function that a module brings along
-        return taped(run, weights, inputs, differentiable)
+        with Leaving(in_memory=False):
+            return taped(torch.func.functionalize(run), weights, inputs, differentiable)
+    except RuntimeError:  # functionalize knows no autograd.Function that a module brings along, and no list or array
+        with Leaving(in_memory=True):
+            return taped(run, weights, inputs, differentiable)
 
 
 def taped(run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool) -> Tape:

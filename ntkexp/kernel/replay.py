@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.patches import with_shift
 from ntkexp.kernel.rules import RULES
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule
-from ntkexp.kernel.tape import Entry, Slot, Tape
+from ntkexp.kernel.tape import Entry, Slot, Tape, is_whole
 from ntkexp.kernel.uses import Derived, Element, Product, Source, Trained, Use
 
 
@@ -151,7 +151,7 @@ class Call(AbstractCall):
 
     def mean(self, value: Ends) -> Tensor:
         replay = self.replay
-        if replay.scramble is not None and (value.delta is not None or value.from_inputs):
+        if replay.scramble is not None and (value.delta is not None or value.from_inputs or value.from_weights):
             return replay.random_like(value.start)
         if value.delta is None or self.is_point:
             return replay.widened(value.start)
@@ -214,11 +214,6 @@ class Call(AbstractCall):
         found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
         used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
         return Derived(value.delta, used)
-
-
-def is_whole(value: Tensor) -> bool:
-    """Whether it holds whole numbers or truth values."""
-    return not (value.is_floating_point() or value.is_complex())
 
 
 def is_settled(v0: Tensor, v1: Tensor) -> bool:

@@ -46,6 +46,11 @@ class Entry:
         return any(scalar is not None for scalar in self.scalars)
 
     @cached_property
+    def makes(self) -> frozenset[Slot]:
+        """The slots of results that were not there before; a constant that is taken up as it is was."""
+        return frozenset(self.results) - frozenset(self.slots)
+
+    @cached_property
     def slots(self) -> tuple[Slot, ...]:
         """The slots among the arguments."""
         return tuple(leaf for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Slot))
@@ -81,6 +86,11 @@ class Tape:
         """What the function gave, one row an example."""
         return self.values[self.output].detach()
 
+    @cached_property
+    def bytes(self) -> int:
+        """The memory of all values, each counted by itself."""
+        return sum(value.nbytes for value in self.values)
+
     @property
     def bytes_per_example(self) -> float:
         """The memory of what depends on the inputs."""
@@ -107,15 +117,15 @@ class Tape:
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
         """A tape of the same program with other values; what was found out about the program stays known."""
         other = replace(self, values=values, overwrites=False)
-        known = ("structure", "inputs", "outside", "from_inputs", "from_weights")
+        known = ("structure", "bytes", "inputs", "outside", "from_inputs", "from_weights")
         vars(other).update({name: getattr(self, name) for name in known})
         return other
 
     @cached_property
     def outside(self) -> tuple[Slot, ...]:
         """Slots that no operation made: weights, inputs, buffers, constants."""
-        made = {slot for entry in self.entries for slot in entry.results}
-        used = {slot for entry in self.entries for slot in entry.slots}
+        made = {slot for entry in self.entries for slot in entry.makes}
+        used = {slot for entry in self.entries if entry.makes for slot in entry.slots}
         return tuple(sorted({*self.weights, *self.inputs, self.output, *used} - made))
 
     @cached_property
@@ -135,6 +145,11 @@ class Tape:
             if not found.isdisjoint(entry.slots):
                 found.update(entry.results)
         return frozenset(found)
+
+
+def is_whole(value: Tensor) -> bool:
+    """Whether the numbers are whole, or truth values."""
+    return not (value.is_floating_point() or value.is_complex())
 
 
 def storage(value: Tensor) -> int:

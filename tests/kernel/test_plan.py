@@ -50,8 +50,8 @@ def test_every_step_of_a_plan_is_what_the_reader_does(name: str) -> None:
         same(reader.along(start, end), usual.secant(slow, slow_end).features)
         same(reader.tangent(end), usual.secant(slow_end, slow_end).features)
     assert reader.plan is not None
-    assert all(way is not None and way.trials == 0 for way in reader.plan.features.values())
-    assert all(way is not None and way.trials == 0 for way in reader.plan.tapes.values())
+    assert all(way is not None and way.trials == 0 for way in reader.plan.features.kept.values())
+    assert all(way is not None and way.trials == 0 for way in reader.plan.tapes.kept.values())
 
 
 @pytest.mark.parametrize("name", ["relu", "lstm", "encoder, norm before", "max pooling"])
@@ -63,7 +63,7 @@ def test_a_plan_has_one_program_for_each_size_of_block(name: str) -> None:
         plain = usual.record(given.start, inputs)
         same(reader.tangent(tape), usual.secant(plain, plain).features)
     assert reader.plan is not None
-    assert len(reader.plan.tapes) == 2
+    assert len(reader.plan.tapes.kept) == 2
 
 
 class Deciding(nn.Module):
