@@ -43,15 +43,18 @@ def steered(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
     """The whole numbers that steer an operation, as its arguments or as an order that it finds."""
     moved = [slot for slot in entry.slots if not is_whole(tape[slot])]
     only_picks = entry.name in PICKING and tape.from_inputs.isdisjoint(moved)
-    if moved and not (keeps_places(entry) or only_picks):
+    if moved and not (keeps_places(tape, entry) or only_picks):
         yield from (slot for slot in entry.slots if is_whole(tape[slot]))
     if entry.name not in TOURNAMENTS and any(slot in read and not is_whole(tape[slot]) for slot in entry.results):
         yield from (slot for slot in entry.results if is_whole(tape[slot]))
 
 
-def keeps_places(entry: Entry) -> bool:
-    """Whether every element stays where it is."""
-    return torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
+def keeps_places(tape: Tape, entry: Entry) -> bool:
+    """Whether every element stays where it is; h[h < 0] = 0 is an elementwise choice."""
+    if entry.name != "index_put":
+        return torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
+    _, (*before, last), value, *_ = entry.args
+    return before == [None] * len(before) and tape[last].dtype == torch.bool and tape[value].dim() == 0
 
 
 def fingerprint(tape: Tape, slots: Iterable[Slot]) -> bytes:

@@ -33,6 +33,7 @@ def batches(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return module, batch(generator), batch(generator)
 
 
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tangent_kernel_of_a_batch_is_its_own_whatever_was_read_before(name: str) -> None:
     module, a, b = batches(name)
