@@ -69,12 +69,16 @@ def unclosed(steps: Mapping[int, Closure]) -> list[str]:
     """A word about steps whose secant misses the change of the network by more than rounding explains.
 
     >>> unclosed({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
-    ['the secant misses 2 steps, worst step 7: by 0.01 where rounding explains 1e-09; try path.rule=[gauss]']
+    ['the secant misses 2 steps, most of all step 7: by 0.01 where rounding explains 1e-09; try path.rule=[gauss]']
     """
     if not steps:
         return []
-    worst = max(steps, key=lambda step: steps[step].error / steps[step].bound)
-    missed = f"the secant misses {len(steps)} step{'s' if len(steps) > 1 else ''}, worst step {worst}"
+    worst = max(steps, key=lambda step: steps[step].error)
+    missed = (
+        f"the secant misses {len(steps)} steps, most of all step {worst}"
+        if len(steps) > 1
+        else f"the secant misses step {worst}"
+    )
     closure = steps[worst]
     return [f"{missed}: by {closure.error:.2g} where rounding explains {closure.bound:.2g}; try path.rule=[gauss]"]
 

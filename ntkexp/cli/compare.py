@@ -29,7 +29,8 @@ def compare(first: str, second: str, out: Path) -> None:
 
 def runs(one: Material, other: Material) -> None:
     """Two runs."""
-    from ntkexp.report.differences import of_config, of_results
+    from ntkexp.report.differences import of_config, of_one_alone, of_results
+    from ntkexp.report.quantity import diverged
     from ntkexp.report.table import to_text
 
     first, second = one.runs[0], other.runs[0]
@@ -37,7 +38,12 @@ def runs(one: Material, other: Material) -> None:
     differing = of_config(first, second)
     sys.stdout.write(f"{to_text(differing)}\n\n" if len(differing) else "their configurations are the same\n\n")
     found = of_results(first, second)
-    sys.stdout.write(f"{to_text(found)}\n" if len(found) else "they share no number: one of them diverged\n")
+    sys.stdout.write(f"{to_text(found)}\n" if len(found) else "they share no number\n")
+    for name, run, alone in zip(("first", "second"), (first, second), of_one_alone(first, second), strict=True):
+        if diverged(run):
+            sys.stdout.write(f"{name} diverged, so it has no numbers\n")
+        elif alone:
+            sys.stdout.write(f"{name} alone has {', '.join(alone)}\n")
 
 
 def sweeps(one: Material, other: Material) -> None:

@@ -166,6 +166,7 @@ def sentence(plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, 
         "done": sum(stands.state == "done" for stands in standings.values()),
         "done just now": sum(end.how == "done" for end in ended.values()),
         "failed": sum(stands.state == "failed" for stands in standings.values()),
+        "running elsewhere": sum(stands.state == "running" for stands in standings.values()),
         "unfinished": sum(stands.state == "unfinished" for stands in standings.values()),
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)

@@ -1,6 +1,7 @@
 """An ensemble beside both processes: how far its mean and its spread are from theirs.
 
     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²    about 1 where n networks follow the process: standard errors
+    worst       max_x |f̄(x) − μ(x)| √n/σ(x)         the same at the worst point
     deviation   mean_x s(x)/σ(x)                     about 1
 
 Two kinds of networks, those that train all layers and those that train the readout alone, are held against two
@@ -57,13 +58,17 @@ class Trained:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of networks against one process, at the points that were not learned."""
+    """One kind of networks against one process, at so many points that were not learned; NaN where not all networks are
+    finite.
+    """
 
     networks: str
     process: str
     count: int
     mean: float
     deviation: float
+    worst: float
+    points: int
 
 
 def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[[str, int], None]) -> list[Trained]:
@@ -116,8 +121,10 @@ def compared(kinds: list[Trained], train: int) -> list[Comparison]:
 def against(networks: Trained, process: Trained, train: int) -> Comparison:
     """Over points where the process still has a spread."""
     theory, seen, count = process.theory, networks.seen, len(networks.outputs)
-    new = slice(train, None)
-    spread = theory.deviation[new]
-    errors = (seen.mean - theory.mean)[new] / spread * count**0.5
-    ratio = float((seen.deviation[new] / spread).mean())
-    return Comparison(networks.name, process.process, count, float(errors.square().mean().sqrt()), ratio)
+    spread = theory.deviation[train:]
+    random = ~(spread <= 0)  # a spread that is no number must be heard of
+    errors = ((seen.mean - theory.mean)[train:] / spread)[random] * count**0.5
+    ratio = float((seen.deviation[train:] / spread)[random].mean())
+    worst = float(errors.abs().max()) if len(errors) else float("nan")
+    mean = float(errors.square().mean().sqrt())
+    return Comparison(networks.name, process.process, count, mean, ratio, worst, len(errors))

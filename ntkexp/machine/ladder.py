@@ -21,7 +21,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, an
 from ntkexp.component import Component
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 from ntkexp.mistake import first_line
-from ntkexp.records.results import Result
+from ntkexp.records.results import Result, at_points
 
 
 class Ladder(Component):
@@ -103,7 +103,7 @@ def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bo
 
 def noted(note: str, known: Bool[Tensor, " point"], outputs: Sequence[int]) -> str:
     """A note, and where a row was measured: at how many points, and at which outputs, if not at all."""
-    share = "" if known.all() else f"at {int(known.sum())} of {len(known)} points"
+    share = "" if known.all() else at_points(int(known.sum()), len(known))
     those = f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}" if outputs else ""
     return "; ".join(part for part in (note, share, those) if part)
 

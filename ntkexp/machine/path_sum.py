@@ -6,6 +6,7 @@ With 𝒮 by secants it is the trained network, to rounding; from left ends it i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 from ntkexp.report.text import percent, short
@@ -39,7 +40,10 @@ def parts(facts: Mapping[str, float]) -> str:
     'its parts exceed their sum 3-fold, 50 % from the 10 largest; decay moved the outputs by 0.125 of what training did'
     >>> parts({"cancellation": 20.3, "error_bar": 3e-3, "sum_error_bar": 0.0067})
     'its parts exceed their sum 20.3-fold and are known to 0.003, their sum to 0.0067 by its own estimate'
+    >>> parts({"cancellation": 3.0, "error_bar": float("nan")})
+    'its parts exceed their sum 3-fold'
     """
+    facts = {name: fact for name, fact in facts.items() if isfinite(fact)}
     if "cancellation" not in facts:
         return ""
     said = f"its parts exceed their sum {short(facts['cancellation'])}-fold"

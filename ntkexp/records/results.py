@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -23,6 +24,13 @@ from pathlib import Path
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.metrics import cell
+
+AT_POINTS = re.compile(r"at (\d+) of (\d+) points")
+
+
+def at_points(few: int, whole: int) -> str:
+    """What the note of a row says that was not measured at all points."""
+    return f"at {few} of {whole} points"
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,25 @@ class Result:
     agreement: float | None = None
     r2: float | None = None
     note: str = ""
+
+    @property
+    def points(self) -> tuple[int, int] | None:
+        """At how many of how many points the row was measured, if not at all, as its note says.
+
+        >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").points
+        (22, 128)
+        """
+        found = next(filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None)
+        return (int(found[1]), int(found[2])) if found else None
+
+    @property
+    def remark(self) -> str:
+        """The note without that.
+
+        >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").remark
+        'decay'
+        """
+        return "; ".join(part for part in self.note.split("; ") if not AT_POINTS.fullmatch(part))
 
     @property
     def tolerance(self) -> float:

@@ -24,6 +24,12 @@ def of_results(first: Run, second: Run) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["quantity", "first", "second", "second/first"])
 
 
+def of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
+    """The numbers that only one of them yields."""
+    one, other = quantities(first), quantities(second)
+    return [name for name in one if name not in other], [name for name in other if name not in one]
+
+
 def ratio(above: float, below: float) -> float:
     """above/below, NaN where there is none."""
     return above / below if below else float("nan")

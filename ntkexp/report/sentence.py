@@ -1,12 +1,22 @@
-"""What a ladder means, in one sentence of its own numbers."""
+"""What a ladder means, in one sentence of its own numbers: of all its rows, those included that are no numbers.
+
+>>> rows = [Result(split, "secant", relative_error=4e-15, floor=1e-13) for split in ("train", "test")]
+>>> sentence(rows)
+'On both splits the secant kernel machine reproduces the trained network to rounding (4e-15).'
+>>> broken = sentence([*rows, Result("probe", "secant", relative_error=float('nan'), floor=1e-13)])
+>>> broken.partition("(4e-15); ")[2]
+'the secant kernel machine is not finite on probe.'
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from ntkexp.records.results import Result
-from ntkexp.report.text import share, short
+from ntkexp.report.text import listed, share, short
+from ntkexp.report.verdict import COMPARED, Verdict, verdict
 
 SPOKEN = {
     "secant": "the secant kernel machine",
@@ -17,69 +27,152 @@ SPOKEN = {
 """The machines the sentence speaks of, in this order."""
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """A machine and its rows; a split where it has none is in none of its lists."""
+
+    name: str
+    rows: tuple[Result, ...]
+    splits: tuple[str, ...]  # of the whole ladder
+
+    def which(self, *said: Verdict) -> list[Result]:
+        """The rows that say one of these."""
+        return [row for row in self.rows if verdict(row) in said]
+
+    @property
+    def compared(self) -> list[Result]:
+        """The rows with an error that means something."""
+        return self.which(*COMPARED)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of these."""
+        return max(row.relative_error or 0.0 for row in self.compared)
+
+    @property
+    def exact(self) -> bool:
+        """Whether rounding explains all of them."""
+        return not self.which(Verdict.MISSES)
+
+    @property
+    def size(self) -> str:
+        """The worst error in words that follow 'misses by'."""
+        return f"{'up to ' * (len(self.compared) > 1)}{share(self.worst)}"
+
+    @property
+    def where(self) -> str:
+        """Where it was compared: on which splits, and at how many of their points if not at all."""
+        here, several = [row.split for row in self.compared], len(self.splits) > 1
+        counts = [row.points for row in self.compared if row.points]
+        splits = places(here, self.splits) if several else ""
+        if not counts:
+            return f"on {splits} " if several else ""
+        few, all_ = map(sum, zip(*counts, strict=True))
+        if len(counts) < len(here):
+            return f"on {splits}, on {len(counts)} of them at {few} of {all_} points, "
+        return f"at {few} of {all_} points{f' of {splits}' if several else ''} "
+
+
 def sentence(results: Sequence[Result]) -> str:
-    """Which machines are the trained network, and by how much the others miss it, each on its worst split."""
-    worst = {name: worst_result(results, name) for name in SPOKEN}
-    found = {SPOKEN[name]: result for name, result in worst.items() if result is not None}
-    if not found:
+    """Which machines are the trained network, and by how much the others miss it at worst; what has no number, too."""
+    splits = tuple(dict.fromkeys(row.split for row in results))
+    found = [
+        Spoken(name, tuple(row for row in results if row.machine == machine), splits)
+        for machine, name in SPOKEN.items()
+    ]
+    parts = [*compared(found), *unexplained(found[0]), *broken(found)]
+    if not parts:
         return nothing(results)
-    exact = {name: result for name, result in found.items() if result.exact}
-    inexact = {name: result for name, result in found.items() if not result.exact}
-    several = len({result.split for result in results}) > 1
-    parts = [reproduces(exact)] if exact else []
-    if inexact:
-        parts.append(misses(inexact, "up to " if several else "", named=not exact))
-    secant = worst["secant"]
-    if secant is not None and not secant.exact:
-        parts.append(f"rounding explains no more than {short(secant.tolerance)} of the secant's miss")
-    text = "; ".join(parts)
-    return text[0].upper() + text[1:] + "."
+    text = "; ".join([*parts, *untold(found)])
+    return f"{text[0].upper()}{text[1:]}."
 
 
-def worst_result(results: Sequence[Result], machine: str) -> Result | None:
-    """A machine's result on the split where it exceeds its tolerance most."""
-    return max(
-        (row for row in results if row.machine == machine and is_number(row.relative_error)),
-        key=lambda row: (row.relative_error or 0.0) / row.tolerance,
-        default=None,
+def compared(found: Sequence[Spoken]) -> list[str]:
+    """The machines that are the network where they were compared with it, then those that are not."""
+    known = sorted((each for each in found if each.compared), key=lambda each: not each.exact)
+    parts: list[str] = []
+    before = ""
+    for (exact, where), group in groupby(known, key=lambda each: (each.exact, each.where)):
+        lead = "" if where == before else where or "at all points "
+        parts.append(lead + (reproduces if exact else misses)(list(group), named=not parts))
+        before = where
+    return parts
+
+
+def reproduces(exact: Sequence[Spoken], *, named: bool) -> str:
+    """The machines that are the network; `named` if it has not been spoken of yet."""
+    errors = ", ".join(short(each.worst) for each in exact)
+    target = "the trained network" if named else "it"
+    return f"{listed([each.name for each in exact])} reproduce{'s' * (len(exact) == 1)} {target} to rounding ({errors})"
+
+
+def misses(inexact: Sequence[Spoken], *, named: bool) -> str:
+    """The machines that are not."""
+    first, *others = inexact
+    target = " the trained network" if named else ""
+    return ", ".join(
+        [f"{first.name} misses{target} by {first.size}", *(f"{each.name} by {each.size}" for each in others)]
     )
 
 
-def reproduces(exact: dict[str, Result]) -> str:
-    """The machines that are the network."""
-    errors = ", ".join(short(result.relative_error) for result in exact.values())
-    verb = "reproduces" if len(exact) == 1 else "reproduce"
-    return f"{listed(list(exact))} {verb} the trained network to rounding ({errors})"
+def unexplained(secant: Spoken) -> list[str]:
+    """How much rounding explains of a secant that misses, where that is the smallest part."""
+    missed = secant.which(Verdict.MISSES)
+    if not missed:
+        return []
+    row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
+    where = f" on {row.split} ({short(row.relative_error)})" if len(secant.splits) > 1 else ""
+    return [f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}"]
 
 
-def misses(inexact: dict[str, Result], at_most: str, *, named: bool) -> str:
-    """The machines that are not; `named` if the network has not been spoken of yet."""
-    (first, *others) = [(name, at_most + share(result.relative_error or 0.0)) for name, result in inexact.items()]
-    target = " the trained network" if named else ""
-    clauses = [f"{first[0]} misses{target} by {first[1]}", *(f"{name} by {size}" for name, size in others)]
-    return ", ".join(clauses)
+def broken(found: Sequence[Spoken]) -> list[str]:
+    """The machines that say what is no number, by where they do."""
+    where: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        if rows := each.which(Verdict.BROKEN):
+            where.setdefault(tuple(row.split for row in rows), []).append(each.name)
+    return [
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} not finite{on(splits, found[0].splits)}"
+        for splits, names in where.items()
+    ]
+
+
+def untold(found: Sequence[Spoken]) -> list[str]:
+    """Where the network cannot be compared with a machine that is compared elsewhere."""
+    said = {
+        Verdict.LOST: "the trained network is not finite",
+        Verdict.STILL: "the network moved by no more than rounding",
+    }
+    parts = []
+    for why, text in said.items():
+        splits = dict.fromkeys(row.split for each in found for row in each.which(why))
+        parts += [f"{text}{on(list(splits), found[0].splits)}"] if splits else []
+    return parts
 
 
 def nothing(results: Sequence[Result]) -> str:
     """Why there is nothing to compare."""
     spoken = [row for row in results if row.machine in SPOKEN]
-    if any(row.max_error is not None and not math.isfinite(row.max_error) for row in spoken):
+    said = {verdict(row) for row in spoken}
+    if Verdict.LOST in said:
         return "The trained network is not finite, so no kernel machine can be compared with it."
-    if any(row.max_error is not None for row in spoken):
-        return "Training did not change the network, so there is nothing for a kernel machine to reproduce."
+    if Verdict.STILL in said:
+        return "Training moved the network by no more than rounding, so there is nothing to reproduce."
     reason = next((row.note for row in spoken if row.note), "")
     return "No kernel machine was compared with the trained network" + (f": {reason}." if reason else ".")
 
 
-def listed(names: list[str]) -> str:
-    """Names in a row, with an 'and' before the last.
+def on(here: Sequence[str], splits: Sequence[str]) -> str:
+    """The splits, where there are several."""
+    return f" on {places(here, splits)}" if len(splits) > 1 else ""
 
-    >>> listed(["this", "that", "the other"])
-    'this, that and the other'
+
+def places(here: Sequence[str], splits: Sequence[str]) -> str:
+    """Some of the splits in words.
+
+    >>> places(["train"], ["train", "test"]), places(["train", "test"], ["train", "test"])
+    ('train', 'both splits')
     """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def is_number(error: float | None) -> bool:
-    """Whether there is an error to speak of."""
-    return error is not None and math.isfinite(error)
+    if len(set(here)) < len(splits):
+        return listed(list(dict.fromkeys(here)))
+    return "both splits" if len(splits) == 2 else f"all {len(splits)} splits"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from ntkexp.records.folder import CIRCUMSTANCES
-from ntkexp.records.results import Result
+from ntkexp.records.results import Result, at_points
 from ntkexp.report.run import SPLITS, Run
-from ntkexp.report.text import aligned, short
+from ntkexp.report.text import aligned, listed, short
 
 SHARED = frozenset({"layer", "machine"})
 """Chapters in which several components share a file."""
@@ -30,10 +31,19 @@ def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None 
     What there is to note, and why a machine has nothing to say, stands below.
     """
     header, lines = ladder_rows(results, seconds)
-    rows = [[name, detail, *map(short, numbers)] for name, detail, numbers in lines]
+    rows = [[name, detail, *map(entry, numbers)] for name, detail, numbers in lines]
     text = aligned(header, rows, [False, False, *[True] * (len(header) - 2)])
     said = notes(results)
     return "\n\n".join([text, *(["\n".join(said)] if said else [])])
+
+
+def entry(number: float | None) -> str:
+    """A number of the ladder: one that was measured and is none is told from one that was not measured.
+
+    >>> entry(0.5), entry(None), entry(float("nan"))
+    ('0.5', '–', 'nan')
+    """
+    return "nan" if number is not None and math.isnan(number) else short(number)
 
 
 def ladder_rows(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> tuple[list[str], list[Rung]]:
@@ -54,10 +64,24 @@ def ladder_rows(results: Sequence[Result], seconds: Mapping[str, float] | None =
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """What there is to note of the machines, where the run is judged."""
-    main = main_split(results)
-    found = {(row.machine, row.detail): row.note for row in results if row.split == main}
-    return [f"{key[0]}: {found[key]}" for key in machines(results) if found.get(key)]
+    """What there is to note of the machines; on which splits, where it is not the same on all.
+
+    >>> notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
+    ['left: as published; at 4 of 10 points']
+    """
+    splits, said = {row.split for row in results}, []
+    for machine, detail in machines(results):
+        where: dict[str, list[Result]] = {}
+        for row in results:
+            if (row.machine, row.detail) == (machine, detail) and row.note:
+                where.setdefault(row.remark, []).append(row)
+        for remark, rows in where.items():
+            here = [row.split for row in rows]
+            name = machine if set(here) == splits else f"{machine} ({listed(here)})"
+            counts = [row.points for row in rows if row.points]
+            few = [at_points(*map(sum, zip(*counts, strict=True)))] if counts else []
+            said.append(f"{name}: {'; '.join(filter(None, [remark, *few]))}")
+    return said
 
 
 def machines(results: Sequence[Result]) -> list[tuple[str, str]]:

@@ -68,3 +68,12 @@ def spoken(machine: str) -> str:
     ('frozen start', 'RBF identity')
     """
     return machine.replace("_", " ").replace("rbf", "RBF").replace("nngp", "NNGP")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a row, with an 'and' before the last.
+
+    >>> listed(["this", "that", "the other"])
+    'this, that and the other'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -31,4 +31,4 @@ def test_a_rule_that_is_wrong_by_a_billionth_is_found(optimizer: str, monkeypatc
         return found * (1 + 1e-9)
 
     monkeypatch.setitem(RULES, "tanh", wrong)
-    assert "the secant misses 4 steps, worst step" in ran(*QUICK, optimizer).outcome.sentence
+    assert "the secant misses 4 steps, most of all step" in ran(*QUICK, optimizer).outcome.sentence

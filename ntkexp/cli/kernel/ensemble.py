@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
@@ -102,12 +103,19 @@ def written(
 
 
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """What the picture says."""
-    own = {row.networks: row for row in table if (row.networks == "all layers") == (row.process == "ntk")}
-    told = " and ".join(f"{short(row.mean)} standard errors ({name})" for name, row in own.items())
+    """What the picture says: each kind of networks beside its own process, on average over points and at the worst."""
+    own = [row for row in table if (row.networks == "all layers") == (row.process == "ntk")]
+    trained = f"{own[0].count} networks of width {experiment.model.width}, trained for {experiment.steps} steps"
+    return f"The means of {trained}, lie off those of their Gaussian processes {'; '.join(map(off, own))}"
+
+
+def off(row: Comparison) -> str:
+    """How far the mean of one kind of networks is from its process."""
+    if not math.isfinite(row.mean):
+        return f"by no number ({row.networks}: networks or process are not finite, or have no spread)"
     return (
-        f"{table[0].count} networks of width {experiment.model.width} trained for {experiment.steps} steps lie within "
-        f"{told} of their Gaussian processes"
+        f"by {short(row.mean)} standard errors in the root mean square over {row.points} points, {short(row.worst)} at "
+        f"worst ({row.networks})"
     )
 
 
@@ -122,9 +130,12 @@ def show(table: Sequence[Comparison], files: Sequence[Path], asked: Asked) -> No
             to_text({"comparison": [asdict(row) for row in table], "files": [str(path) for path in files]})
         )
     elif not asked.quiet:
-        header = ["networks train", "process", "networks", "means apart (standard errors)", "ratio of deviations"]
+        header = ["networks train", "process", "networks", "points"]
+        header += ["means apart (standard errors, RMS)", "at worst", "ratio of deviations"]
         lines = [
-            [row.networks, row.process.upper(), str(row.count), short(row.mean), short(row.deviation)] for row in table
+            [row.networks, row.process.upper(), str(row.count), str(row.points)]
+            + [short(number) for number in (row.mean, row.worst, row.deviation)]
+            for row in table
         ]
-        sys.stdout.write(f"{aligned(header, lines, [False, False, True, True, True])}\n\n")
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 5])}\n\n")
         sys.stdout.write("".join(f"{path}\n" for path in files))

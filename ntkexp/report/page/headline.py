@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from ntkexp.report.analysis.sweep import Sweep
 from ntkexp.report.material import Material
+from ntkexp.report.quantity import diverged
 from ntkexp.report.run import Run
-from ntkexp.report.sentence import SPOKEN, listed, worst_result
-from ntkexp.report.text import share, short
+from ntkexp.report.sentence import SPOKEN, sentence
+from ntkexp.report.standing import clause, standing
+from ntkexp.report.text import listed
 
 
 def what_was_run(material: Material) -> str:
     """The first sentence."""
     if len(material.runs) == 1:
         return f"{material.runs[0].name}, {material.runs[0].outcome or 'one run'}."
-    count = f"{len(material.runs)} finished runs"
+    failed = sum(map(diverged, material.runs))
+    count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
     if not material.analyses:
         return f"{count}."
     swept = {place.folder for analysis in material.analyses for place in analysis.sweep.places}
@@ -30,29 +32,27 @@ def extent(sweep: Sweep) -> str:
     """The axes of a sweep.
 
     >>> from pathlib import Path
-    >>> extent(Sweep(Path(), "width", "", {"model.width": (32, 64, 128)}, (), (), ()))
-    'model.width from 32 to 128'
+    >>> extent(Sweep(Path(), "width", "", {"model.width": (128, 32, 64)}, (), (), ()))
+    'model.width 3 values from 32 to 128'
     """
     parts = []
     for key, values in sweep.axes.items():
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        named = ", ".join(map(str, values)) if not numbers or len(values) < 3 else f"from {values[0]} to {values[-1]}"
-        parts.append(f"{key} {named}")
-    seeds = len({place.seed for place in sweep.places})
-    return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else [])])
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) < max(3, len(values)):
+            parts.append(f"{key} {', '.join(map(str, values))}")
+        else:
+            parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
+    seeds, done = len({place.seed for place in sweep.places}), sum(place.state == "done" for place in sweep.places)
+    missing = [f"{done} of {len(sweep.places)} runs done"] if done < len(sweep.places) else []
+    return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else []), *missing])
 
 
 def what_came_out(runs: Sequence[Run]) -> str:
-    """The second: how far the machines that are spoken of are from the networks."""
-    clauses = []
-    for machine, name in SPOKEN.items():
-        results = [result for run in runs if (result := worst_result(run.ladder, machine)) is not None]
-        errors = [result.relative_error or 0.0 for result in results]
-        if results and all(result.exact for result in results):
-            every = "every trained network" if len(results) > 1 else "the trained network"
-            clauses.append(f"{name} reproduces {every} to rounding ({short(max(errors))} at worst)")
-        elif results:
-            typical = share(statistics.median(errors))
-            clauses.append(f"{name} misses {f'by {typical}, at the median' if len(results) > 1 else f'by {typical}'}")
-    text = "; ".join(clauses) or "no kernel machine was compared with a trained network"
+    """The second: how far the machines that are spoken of are from the networks, of all runs."""
+    if len(runs) == 1:
+        return sentence(runs[0].ladder)
+    clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
+    text = (
+        "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"
+    )
     return f"{text[0].upper()}{text[1:]}."

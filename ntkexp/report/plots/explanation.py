@@ -50,4 +50,5 @@ def answer(explanations: Sequence[Explanation]) -> str:
     masses = [explanation.mass for explanation in explanations]
     largest = [sum(abs(part.added) for part in explanation.parts[:top]) for explanation in explanations]
     share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"
-    return f"The examples shown make {share} of the contributions to these points"
+    where = f"these {len(explanations)} points, taken together" if len(explanations) > 1 else "this point"
+    return f"The examples shown make {share} of the contributions to {where}"

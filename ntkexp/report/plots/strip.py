@@ -1,10 +1,13 @@
-"""How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all runs."""
+"""How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all runs.
+
+What is no number has no dot: it is counted beside the row.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -14,37 +17,44 @@ from ntkexp.report.plots.exhibition import Picture
 from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading
 from ntkexp.report.run import Run
 from ntkexp.report.table import main_split
-from ntkexp.report.text import short, spoken
+from ntkexp.report.text import listed, short, spoken
+from ntkexp.report.verdict import Verdict, verdict
 
 LEAST = 1e-17  # where an error of exactly zero is drawn
+CONTROLS = frozenset({"rbf_identity", "rbf_regression"})
+"""Machines that know nothing of the network, and therefore are not near it, whatever their error."""
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:
     """The picture, if any machine was compared with any network."""
-    rows = [
-        (run.name, row.machine, row.split, row.relative_error)
-        for run in runs
+    rows = {
+        (k, row.machine): (run.name, row.machine, row.split, row.relative_error, verdict(row) is Verdict.EXACT)
+        for k, run in enumerate(runs)
         for row in run.ladder
-        if row.split == main_split(run.ladder) and row.relative_error is not None and math.isfinite(row.relative_error)
-    ]
-    table = pd.DataFrame(rows, columns=["run", "machine", "split", "relative_error"])
+        if row.split == main_split(run.ladder) and row.relative_error is not None
+    }
+    columns = ["run", "machine", "split", "relative_error", "exact"]
+    table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)  # by number: namesakes may lie in two places
+    if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
+        return None
     with rc_context(RC):
-        return Picture("machines", draw(table), table) if rows else None
+        return Picture("machines", draw(table, len(runs)), table)
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame, runs: int) -> Figure:
     """One row a machine, in the order of the ladder."""
     names = list(dict.fromkeys(table["machine"]))
-    alone = table["run"].nunique() == 1
-    figure = Figure(figsize=(NARROW if alone else WIDE, 0.9 + 0.19 * len(names)), layout="constrained")
+    figure = Figure(figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log")
     for height, name in enumerate(names):
-        errors = table.loc[table["machine"] == name, "relative_error"].clip(lower=LEAST)
-        axes.plot(errors, [height] * len(errors), "o", color=colour(name), alpha=1 if alone else 0.4, markeredgewidth=0)
-        axes.plot([errors.median()], [height], "|", color=BLACK, markersize=0 if alone else 7)
+        found = table.loc[table["machine"] == name, "relative_error"]
+        errors = found[np.isfinite(found)].clip(lower=LEAST)
+        axes.plot(errors, [height] * len(errors), "o", color=colour(name), alpha=1 if runs == 1 else 0.4,
+                  markeredgewidth=0)  # fmt: skip
+        axes.plot([errors.median()], [height], "|", color=BLACK, markersize=0 if runs == 1 else 7)
         axes.annotate(
-            short(float(errors.median())), (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
+            beside(found), (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", va="center", fontsize=7,
         )  # fmt: skip
     axes.set_yticks(range(len(names)), [spoken(name) for name in names])
@@ -52,6 +62,31 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"relative error ({', '.join(dict.fromkeys(table['split']))})")
-    best = table.groupby("machine", sort=False)["relative_error"].median()
-    heading(figure, f"Nearest to the network is {spoken(str(best.idxmin()))}, farthest {spoken(str(best.idxmax()))}")
+    heading(figure, answer(table, runs))
     return figure
+
+
+def beside(errors: pd.Series[float]) -> str:
+    """The errors of a machine in words: one, or the median and the worst, and how many are no number.
+
+    >>> beside(pd.Series([1e-15])), beside(pd.Series([0.01, 0.02, 0.3, float("nan")]))
+    ('1e-15', '0.02, worst 0.3; 1 not finite')
+    """
+    finite = errors[np.isfinite(errors)]
+    said = [short(float(finite.median()))] if len(finite) else []
+    worst = [f", worst {short(float(finite.max()))}"] if len(finite) > 1 else []
+    wrong = [f"{len(errors) - len(finite)} not finite"] if len(finite) < len(errors) else []
+    return "; ".join(["".join(said + worst)] * bool(said) + wrong)
+
+
+def answer(table: pd.DataFrame, runs: int) -> str:
+    """The title: which machine is nearest to the network in most runs, controls aside; exact ones are equally near."""
+    own = table[~table["machine"].isin(CONTROLS) & np.isfinite(table["relative_error"])]
+    ranks = own["relative_error"].mask(own["exact"].astype(bool), 0.0)
+    least = ranks.groupby(level=0).transform("min")
+    times = own.loc[(ranks == least).to_numpy(), "machine"].value_counts(sort=False)
+    if not len(times):
+        return f"No machine that knows the network has a finite error in {runs} run{'s' * (runs > 1)}"
+    first = listed([spoken(str(name)) for name in times.index[times == times.max()]])
+    often = f" in {times.max()} of {runs} runs" if runs > 1 else ""
+    return f"Nearest to the network {'is' if (times == times.max()).sum() == 1 else 'are'} {first}{often}"

@@ -215,7 +215,8 @@ def answer(parts: NDArray[np.float64], facts: dict[str, Any]) -> str:
     total = sizes.sum()
     top = min(10, parts.shape[-1])
     part = percent(sizes[:, :top].sum() / total) if total > 0 else "0 %"
-    return f"The top {top} of {parts.shape[-1]} examples make {part} of the contributions to a point{known(facts)}"
+    where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
+    return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{known(facts)}"
 
 
 def known(facts: dict[str, Any]) -> str:

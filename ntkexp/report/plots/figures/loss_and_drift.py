@@ -54,11 +54,15 @@ def answer(run: Run) -> str:
     """The title."""
     broken = run.metrics.loc[~np.isfinite(run.metrics["loss"]), "step"]
     if len(broken):
-        return f"Training diverges: from step {int(broken.iloc[0])} on the loss is no number"
+        return f"Training diverges: at step {int(broken.iloc[0])} the loss is no number"
     first, last = run.metrics["loss"].iloc[[0, -1]]
-    drift = run.series("drift")["drift"]
-    moved = f"The kernel moves by {percent(drift.iloc[-1])} while the loss" if len(drift) else "The loss"
-    return f"{moved} {change(float(first), float(last))}"
+    fall = change(float(first), float(last))
+    drift, end = run.series("drift"), run.metrics["step"].iloc[-1]
+    if not len(drift):
+        return f"The loss {fall}"
+    reached = drift["step"].iloc[-1]
+    until = "" if reached == end else f" until step {reached}, where it is last a number,"
+    return f"The kernel moves by {percent(drift['drift'].iloc[-1])}{until} while the loss {fall}"
 
 
 def change(first: float, last: float) -> str:

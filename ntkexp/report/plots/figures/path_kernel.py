@@ -103,12 +103,12 @@ def answer(kernel: NDArray[np.float64], labels: NDArray[Any] | None) -> str:
     apart = ~np.eye(len(kernel), dtype=bool)
     if labels is None:
         itself, other = short(mean(kernel[~apart])), short(mean(kernel[apart]))
-        return f"An example has a path kernel of {itself} with itself and of {other} with another"
+        return f"An example has on average a path kernel of {itself} with itself and of {other} with another"
     alike = labels[:, None] == labels[None, :]
     within, between = mean(kernel[apart & alike]), mean(kernel[~alike])
     if within > 0 and between > 0:
-        return f"The path kernel within a class is {short(within / between)} times that between classes"
-    return f"The path kernel is {short(within)} within a class and {short(between)} between classes"
+        return f"The path kernel within a class is on average {short(within / between)} times that between classes"
+    return f"The path kernel is on average {short(within)} within a class and {short(between)} between classes"
 
 
 def mean(values: NDArray[np.float64]) -> float:

@@ -68,11 +68,24 @@ def edge(axes: Axes, run: Run) -> list[End]:
 
 def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
     """The title."""
-    first, last = largest[0], largest[-1]
-    verb = "grows" if last > 1.005 * first else "falls" if last < 0.995 * first else "stays"
-    moved = f"{verb} at {short(last)}" if verb == "stays" else f"{verb} from {short(first)} to {short(last)}"
     edge = f", {part(stability[-1])} the edge of stability" if len(stability) else ""
-    return f"The largest eigenvalue of the kernel {moved}{edge}"
+    return f"The largest eigenvalue of the kernel {moved(largest)}{edge}"
+
+
+def moved(values: NDArray[np.float64]) -> str:
+    """Where numbers go, and how far they went on the way.
+
+    >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
+    ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')
+    """
+    first, last = float(values[0]), float(values[-1])
+    low, high = min(first, last), max(first, last)
+    beyond = [extreme for extreme in (values.min(), values.max()) if not 0.995 * low <= extreme <= 1.005 * high]
+    if not beyond and high <= 1.005 * low:
+        return f"stays at {short(last)}"
+    verb = "goes" if beyond else "grows" if last > first else "falls"
+    through = f", through {' and '.join(short(float(extreme)) for extreme in beyond)}" if beyond else ""
+    return f"{verb} from {short(first)} to {short(last)}{through}"
 
 
 def part(ratio: float) -> str:

@@ -1,4 +1,7 @@
-"""Which kernel machines come closer along an axis? Relative errors: a dot a run, a line through geometric means."""
+"""Which kernel machines come closer along an axis? Relative errors: a dot a run, a line through geometric means.
+
+A run that has no such number, as it diverged or its machine did not apply, has no dot; the title counts these runs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping
     axes = figure.subplots()
     axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
     places = horizontal(axes, levels)
-    ends, moved = [], {}
+    ends = []
     for machine, column in found.items():
         errors = table[[axis, column]].dropna()
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
@@ -54,12 +57,11 @@ def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping
         axes.plot(x, heights, "o", color=colour(machine), alpha=0.35, markersize=2.2, markeredgewidth=0)
         axes.plot(middle.index, middle, color=colour(machine))
         ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
-        moved[machine] = (float(middle.iloc[0]), float(middle.iloc[-1]))
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
     axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends, gap=0.065)
-    heading(figure, answer(axis, moved, levels))
+    heading(figure, answer(table, axis, found, levels))
     return figure
 
 
@@ -77,12 +79,31 @@ def horizontal(axes: Axes, levels: list[object]) -> list[float]:
     return numbers
 
 
-def answer(axis: str, moved: Mapping[str, tuple[float, float]], levels: list[object]) -> str:
+def answer(table: pd.DataFrame, axis: str, found: Mapping[str, str], levels: list[object]) -> str:
     """The title: what becomes of the frozen kernel, which is what theory speaks of, or of the machine that is worst."""
-    if len(levels) < 2:
+    name = "frozen_start" if "frozen_start" in found else max(found, key=lambda each: table[found[each]].max())
+    column = found[name]
+    means = {level: mean for level in levels if (mean := geometric_mean(table, axis, level, column)) is not None}
+    if len(means) < 2:
         return "The errors of the kernel machines"
-    name = "frozen_start" if "frozen_start" in moved else max(moved, key=lambda machine: moved[machine][1])
-    first, last = moved[name]
+    (first, start), *_, (last, end) = means.items()
+    missing, whole = int(table[column].isna().sum()), len(table)
+    runs = f"{whole} runs" if not missing else f"{whole - missing} of {whole} runs"
     return (
-        f"The error of {spoken(name)} goes from {short(first)} at {axis}={levels[0]} to {short(last)} at {levels[-1]}"
+        f"The error of {spoken(name)} goes from {short(start)} at {axis}={first} to {short(end)} at {last} (geometric "
+        f"means, {runs})"
     )
+
+
+def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
+    """The mean of a column at a level; nothing where it has no number.
+
+    >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 1.0, 0.0, float("nan")]})
+    >>> [geometric_mean(table, "width", level, "error") for level in (1, 2, 3)]
+    [1.0, 0.0, None]
+    """
+    here = np.array([value == level for value in table[axis]])
+    values = table[column][here].dropna().to_numpy(dtype=float)
+    if not len(values):
+        return None
+    return float(np.exp(np.log(values).mean())) if values.all() else 0.0

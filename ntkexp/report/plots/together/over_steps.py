@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -71,9 +72,10 @@ def panel(axes: Axes, lines: Mapping[str, Run], column: str) -> list[End]:
 
 def answer(lines: Mapping[str, Run]) -> str:
     """The title."""
-    drifts = {name: run.series("drift")["drift"] for name, run in lines.items()}
-    known = [(name, float(drift.iloc[-1])) for name, drift in drifts.items() if len(drift)]
+    ends = {name: float(run.metrics.reindex(columns=["drift"]).iloc[-1, 0]) for name, run in lines.items()}
+    known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
     if len(known) < 2:
         return "How training unfolds at every point"
-    (first, start), (last, end) = known[0], known[-1]
-    return f"The kernel ends {percent(start)} from where it began at {first}, and {percent(end)} at {last}"
+    (first, start), *_, (last, end) = known
+    missing = f"; {len(lines) - len(known)} of {len(lines)} runs end in no number" if len(known) < len(lines) else ""
+    return f"The kernel ends {percent(start)} from where it began at {first}, and {percent(end)} at {last}{missing}"

@@ -1,0 +1,93 @@
+"""What one machine is in many runs, in one clause that counts all of them.
+
+A machine misses a network that it misses on any split; it is a network that it is on every split where the two can be
+compared, and the clause says in how many runs that is not everywhere.
+
+>>> exact, missed = Standing(Verdict.EXACT, 5e-15), Standing(Verdict.MISSES, 0.3)
+>>> clause("the secant", [exact] * 99 + [missed])
+'the secant reproduces 99 of 100 trained networks to rounding (5e-15 at worst) and misses 1 by 30 %'
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ntkexp.records.results import Result
+from ntkexp.report.text import listed, share, short
+from ntkexp.report.verdict import COMPARED, Verdict, verdict
+
+SAID = {
+    Verdict.EXACT: "reproduces {} to rounding ({})",
+    Verdict.MISSES: "misses {} by {}",
+    Verdict.BROKEN: "is not finite beside {}",
+    Verdict.LOST: "cannot be compared with {} that {} not finite",
+    Verdict.STILL: "cannot be told from {} that moved by no more than rounding",
+    Verdict.SILENT: "was not compared with {}",
+}
+"""What is said of the networks of each kind, in this order."""
+
+DECISIVE = (Verdict.LOST, Verdict.BROKEN, Verdict.MISSES, Verdict.EXACT, Verdict.STILL)
+"""Which of a run's verdicts stands for the run."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A machine in one run: what its rows say together, and the largest error among them."""
+
+    verdict: Verdict
+    error: float = 0.0
+    everywhere: bool = True  # whether it was compared at all points of every split
+
+
+def standing(ladder: Sequence[Result], machine: str) -> Standing:
+    """From all rows of a run."""
+    rows = [row for row in ladder if row.machine == machine]
+    said = {verdict(row) for row in rows}
+    compared = [row for row in rows if verdict(row) in COMPARED]
+    fully = {row.split for row in compared if row.points is None} == {row.split for row in ladder}
+    worst = max((row.relative_error or 0.0 for row in compared), default=0.0)
+    return Standing(next((each for each in DECISIVE if each in said), Verdict.SILENT), worst, fully)
+
+
+def clause(name: str, standings: Sequence[Standing]) -> str:
+    """One machine in all runs; nothing if it was compared in none."""
+    parts: list[str] = []
+    for kind, text in SAID.items():
+        here = [each for each in standings if each.verdict is kind]
+        if here:
+            what = counted(len(here), len(standings), "" if parts else "trained networks")
+            parts.append(text.format(what, detail(kind, here)))
+    if all(each.verdict is Verdict.SILENT for each in standings):
+        return ""
+    part = sum(not each.everywhere for each in standings if each.verdict in COMPARED)
+    return f"{name} {listed(parts)}{f', at some points alone in {part}' if part else ''}"
+
+
+def detail(kind: Verdict, here: Sequence[Standing]) -> str:
+    """The errors of the networks of a kind, the worst always among them.
+
+    >>> detail(Verdict.MISSES, [Standing(Verdict.MISSES, error) for error in (0.01, 0.02, 0.3)])
+    '2 % at the median and 30 % at worst'
+    """
+    errors = [each.error for each in here]
+    if kind is Verdict.EXACT:
+        return f"{short(max(errors))}{' at worst' if len(errors) > 1 else ''}"
+    if kind is Verdict.LOST:
+        return "are" if len(here) > 1 else "is"
+    if len(errors) == 1:
+        return share(errors[0])
+    return f"{share(statistics.median(errors))} at the median and {share(max(errors))} at worst"
+
+
+def counted(some: int, whole: int, what: str) -> str:
+    """So many of all, and what they are, where that is not known yet.
+
+    >>> counted(5, 5, "networks"), counted(2, 2, "networks"), counted(2, 5, "networks"), counted(2, 5, "")
+    ('all 5 networks', 'both networks', '2 of 5 networks', '2')
+    """
+    if not what:
+        return str(some)
+    every = "both" if whole == 2 else f"all {whole}"
+    return f"{every if some == whole else f'{some} of {whole}'} {what}"

@@ -1,0 +1,107 @@
+"""Titles of pictures and lines of tables on numbers made to contradict them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.cli.kernel.ensemble import answer as of_ensemble
+from ntkexp.config.compose import compose
+from ntkexp.ensemble.compare import Band, Trained, against
+from ntkexp.records.results import Result, at_points
+from ntkexp.report.analysis.sweep import Place, Sweep
+from ntkexp.report.page.headline import extent
+from ntkexp.report.plots.figures import loss_and_drift, spectrum
+from ntkexp.report.plots.together import errors, over_steps
+from ntkexp.report.run import Run
+from ntkexp.report.table import ladder_table, notes
+
+
+def run(**metrics: Sequence[float]) -> Run:
+    steps = range(len(next(iter(metrics.values()))))
+    return Run(Path("run"), {}, pd.DataFrame({"step": steps, **metrics}), ())
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (run(loss=[1.0, 0.5], drift=[0.0, 0.1]), "The kernel moves by 10 % while the loss falls 2-fold"),
+        (
+            run(loss=[1.0, 0.5, 0.5], drift=[0.0, 0.1, NAN]),
+            "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
+        ),
+        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is no number"),
+    ],
+)
+def test_what_ends_in_no_number_is_not_said_to_end(measured: Run, expected: str) -> None:
+    assert loss_and_drift.answer(measured) == expected
+
+
+def test_an_eigenvalue_that_comes_back_did_not_stay() -> None:
+    assert "goes from 1 to 1, through 9" in spectrum.answer(np.array([1.0, 9.0, 1.0]), np.array([]))
+
+
+def test_a_point_without_an_end_is_counted() -> None:
+    lines = {"width 8": run(drift=[0, 0.5]), "width 16": run(drift=[0, 0.2]), "width 32": run(drift=[0.1, NAN])}
+    assert over_steps.answer(lines).endswith("at width 8, and 20 % at width 16; 1 of 3 runs end in no number")
+
+
+def test_an_axis_is_named_where_it_has_numbers() -> None:
+    """Its first level has none, and its levels are not in order."""
+    table = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
+    said = errors.answer(table, "width", {"left": "left.test"}, [64, 8, 16])
+    assert said == "The error of left goes from 0.2 at width=8 to 0.5 at 16 (geometric means, 3 of 4 runs)"
+
+
+def test_an_axis_that_is_not_sorted_has_both_its_ends_named() -> None:
+    places = tuple(Place(Path("run"), {"width": width}, 0, "done" if width else "failed") for width in (9, 1, 0))
+    sweep = Sweep(Path(), "width", "", {"width": (9, 1, 20)}, (), (), places)
+    assert extent(sweep) == "width 3 values from 1 to 20; 2 of 3 runs done"
+
+
+def test_what_was_measured_and_is_no_number_is_told_from_what_was_not_measured() -> None:
+    ladder = [Result("probe", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
+    assert "nan     –" in ladder_table(ladder)
+    assert notes(ladder) == ["left (probe): odd", "left (test): none here"]
+
+
+def test_points_of_all_splits_are_counted_together() -> None:
+    ladder = [Result(split, "left", note=at_points(2, 9)) for split in ("train", "test")]
+    assert notes(ladder) == ["left: at 4 of 18 points"]
+
+
+def networks(mean: Tensor, deviation: Tensor) -> Trained:
+    """Two networks about a mean of zero, and a process."""
+    return Trained("all layers", "ntk", torch.tensor([[1.0] * 4, [-1.0] * 4]), Band(mean, deviation), 0.1)
+
+
+def test_the_worst_point_of_an_ensemble_is_told() -> None:
+    kind = networks(torch.tensor([0.0, 0.0, 0.0, 4.0]), torch.ones(4))
+    found = against(kind, kind, 1)
+    assert found.worst == pytest.approx(4 * 2**0.5)  # float32: the numbers are exact but for one root
+    assert found.points == 3
+    said = of_ensemble([found], compose(["data=circle"]))
+    assert "in the root mean square over 3 points, 5.66 at worst" in said
+    assert "within" not in said
+
+
+@pytest.mark.parametrize(("spread", "points"), [([1.0, 0.0, 1.0, 1.0], 2), ([1.0, NAN, 1.0, 1.0], 3)])
+def test_points_without_spread_are_left_out_and_those_that_are_no_number_are_not(
+    spread: list[float], points: int
+) -> None:
+    kind = networks(torch.zeros(4), torch.tensor(spread))
+    found = against(kind, kind, 1)
+    assert found.points == points
+    assert math.isnan(found.mean) == any(map(math.isnan, spread))
+    if math.isnan(found.mean):
+        assert "by no number (all layers" in of_ensemble([found], compose(["data=circle"]))
