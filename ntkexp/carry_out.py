@@ -26,6 +26,8 @@ from ntkexp.look_back import Outcome
 from ntkexp.mistake import Mistake
 from ntkexp.prepare import Setting, prepare
 from ntkexp.progress import AbstractProgress
+from ntkexp.records.command import OUTPUTS, command
+from ntkexp.records.command import options as repeating
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import create_kernels
@@ -48,16 +50,22 @@ SAME_BYTES = (
 
 
 def carry_out(
-    experiment: Experiment, overrides: Sequence[str], out: Path, force: bool, progress: AbstractProgress
+    experiment: Experiment,
+    overrides: Sequence[str],
+    out: Path,
+    force: bool,
+    progress: AbstractProgress,
+    options: Sequence[str] = (),
 ) -> Path:
-    """The folder of the finished run, new, resumed, or found as it was."""
+    """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
     if folder.done and not force:
         progress.say(f"{folder.path} is finished; --force runs it again")
         return folder.path
     with folder.claim():
         if not folder.done or force:  # another process may have finished it while the lock was asked for
-            conduct(experiment, folder, overrides, None if force else load(folder), progress)
+            repeat = command("train", overrides, options)
+            conduct(experiment, folder, overrides, repeat, None if force else load(folder), progress)
     return folder.path
 
 
@@ -74,8 +82,17 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         raise Mistake(f"{path} was made by another version, or its data changed since: run the experiment anew")
     with folder.claim():
         overrides = (path / "overrides.txt").read_text(encoding="utf-8").splitlines()
-        conduct(experiment, folder, overrides, load(folder), progress)
+        repeat = begun_by(folder) or command("train", overrides, repeating(OUTPUTS, trusted))
+        conduct(experiment, folder, overrides, repeat, load(folder), progress)
     return path
+
+
+def begun_by(folder: RunFolder) -> str:
+    """The command that a dead run was begun by, if it says so."""
+    try:
+        return str(folder.read_json("provenance.json")["command"])
+    except (Mistake, OSError, KeyError):
+        return ""
 
 
 def digits(name: str) -> str:
@@ -96,6 +113,7 @@ def conduct(
     experiment: Experiment,
     folder: RunFolder,
     overrides: Sequence[str],
+    repeat: str,
     saved: dict[str, Any] | None,
     progress: AbstractProgress,
 ) -> None:
@@ -107,7 +125,7 @@ def conduct(
             setting = prepare(experiment)
         if saved is None:
             begin(folder, setting, overrides)
-        folder.write_json("provenance.json", provenance(experiment, overrides, threads))
+        folder.write_json("provenance.json", provenance(experiment, repeat, threads))
         with clock.times("run"), diary(folder, setting, saved, threads, progress) as journal:
             outcome = run(setting, journal, saved)
         with clock.times("write"):

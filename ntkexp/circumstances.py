@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import subprocess
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,11 +47,12 @@ def check_device(name: str) -> None:
         raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(known)} only")
 
 
-def provenance(experiment: Experiment, overrides: Sequence[str], threads: int) -> dict[str, Any]:
-    """What wrote a run, and where."""
+def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
+    """What wrote a run, and where: `command`, given in `folder`, asks for the same experiment."""
     device = torch.device(experiment.device)
     return {
-        "command": shlex.join(["ntkexp", "train", *overrides]),
+        "command": command,
+        "folder": os.getcwd(),
         "seed": experiment.seed,
         "ntkexp": package_version(),
         "commit": commit(),

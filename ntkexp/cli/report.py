@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.command import command, options
 
 if TYPE_CHECKING:
     from ntkexp.report.material import Material
@@ -37,9 +37,9 @@ def page(material: Material, named: Sequence[str], outputs: Path) -> None:
     from ntkexp.report.page.build import write
     from ntkexp.report.page.headline import what_came_out, what_was_run
 
-    command = shlex.join(["ntkexp", "report", *named])
+    repeat = command("report", named, options(outputs))
     try:
-        written = write(material, outputs / "report", command)
+        written = write(material, outputs / "report", repeat)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--out={outputs}: {error.strerror}; it takes a folder that can be written to") from None
     sys.stdout.write(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.train import keep_events, writable
+from ntkexp.records.command import command, options
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended
@@ -41,9 +41,7 @@ class Asked:
     @property
     def repeated(self) -> list[str]:
         """The options that a run of this sweep needs by itself."""
-        given = [f"--config-dir={self.config_dir}"] if self.config_dir else []
-        place = [f"--out={self.out}"] if self.out != Path("outputs") else []
-        return [*place, *(f"--trust={entry}" for entry in self.trust), *given]
+        return options(self.out, self.trust, self.config_dir)
 
 
 def sweep(asked: Asked) -> int:
@@ -77,7 +75,7 @@ def planned(asked: Asked) -> Plan:
     from ntkexp.sweep.define import define
     from ntkexp.sweep.plan import plan
 
-    definition = define(asked.words, Choices(folders(asked.config_dir)))
+    definition = replace(define(asked.words, Choices(folders(asked.config_dir))), options=tuple(asked.repeated))
     return plan(definition, composer(asked.config_dir, asked.trust), asked.out.expanduser().absolute())
 
 
@@ -143,8 +141,7 @@ def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping
     """What came of the sweep; each failure with its reason and the command that repeats it."""
     for run in plan.distinct:
         if reason := found[run.name].reason:
-            command = shlex.join(["ntkexp", "train", *run.overrides, *asked.repeated])
-            sys.stderr.write(f"{run.name}: {reason}\n    {command}\n")
+            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, asked.repeated)}\n")
     if asked.as_json:
         show_json(plan, found)
     elif not asked.quiet:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ntkexp.cli.progress import listener
 from ntkexp.mistake import Mistake
+from ntkexp.records.command import options
 
 
 def train(
@@ -40,7 +41,7 @@ def train(
 
     folder = place / "runs" / folder_name(experiment)
     with interruptible(folder, f"the same command, or {resuming(folder, trust)}, goes on from the last checkpoint"):
-        folder = carry_out(experiment, overrides, place, force, listener(quiet))
+        folder = carry_out(experiment, overrides, place, force, listener(quiet), options(out, trust, config_dir))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 

@@ -38,6 +38,8 @@ class Task:
 
     trust: tuple[str, ...]
     threads: int | None
+    options: tuple[str, ...] = ()
+    """Those of `ntkexp train` that repeat the run from that folder."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def work(task: Task, tell: Callable[[Event], None]) -> Ended:
     relay = Relay(task.name, tell)
     try:
         os.chdir(task.home)
-        carry_out(experiment(task), task.overrides, Path(task.out), False, relay)
+        carry_out(experiment(task), task.overrides, Path(task.out), False, relay, task.options)
     except (Exception, KeyboardInterrupt) as error:
         return Ended(task.name, *ending(error))
     return Ended(task.name, "done" if relay.begun else "found")

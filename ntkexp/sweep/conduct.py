@@ -73,6 +73,7 @@ class Conductor:
                     str(Path.cwd()),
                     self.trust,
                     None,
+                    self.plan.sweep.options,
                 )
 
     def hear(self, event: Event, clock: Clock) -> None:

@@ -14,7 +14,6 @@ Nothing here knows where it was written: `ntkexp.sweep.define` reads both.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,6 +24,7 @@ from pydantic import Field
 from ntkexp.component import Component
 from ntkexp.config.override import split
 from ntkexp.config.spelling import spelled
+from ntkexp.records.command import command
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.json_file import Json
 from ntkexp.report.analysis.verdict import MARGIN, Bound
@@ -62,11 +62,12 @@ class Definition:
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
     words: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # that repeat it, as they repeat a run of it
 
     @property
     def command(self) -> str:
         """What asks for it again."""
-        return shlex.join(["ntkexp", "sweep", *self.words])
+        return command("sweep", self.words, self.options)
 
     @property
     def points(self) -> tuple[Point, ...]:

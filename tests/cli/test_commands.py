@@ -39,7 +39,12 @@ def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
         module = ModuleType("ntkexp.carry_out")
 
         def carry_out(
-            experiment: Experiment, overrides: Sequence[str], out: Path, force: bool, progress: AbstractProgress
+            experiment: Experiment,
+            overrides: Sequence[str],
+            out: Path,
+            force: bool,
+            progress: AbstractProgress,
+            options: Sequence[str],
         ) -> Path:
             assert experiment == compose(overrides)
             assert out.is_dir()

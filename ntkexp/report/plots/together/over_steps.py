@@ -72,7 +72,7 @@ def panel(axes: Axes, lines: Mapping[str, Run], column: str) -> list[End]:
 
 def answer(lines: Mapping[str, Run]) -> str:
     """The title."""
-    ends = {name: float(run.metrics.reindex(columns=["drift"]).iloc[-1, 0]) for name, run in lines.items()}
+    ends = {name: float(run.metrics.reindex(columns=["drift"])["drift"].iloc[-1]) for name, run in lines.items()}
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
     if len(known) < 2:
         return "How training unfolds at every point"
