@@ -6,7 +6,11 @@ The command line prints it after `ntkexp: ` and exits with status 2; a program g
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
+from pathlib import PurePath
+
+CLOSE = 0.6
+"""How much of two names of files must agree."""
 
 
 class Mistake(ValueError):
@@ -42,3 +46,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     close = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def nearest_file(name: str, files: Iterable[str]) -> str:
+    """The same for a file: one of its kind whose name is close without the ending, or of its name and another kind.
+
+    >>> nearest_file("irsi.csv", ["iris.csv", "docs"]), nearest_file("iris.csv", ["iris.parquet"])
+    ("; did you mean 'iris.csv'?", "; did you mean 'iris.parquet'?")
+    >>> nearest_file("nope.csv", ["docs", "data.csv", "nope.md.bak"])
+    ''
+    """
+    wanted = PurePath(name)
+
+    def likeness(file: PurePath) -> float:
+        alike = SequenceMatcher(None, wanted.stem, file.stem).ratio()
+        return alike if file.suffix.lower() == wanted.suffix.lower() else float(file.stem == wanted.stem)
+
+    close = max(map(PurePath, files), key=likeness, default=wanted)
+    return f"; did you mean '{close}'?" if close != wanted and likeness(close) >= CLOSE else ""

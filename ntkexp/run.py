@@ -14,6 +14,7 @@ from typing import Any
 from ntkexp.journal import AbstractJournal
 from ntkexp.look_back import Ending, Outcome, look_back
 from ntkexp.observe import Observer, shared
+from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.optimizer.stable import AbstractStable
 from ntkexp.path.ledger import EveryStep
 from ntkexp.path.recording import Recording, length
@@ -103,9 +104,25 @@ def end_of(setting: Setting, loss: float, first: float, step: int) -> Ending | N
         return Ending(f"{counted(step)}, to a loss of {loss:.3g}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
-    size, stable = setting.descent.step_size, setting.largest_stable_step
-    if isinstance(setting.experiment.optimizer, AbstractStable):
-        said = f"is {size / stable:.3g} times the largest stable one at the start, {stable:.3g}"
-        return Ending(f"diverged at step {step}: the step size {size:.3g} {said}; try optimizer.stable_fraction=0.5",
-                      diverged=True)  # fmt: skip
-    return Ending(f"diverged at step {step}; try optimizer.step_size={size / 10:.3g}", diverged=True)
+    advice = advised(setting.experiment.optimizer, setting.descent.step_size, setting.largest_stable_step)
+    return Ending(f"diverged at step {step}{advice}", diverged=True)
+
+
+def advised(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
+    """What to try instead of the step size that was set, in the key that set it: a size that is stable at the start,
+    or, if this one was, a tenth of it.
+
+    >>> from ntkexp.optimizer.gd import GradientDescent
+    >>> advised(GradientDescent(), 1.0, 2.0)
+    ': the step size 1 is 0.5 times the largest stable one at the start, 2; try optimizer.stable_fraction=0.05'
+    >>> advised(GradientDescent(step_size=8), 8.0, 2.0).partition("; ")[2]
+    'try optimizer.step_size=1'
+    """
+    if not isinstance(optimizer, AbstractStable):
+        return f"; try optimizer.step_size={size / 10:.3g}"
+    share = size / stable
+    calmer = 0.5 if share > 1 else share / 10
+    by_size = optimizer.step_size is not None
+    key, value = ("step_size", calmer * stable) if by_size else ("stable_fraction", calmer)
+    said = f"the step size {size:.3g} is {share:.3g} times the largest stable one at the start, {stable:.3g}"
+    return f": {said}; try optimizer.{key}={value:.3g}"

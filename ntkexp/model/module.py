@@ -29,7 +29,7 @@ from pydantic import field_validator
 from torch import nn
 
 from ntkexp.init.base import AbstractInit
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, nearest, nearest_file
 from ntkexp.model.adapted import adapted, refuse_chance
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.source import load, made_of
@@ -63,7 +63,7 @@ class Module(AbstractArchitecture):
         if file.is_file():
             return file
         files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
-        raise Mistake(f"{self.given}: there is no file {file} (seen from {Path.cwd()}){nearest(file.name, files)}")
+        raise Mistake(f"{self.given}: there is no file {file} (seen from {Path.cwd()}){nearest_file(file.name, files)}")
 
     def code(self) -> tuple[Path, ...]:
         return (self.file,)

@@ -78,11 +78,12 @@ def test_a_run_that_goes_on_is_still_repeated_by_what_began_it(home: Path) -> No
 
 def test_the_command_of_a_sweep_means_the_same_runs(home: Path) -> None:
     def plans(words: list[str], options: list[str]) -> list[str]:
-        given = {"--out": "outputs", "--trust": None, "--config-dir": None} | dict(o.split("=", 1) for o in options)
-        trust, mine = given["--trust"], given["--config-dir"]
+        given = dict(option.split("=", 1) for option in options)
         asked = Asked(
-            words, Path(str(given["--out"])), "local", 1, *[False] * 6, [trust] if trust else [], mine and Path(mine)
-        )
+            words, Path(given["--out"]), "local", None, dry_run=False, fail_fast=False, retry_failed=False,
+            tensorboard=False, quiet=True, as_json=False, trust=[given["--trust"]],
+            config_dir=Path(given["--config-dir"]),
+        )  # fmt: skip
         plan = planned(asked)
         return [plan.sweep.command, str(plan.out), *(run.name for run in plan.distinct)]
 

@@ -288,3 +288,11 @@ def test_the_file_belongs_to_the_identity_of_a_run(written: Written) -> None:
 
 def test_a_column_may_be_called_by_a_number(written: Written) -> None:
     assert read(table(written("1,2\n0.5,1.5\n"), target=2)).target.tolist() == [[1.5]]
+
+
+def test_a_missing_file_is_answered_with_files_of_its_kind_alone(tmp_path: Path, refusal: Refusal) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("mode.md", "data.csv", "irises.csv"):
+        (tmp_path / name).touch()
+    assert "did you mean" not in refusal(Table(path=tmp_path / "nope.csv", target="y"))
+    assert "did you mean 'irises.csv'?" in refusal(Table(path=tmp_path / "irisis.csv", target="y"))

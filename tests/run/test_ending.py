@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
 
+from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.optimizer.momentum import Momentum
+from ntkexp.optimizer.stable import AbstractStable
+from ntkexp.run import advised
 from tests.run.small import ran
 
 LINEAR = ("model.depth=0", "steps=200", "ladder.machine=[secant,left,linearised]", "path.schedule=1000")
@@ -46,6 +51,20 @@ def test_just_above_it_diverges_and_says_so() -> None:
     said = run.outcome.sentence
     assert said.startswith(f"diverged at step {run.outcome.steps}: ")
     assert f"is 1.05 times the largest stable one at the start, {run.setting.largest_stable_step:.3g}; try " in said
+
+
+STABLE = 2.0
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 1.0, 1.05, 40.0])
+@pytest.mark.parametrize("kind", [GradientDescent, Momentum])
+def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[AbstractStable], share: float) -> None:
+    """In the key that was set: the default is no answer to a run that diverged at it."""
+    for key, value in {"stable_fraction": share, "step_size": share * STABLE}.items():
+        said = advised(kind.model_validate({key: value}), share * STABLE, STABLE)
+        found = re.fullmatch(rf".*; try optimizer\.{key}=(\S+)", said)
+        assert found is not None
+        assert float(found[1]) <= value / 1.01  # three digits are printed
 
 
 def test_a_run_that_diverged_has_its_table() -> None:

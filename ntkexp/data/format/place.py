@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, nearest_file
 
 
 def expanded(path: Path) -> Path:
@@ -39,13 +39,14 @@ def existing(path: Path) -> Path:
     """The path, if a file is there."""
     try:
         folder, found = path.is_dir(), path.exists()
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() and not found else []
+        beside = path.parent.iterdir() if path.parent.is_dir() and not found else ()
+        siblings = [entry.name for entry in beside if entry.is_file()]
     except OSError as error:
         raise unreadable(path, error) from error
     if folder:
         raise Mistake(f"{given(path)} is a folder; name the file")
     if not found:
-        raise Mistake(f"{given(path)}: there is no such file{one_line(nearest(path.name, siblings))}")
+        raise Mistake(f"{given(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}")
     return path
 
 
