@@ -1,6 +1,6 @@
 """A picture's SVG as a part of the page: names that no other picture uses, the page's colours, its text still text.
 
-What is not a plain picture, such as one with a script in it, is refused: a run folder may come from anywhere.
+What is not a plain picture, such as one with a script in it, is refused (`page.plain`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from html import escape
 from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
+from ntkexp.report.page.plain import refuse_other
 
-FORBIDDEN = re.compile(
-    r"<script|<foreignobject|<iframe|<image[^>]+href=\"(?!data:)|javascript:|<!entity|\son\w+=", re.I
-)
 DROPPED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.S)
 REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
 NAMED = re.compile(r' id="([^"]*)"')
@@ -34,9 +32,10 @@ PALETTE = frozenset({
 def inline(svg: str, prefix: str, title: str) -> Markup:
     """The picture, with its title for those who cannot see it."""
     start, end = svg.find("<svg"), svg.rfind("</svg>")
-    if start < 0 or end < 0 or FORBIDDEN.search(svg) or svg.count("<svg") > 1:
-        raise Mistake("it is no plain picture")
+    if start < 0 or end < 0 or svg.count("<svg") > 1:
+        raise Mistake("it is no plain picture: it has no single <svg>")
     text = DROPPED.sub("", svg[start : end + len("</svg>")])
+    refuse_other(text)
     referred = set(REFERRED.findall(text))
     text = NAMED.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -68,8 +69,8 @@ def interest(path: Path) -> tuple[bool, str]:
 
 
 def link(path: Path, folder: Path) -> str:
-    """Where a file lies, from the page's folder."""
-    return Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix()
+    """Where a file lies, from the page's folder: a path, whatever address its name looks like."""
+    return quote(Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix())
 
 
 def command_of(run: Run) -> str:

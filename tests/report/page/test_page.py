@@ -14,6 +14,7 @@ from ntkexp.report.markdown import markdown
 from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, write
 from ntkexp.report.page.inline import inline
+from ntkexp.report.page.shown import link
 from tests.report.page.conftest import HOSTILE
 from tests.report.sweeps import write_small_run
 
@@ -154,6 +155,37 @@ def material_names(material: Material) -> set[str]:
         '<image href="http://elsewhere/x.png"/>',
         '<a href="javascript:alert(1)"/>',
         "<svg/>",
+        '<meta http-equiv="refresh" content="0; url=https://elsewhere"/>',
+        '<base href="https://elsewhere"/>',
+        '<form action="https://elsewhere"><input name="word"/></form>',
+        '<a href="https://elsewhere"><text>here</text></a>',
+        '<link rel="stylesheet" href="https://elsewhere"/>',
+        "<title><b>HTML</b></title>",
+        "<desc/>",
+        '<animate attributeName="href" to="javascript:alert(1)"/>',
+        '<set attributeName="onclick"/>',
+        '<use href="https://elsewhere/x.svg#a"/>',
+        '<use xlink:href="data:image/svg+xml,x#a"/>',
+        '<image href="data:image/svg+xml;base64,AAAA"/>',
+        '<image href="#a" xlink:href="https://elsewhere"/>',
+        '<path fill="url(https://elsewhere)"/>',
+        '<path fill=" URL (https://elsewhere)"/>',
+        '<path clip-path="url(https://elsewhere#a)"/>',
+        '<path style="fill: url(https://elsewhere)"/>',
+        r'<path style="fill: u\72l(//elsewhere)"/>',
+        '<path style="fill: &#117;rl(//elsewhere)"/>',
+        '<g style="position: fixed; inset: 0"/>',
+        '<g class="note"/>',
+        '<g tabindex="0"/>',
+        "<x:script/>",
+        "<SCRIPT/>",
+        "<![CDATA[<script>alert(1)</script>]]>",
+        "<scr<!-- -->ipt/>",
+        "<?xml-stylesheet href='https://elsewhere'?>",
+        "<!DOCTYPE svg [<!ENTITY a 'b'>]>",
+        "<g",
+        "<g></path>",
+        "&nbsp;",
     ],
 )
 def test_a_picture_with_more_in_it_is_refused(content: str) -> None:
@@ -161,6 +193,32 @@ def test_a_picture_with_more_in_it_is_refused(content: str) -> None:
         inline(f"<svg>{content}</svg>", "x", "title")
     with pytest.raises(Mistake, match="no plain picture"):
         inline(content, "x", "title")
+
+
+@pytest.mark.parametrize(
+    "attribute", ['viewBox="0>1"', "viewBox='\" onload=alert(1)'", 'style="position: fixed"', "x='\\'"]
+)
+def test_the_first_tag_cannot_be_broken_open(attribute: str) -> None:
+    with pytest.raises(Mistake, match="no plain picture"):
+        inline(f"<svg {attribute}></svg>", "x", "title")
+
+
+def test_a_long_value_is_judged_at_once() -> None:
+    """Trying every way to part it would take as long as the square of its length."""
+    blanks = " " * 10**6
+    for attribute in (f"style='fill: {blanks}!'", f"d='{blanks}!'", f"fill='{blanks}!'"):
+        with pytest.raises(Mistake, match="no plain picture"):
+            inline(f"<svg><path {attribute}/></svg>", "x", "title")
+
+
+def test_the_policy_of_the_page_leaves_no_way_out(page: Path) -> None:
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page.read_text())
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert [rules.get(name) for name in ("default-src", "base-uri", "form-action")] == ["'none'"] * 3
+
+
+def test_no_address_is_made_of_a_folder_s_name(tmp_path: Path) -> None:
+    assert link(tmp_path / "javascript:alert(1)", tmp_path) == "javascript%3Aalert%281%29"
 
 
 def test_a_picture_takes_names_of_its_own_and_keeps_its_text() -> None:
