@@ -59,6 +59,12 @@ def limit(expected: Expected) -> str:
     return f"{SIGN[expected.bound]}{number(expected.value)}"
 
 
+def allowed(found: Fitted) -> str | None:
+    """Theory's exponent with its margin; nothing where it has none."""
+    expected = found.fit.expected
+    return None if expected is None else f"{limit(expected)} ± {short(expected.margin)}"
+
+
 def said(verdict: Verdict, law: PowerLaw) -> str:
     """The verdict, and what would decide it."""
     if verdict.word != "undecided" or not law.exponent.known:
@@ -69,20 +75,37 @@ def said(verdict: Verdict, law: PowerLaw) -> str:
 
 
 def summary(laws: Sequence[Fitted], draws: str) -> str:
-    """All laws of a sweep in one sentence.
+    """All laws of a sweep together; nothing of none.
 
     >>> summary([], "each drawing weights alone")
     ''
     """
     if not laws:
         return ""
-    seeds = sorted({law.law.seeds for law in laws if law.law is not None})
-    over = f" over {'–'.join(map(str, seeds[:1] + seeds[1:][-1:]))} seeds, {draws}" if seeds else ""
-    found = Counter(law.verdict.word for law in laws if law.verdict is not None)
+    fits = [law.law for law in laws if law.law is not None]
+    over = f", with 95 % intervals over {extent([law.seeds for law in fits])} seeds, {draws}" if fits else ""
+    without = f"; {len(laws) - len(fits)} of them not fitted" * (len(fits) < len(laws))
+    return f"{counted(len(laws), 'law')}{over}{without}.{verdicts(laws)}"
+
+
+def verdicts(laws: Sequence[Fitted]) -> str:
+    """How those stand to theory of which it speaks."""
+    judged = [(law.fit.expected, law.verdict) for law in laws if law.fit.expected and law.verdict]
+    if not judged:
+        return ""
+    found = Counter(verdict.word for _, verdict in judged)
     words = ", ".join(f"{found[word]} {word}" for word in WORDS if found[word])
-    without = sum(law.law is None for law in laws)
-    theory = f"; of {found.total()} with an exponent of theory's: {words}, each judged by itself" if found else ""
-    return f"{counted(len(laws), 'law')}{over}{theory}{f'; {without} not fitted' if without else ''}."
+    margin = extent([expected.margin for expected, _ in judged])
+    return f" Theory speaks of {len(judged)}, with a margin of {margin}: {words}. Each is judged by itself."
+
+
+def extent(numbers: Sequence[float]) -> str:
+    """From the least to the greatest.
+
+    >>> extent([5, 3, 5]), extent([0.1, 0.1])
+    ('3–5', '0.1')
+    """
+    return "–".join(short(number) for number in sorted({min(numbers), max(numbers)}))
 
 
 def number(exponent: float) -> str:

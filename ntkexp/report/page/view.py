@@ -11,7 +11,7 @@ import pandas as pd
 
 from ntkexp.records.timings import of_machines, read_timings
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.analysis.told import summary
+from ntkexp.report.analysis.told import allowed, summary
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import extent
 from ntkexp.report.page.inline import slug
@@ -88,7 +88,7 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
 
 def fits(analysis: Analysis) -> pd.DataFrame:
     """The laws in few columns."""
-    found = analysis.fits
+    found = analysis.fits.assign(theory=pd.Series(map(allowed, analysis.laws), dtype=object))
     columns = [
         "quantity",
         *analysis.sweep.axes,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
+
+from ntkexp.report.analysis.start_variance import dependence
 from ntkexp.report.analysis.verdict import MARGIN, Expected
 from ntkexp.report.text import aligned, percent
-from tests.report.analysis.trials import DESIGNS, SWEEPS, Design, Laws, laws
+from tests.report.analysis.trials import DESIGNS, SWEEPS, Design, Laws, laws, variances
 
 HEADER = ("design", "seeds", "held", "bends", "agrees", "differs", "−1 agrees with −½", "agrees (true)", "bends (true)")
 EDGE, FAR = Expected(MARGIN), Expected(0.5)
@@ -25,5 +28,15 @@ def row(name: str, design: Design, seeds: int) -> list[str]:
     return [name, str(seeds), *rates(laws(design, seeds))]
 
 
+def held(seeds: int, modes: int) -> str:
+    """How often the interval holds the exponent of the first kernel's variance."""
+    return percent(
+        float(np.mean([law.widened(dependence(seeds)).covers(-1.0) is True for law in variances(seeds, modes, 0.5)]))
+    )
+
+
 rows = [row(name, design, seeds) for name, design in DESIGNS.items() for seeds in (2, 3, 5)]
 sys.stdout.write(f"{SWEEPS} sweeps a row\n{aligned(HEADER, rows, [False] + [True] * (len(HEADER) - 1))}\n")
+
+more = [[f"{modes} modes", str(seeds), held(seeds, modes)] for modes in (1, 4, 30) for seeds in (3, 5, 10)]
+sys.stdout.write(f"\n{aligned(('variance of K_0', 'seeds', 'held'), more, [False, True, True])}\n")

@@ -99,6 +99,20 @@ def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:
     return Laws(estimates(lines[:, 1] @ scatter), estimates(parabolas[:, 2] @ scatter))
 
 
+def variances(seeds: int, modes: int, shared: float) -> list[Estimate]:
+    """Exponents of the variance over seeds of kernels in which so many modes vary, as 1/width.
+
+    A share of a seed's chance is the same at every width.
+    """
+    rng = np.random.default_rng([seeds, modes])
+    common = rng.normal(size=(seeds, 1, modes, SWEEPS))
+    chance = np.sqrt(shared) * common + np.sqrt(1 - shared) * rng.normal(size=(seeds, len(WIDTHS), modes, SWEEPS))
+    drawn = chance / np.sqrt(WIDTHS)[:, None, None]
+    far = ((drawn - drawn.mean(axis=0)) ** 2).sum(axis=2)  # [seed, place, sweep]
+    log_x = np.log(WIDTHS) - MIDDLE
+    return estimates(np.einsum("spt,p->st", np.log(far), log_x / (log_x**2).sum()))
+
+
 def estimates(found: Array) -> list[Estimate]:
     """From [unit, sweep]."""
     return [mean_of(values) for values in found.T.tolist()]

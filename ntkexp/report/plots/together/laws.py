@@ -20,7 +20,7 @@ from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.analysis.told import limit, number, told
 from ntkexp.report.analysis.verdict import Expected
 from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, heading
+from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, heading, wrapped
 from ntkexp.report.quantity import describe
 from ntkexp.report.run import Run
 from ntkexp.report.text import short
@@ -45,9 +45,9 @@ def chosen(analysis: Analysis, found: Fitted) -> pd.DataFrame:
 def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     """One law."""
     axis, quantity = found.fit.axis, found.fit.quantity
-    figure = Figure(figsize=(NARROW, 2.7), layout="constrained")
+    figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlabel=axis, ylabel=describe(quantity))
+    axes.set(xscale="log", yscale="log", xlabel=axis, ylabel="\n".join(wrapped(describe(quantity), 28)))
     for _, seed in table.groupby("seed"):
         axes.plot(seed[axis], seed[quantity], color=PALE, linewidth=0.8, zorder=1)
     means = np.exp(np.log(table.set_index(axis)[quantity]).groupby(level=0).mean())
