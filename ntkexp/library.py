@@ -15,14 +15,17 @@ from functools import partial
 from warnings import warn
 from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.kernel.casts import Casts, remark, with_casts
+from ntkexp.kernel.closure import Closure, explained
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.gram import gram, trace
 from ntkexp.kernel.inputs import examples
 from ntkexp.kernel.outputs import Outputs, chunks, wanted
+from ntkexp.kernel.precision import eps
 from ntkexp.kernel.reader import Found, Reader
 from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
@@ -71,8 +74,9 @@ def secant_kernel(
 ) -> Float[Tensor, "probe out train out_"]:
     """K̄(x, x′) = J̄(x) J(x′)ᵀ between the segment start → end at the probes and its start at the training inputs.
 
-    Inputs, `output`, `outputs` and `casts` are those of `tangent_kernel`. With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and
-    end = start − η g, the change of the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
+    Inputs, `output`, `outputs` and `casts` are those of `tangent_kernel`. A secant that does not explain the change of
+    the module between the two ends to rounding is warned of, and one that is wrong is refused. With
+    g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and end = start − η g, the change of the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).double()
@@ -88,10 +92,17 @@ def secant_kernel(
     left, later, right = reader.record(before, probes), reader.record(after, probes), reader.record(before, train)
     warn_of(module, output, left, casts)
 
-    def segment(chosen: Sequence[int]) -> Features:
-        return reader.secant(left, later, chosen).features
+    closures: list[Closure] = []
 
-    return kernel(segment, partial(tangent, reader, right), [left, right], outputs)
+    def segment(chosen: Sequence[int]) -> Features:
+        reading = reader.secant(left, later, chosen)
+        closures.extend(reader.closures(reading, left, later, chosen))
+        return reading.features
+
+    found = kernel(segment, partial(tangent, reader, right), [left, right], outputs)
+    if (missed := explained(closures, eps(left))) is not None:
+        warn(missed, stacklevel=2)
+    return found
 
 
 def tangent(reader: Reader, tape: Tape, chosen: Sequence[int]) -> Features:
@@ -151,12 +162,30 @@ def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts =
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:
-    """The tensors of a mapping that are parameters; buffers in it are the module's business."""
-    shapes = {name: weight.shape for name, weight in module.named_parameters()}
-    buffers = {name for name, _ in module.named_buffers()}
+    """The tensors of a mapping that are parameters; buffers in it are the module's business.
+
+    A parameter may be given by any of its names, and by several that agree.
+    """
+    own = {parameter: name for name, parameter in module.named_parameters()}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    given: dict[str, str] = {}  # the name that it is given by
     for name, weight in weights.items():
-        if name not in shapes and name not in buffers:
-            raise Mistake(f"{argument}['{name}']: the module has no such parameter{nearest(name, shapes)}")
-        if name in shapes and weight.shape != shapes[name]:
-            raise Mistake(f"{argument}['{name}'] has shape {list(weight.shape)}; the module's has {list(shapes[name])}")
-    return {name: weight.detach() for name, weight in weights.items() if name in shapes}
+        if name not in parameters:
+            if name not in buffers:
+                raise Mistake(f"{argument}['{name}']: the module has no such parameter{nearest(name, parameters)}")
+            continue
+        shape = parameters[name].shape
+        if weight.shape != shape:
+            raise Mistake(f"{argument}['{name}'] has shape {list(weight.shape)}; the module's has {list(shape)}")
+        first = given.setdefault(own[parameters[name]], name)
+        if not same(weight, weights[first]):
+            raise Mistake(
+                f"{argument}['{first}'] and {argument}['{name}'] are one parameter of the module, and differ; give one"
+            )
+    return {name: weights[known].detach() for name, known in given.items()}
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; the very same tensor does, even where some are none."""
+    return one.data_ptr() == other.data_ptr() or (one.dtype == other.dtype and torch.equal(one, other))

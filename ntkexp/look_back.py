@@ -73,14 +73,13 @@ def unclosed(steps: Mapping[int, Closure]) -> list[str]:
     """
     if not steps:
         return []
-    worst = max(steps, key=lambda step: steps[step].error)
+    worst = max(steps, key=lambda step: steps[step].miss)
     missed = (
         f"the secant misses {len(steps)} steps, most of all step {worst}"
         if len(steps) > 1
         else f"the secant misses step {worst}"
     )
-    closure = steps[worst]
-    return [f"{missed}: by {closure.error:.2g} where rounding explains {closure.bound:.2g}; try path.rule=[gauss]"]
+    return [f"{missed}: {steps[worst].words}; try path.rule=[gauss]"]
 
 
 def path_kernels(walk: Walk) -> dict[str, PathKernel]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ntkexp.kernel.answers import Answers
 from ntkexp.kernel.arrange import arrange
+from ntkexp.kernel.closure import Closure, closure
 from ntkexp.kernel.company import refuse_company
 from ntkexp.kernel.faithful import UNFAITHFUL, is_faithful
 from ntkexp.kernel.features import Features
@@ -109,6 +110,14 @@ class Reader:
         replay, owned = Replay(start, end, self.trained), self.owned_faithfully(start)
         pieces = features(replay.delta, replay.uses, owned, replay.leaves, those(start, chosen))
         return Reading(pieces, replay.delta.detach())
+
+    def closures(self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> list[Closure]:
+        """Of a secant as it was pushed and, where no other weights move, as its features say."""
+        step = {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
+        found = [closure(reading.push, start, end)]
+        if reading.features.blocks and not any(delta.any() for name, delta in step.items() if name not in self.trained):
+            found.append(closure(reading.features.applied(step), start, end, those(start, chosen)))
+        return found
 
     def owned(self, tape: Tape) -> Owners:
         """Which example owns what, asked once for every structure and routing."""

@@ -54,11 +54,12 @@ class Tally:
     def unclosed(self, terms: float, eps: float) -> Closure | None:
         """How far a secant is from its step, if rounding does not explain it; `terms` is the size of what f is made of.
 
-        What is summed are contributions, so their size counts as well.
+        What is summed are contributions, so their size counts as well. Where the outputs themselves are no numbers any
+        more the run has diverged, and says so.
         """
         size = terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
         found = Closure(sqrt(self.missed), bound(size, eps))
-        return None if found.holds or not isfinite(found.error) else found
+        return None if found.holds or not isfinite(self.outputs + self.changed) else found
 
     @property
     def closure(self) -> float:

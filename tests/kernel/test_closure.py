@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ntkexp.kernel import reader
 from ntkexp.kernel.closure import closure
-from ntkexp.library import reader_of
+from ntkexp.kernel.rules import RULES
+from ntkexp.kernel.rules.base import AbstractCall, Result
+from ntkexp.library import reader_of, secant_kernel
+from ntkexp.mistake import Mistake
 from tests.kernel.problems import READ, problem
 
 SINGLE = ("relu", "gelu", "called twice", "convolution", "layer norm", "softmax", "attention", "swiglu")
@@ -39,3 +43,39 @@ def test_what_is_no_number_does_not_close() -> None:
     reader, own = reader_of(given.module)
     tape = reader.record(own, given.x)
     assert not closure(torch.full_like(tape.outputs, float("nan")), tape, tape).holds
+
+
+@pytest.mark.parametrize(("size", "raises"), [(1e-3, True), (1e-10, False)])
+def test_a_rule_that_is_wrong_is_refused_or_warned_of(
+    size: float, raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In what the library returns: by how much it is off decides which."""
+    right = RULES["tanh"]
+
+    def wrong(call: AbstractCall) -> Result:
+        found = right(call)
+        assert isinstance(found, torch.Tensor)
+        return (1 + size) * found
+
+    monkeypatch.setitem(RULES, "tanh", wrong)
+    monkeypatch.setattr(reader, "is_faithful", lambda *_: True)
+    given = problem("tanh")
+    words = "the secant misses the change of the outputs by .* where rounding explains"
+    with pytest.raises(Mistake, match=words) if raises else pytest.warns(UserWarning, match=words):
+        secant_kernel(given.module, {}, given.end(0.3), given.x, given.x)
+
+
+def test_features_of_other_examples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pushed forwards knows nothing of owners; what is read backwards does."""
+    usual = reader.owners
+    monkeypatch.setattr(reader, "owners", lambda *given: tuple(owner.flip(0) for owner in usual(*given)))
+    given = problem("tanh")
+    with pytest.raises(Mistake, match="its kernel would be wrong"):
+        secant_kernel(given.module, {}, given.end(0.3), given.x, given.x)
+
+
+def test_a_secant_to_where_outputs_are_no_numbers_is_refused() -> None:
+    given = problem("tanh")
+    end = {name: weight * torch.inf for name, weight in given.start.items()}
+    with pytest.raises(Mistake, match="are the outputs finite at both ends"):
+        secant_kernel(given.module, {}, end, given.x, given.x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ntkexp
 from ntkexp.mistake import Mistake
@@ -40,6 +40,44 @@ def test_buffers_in_the_mapping_are_the_modules_business() -> None:
     state = given.module.state_dict() | {"1.running_mean": torch.full((6,), 9.0, dtype=torch.float64)}
     expected = ntkexp.tangent_kernel(given.module, given.x)
     assert torch.equal(ntkexp.tangent_kernel(given.module, given.x, weights=state), expected)
+
+
+class Tied(nn.Module):
+    """One matrix with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.two(torch.tanh(self.one(x)))
+        return outputs
+
+
+@pytest.mark.parametrize("names", [("one.weight", "two.weight"), ("two.weight",), ("one.weight",)])
+def test_a_tied_weight_is_given_by_any_of_its_names(names: tuple[str, ...]) -> None:
+    module, x = Tied().double(), torch.eye(3, dtype=torch.float64)
+    weights = {name: torch.arange(9.0, dtype=torch.float64).view(3, 3) / 9 for name in names}
+    expected = oracle.tangent(module, x, x, {"one.weight": weights[names[0]]})
+    agree(ntkexp.tangent_kernel(module, x, weights=weights), expected, 100 * EPS)
+    agree(ntkexp.secant_kernel(module, weights, weights, x, x), expected, 100 * EPS)
+
+
+def test_the_state_of_a_tied_module_is_its_weights() -> None:
+    module, x = Tied().double(), torch.eye(3, dtype=torch.float64)
+    expected = ntkexp.tangent_kernel(module, x)
+    assert torch.equal(ntkexp.tangent_kernel(module, x, weights=module.state_dict()), expected)
+
+
+def test_two_names_of_one_weight_may_not_contradict() -> None:
+    module, x = Tied().double(), torch.eye(3, dtype=torch.float64)
+    weights = {"one.weight": torch.eye(3).double(), "two.weight": 2 * torch.eye(3).double()}
+    with pytest.raises(
+        Mistake, match=r"weights\['one.weight'\] and weights\['two.weight'\] are one parameter"
+    ) as caught:
+        ntkexp.tangent_kernel(module, x, weights=weights)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["tanh", "convolution"])
