@@ -7,6 +7,7 @@ import torch
 
 from ntkexp.kernel import reader
 from ntkexp.kernel.closure import closure
+from ntkexp.kernel.ownership import owners
 from ntkexp.kernel.rules import RULES
 from ntkexp.kernel.rules.base import AbstractCall, Result
 from ntkexp.library import reader_of, secant_kernel
@@ -67,8 +68,7 @@ def test_a_rule_that_is_wrong_is_refused_or_warned_of(
 
 def test_features_of_other_examples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pushed forwards knows nothing of owners; what is read backwards does."""
-    usual = reader.owners
-    monkeypatch.setattr(reader, "owners", lambda *given: tuple(owner.flip(0) for owner in usual(*given)))
+    monkeypatch.setattr(reader, "owners", lambda *given: tuple(owner.flip(0) for owner in owners(*given)))
     given = problem("tanh")
     with pytest.raises(Mistake, match="its kernel would be wrong"):
         secant_kernel(given.module, {}, given.end(0.3), given.x, given.x)

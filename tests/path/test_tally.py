@@ -18,7 +18,7 @@ EPS = 2.0**-52
         Tally(missed=nan, changed=1.0, outputs=1.0),
         Tally(missed=nan, changed=1.0, outputs=1.0, contribution_mass=nan),
         Tally(missed=inf, changed=1.0, outputs=1.0, contribution_mass=inf),
-        Tally(missed=1e-4, changed=1.0, outputs=1.0, contribution_mass=nan),
+        Tally(missed=1e-3, changed=1.0, outputs=1.0, contribution_mass=nan),
     ],
 )
 def test_an_error_that_is_no_number_is_not_explained_by_rounding(tally: Tally) -> None:
