@@ -1,7 +1,7 @@
 """An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn.
 
 provenance.json, timings.csv, progress.json   what the clock and the machine say
-checkpoint.pt, trajectory.bin                 where the run stands, and its weights; gone when it is finished
+BEGUN.json, checkpoint.pt, trajectory.bin     where the run stands, and its weights; gone when it is finished
 everything else                               the same bytes each time, at the same number of threads
 """
 
@@ -13,15 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
-
+from ntkexp.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, State, load
 from ntkexp.circumstances import provenance, settle
 from ntkexp.config.build import build
-from ntkexp.diary import CHECKPOINT, TRAJECTORY, diary
+from ntkexp.diary import diary
 from ntkexp.experiment import Experiment
-from ntkexp.identity import canonical, folder_name
+from ntkexp.identity import canonical, folder_name, identity
 from ntkexp.look_back import Outcome
 from ntkexp.mistake import Mistake
 from ntkexp.prepare import Setting, prepare
@@ -29,9 +27,10 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.records.command import OUTPUTS, command
 from ntkexp.records.command import options as repeating
 from ntkexp.records.data import write_data
-from ntkexp.records.folder import RunFolder
-from ntkexp.records.kernels import create_kernels
+from ntkexp.records.folder import BEGUN, CONFIG, DONE, OVERRIDES, RunFolder, several
+from ntkexp.records.kernels import KERNELS, create_kernels
 from ntkexp.records.metrics import RETRACED
+from ntkexp.records.seal import Damaged, read_sealed
 from ntkexp.records.timings import MACHINE, write_timings
 from ntkexp.report.plots.gallery import save as save_plots
 from ntkexp.report.run import read_run
@@ -47,6 +46,7 @@ SAME_BYTES = (
     "kernels.zarr",
     "contributions.zarr",
 )
+OTHERS = (OVERRIDES, "provenance.json", "timings.csv", "weights.pt")
 
 
 def carry_out(
@@ -59,39 +59,42 @@ def carry_out(
 ) -> Path:
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
-    if folder.done and not force:
+    if not force and folder.whole:
         progress.say(f"{folder.path} is finished; --force runs it again")
         return folder.path
     with folder.claim():
-        if not folder.done or force:  # another process may have finished it while the lock was asked for
+        if force or not folder.whole:  # another process may have finished it while the lock was asked for
             repeat = command("train", overrides, options)
-            conduct(experiment, folder, overrides, repeat, None if force else load(folder), progress)
+            saved = None if force else left(folder, identity(experiment), progress)
+            conduct(experiment, folder, overrides, repeat, saved, progress)
     return folder.path
 
 
 def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()) -> Path:
     """The rest of a run, from its own config."""
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is no run folder: it has no config.json")
     folder = RunFolder(path)
-    if folder.done:
+    if folder.whole:
         progress.say(f"{path} is finished")
         return path
-    experiment = build(folder.read_json("config.json"), trusted)
-    if digits(folder_name(experiment)) != digits(path.resolve().name):
-        raise Mistake(f"{path} was made by another version, or its data changed since: run the experiment anew")
     with folder.claim():
-        overrides = (path / "overrides.txt").read_text(encoding="utf-8").splitlines()
+        if wrong := folder.broken(CONFIG, OVERRIDES):
+            raise Mistake(f"{path} cannot be resumed: {several(wrong)} not as it was written; run the experiment anew")
+        experiment = build(folder.read_json(CONFIG), trusted)
+        if digits(folder_name(experiment)) != digits(path.resolve().name):
+            raise Mistake(f"{path} was made by another version, or its data changed since: run the experiment anew")
+        overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, repeating(OUTPUTS, trusted))
-        conduct(experiment, folder, overrides, repeat, load(folder), progress)
+        conduct(experiment, folder, overrides, repeat, left(folder, identity(experiment), progress), progress)
     return path
 
 
 def begun_by(folder: RunFolder) -> str:
     """The command that a dead run was begun by, if it says so."""
     try:
-        return str(folder.read_json("provenance.json")["command"])
-    except (Mistake, OSError, KeyError):
+        return str(read_sealed(folder.path / "provenance.json")["command"])
+    except Mistake:
         return ""
 
 
@@ -100,12 +103,18 @@ def digits(name: str) -> str:
     return name.rpartition("-")[2]
 
 
-def load(folder: RunFolder) -> dict[str, Any] | None:
-    """The checkpoint of a dead run, if it left one."""
-    path = folder.path / CHECKPOINT
-    if not path.is_file():
+def left(folder: RunFolder, of: str, progress: AbstractProgress) -> State | None:
+    """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
+    if (folder.path / DONE).is_file():
+        progress.say(f"{folder.path} {folder.look()}; the run begins anew")
         return None
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        saved = load(folder, of)
+    except Damaged as damage:
+        progress.say(f"{damage}; the run begins anew")
+        return None
+    if saved is None and (folder.path / CONFIG).is_file():
+        progress.say(f"{folder.path} was left without a checkpoint; the run begins anew")
     return saved
 
 
@@ -114,19 +123,37 @@ def conduct(
     folder: RunFolder,
     overrides: Sequence[str],
     repeat: str,
-    saved: dict[str, Any] | None,
+    saved: State | None,
+    progress: AbstractProgress,
+) -> None:
+    """Run; once more from the beginning, if a file turns out to be damaged on the way."""
+    try:
+        attempt(experiment, folder, overrides, repeat, saved, progress)
+    except Damaged as damage:
+        progress.say(f"{damage}; the run begins anew")
+        attempt(experiment, folder, overrides, repeat, None, progress)
+
+
+def attempt(
+    experiment: Experiment,
+    folder: RunFolder,
+    overrides: Sequence[str],
+    repeat: str,
+    saved: State | None,
     progress: AbstractProgress,
 ) -> None:
     """Run, with everything that happens kept in the folder."""
     clock = Clock()
     try:
         with clock.times("prepare"):
+            of = identity(experiment)
             threads = settle(experiment, saved["threads"] if saved else None)
             setting = prepare(experiment)
         if saved is None:
             begin(folder, setting, overrides)
-        folder.write_json("provenance.json", provenance(experiment, repeat, threads))
-        with clock.times("run"), diary(folder, setting, saved, threads, progress) as journal:
+        lay_out(folder, setting)
+        folder.write_sealed("provenance.json", provenance(experiment, repeat, threads))
+        with clock.times("run"), diary(folder, setting, saved, of, threads, progress) as journal:
             outcome = run(setting, journal, saved)
         with clock.times("write"):
             write(folder, setting, outcome)
@@ -143,13 +170,18 @@ def conduct(
 def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None:
     """What is known of a run before its first step, in place of whatever an earlier attempt left."""
     folder.clear()
-    folder.write_json("config.json", canonical(setting.experiment))
-    folder.write("overrides.txt", "".join(f"{override}\n" for override in overrides))
+    folder.write_json(CONFIG, canonical(setting.experiment))
+    folder.write(OVERRIDES, "".join(f"{override}\n" for override in overrides))
     write_data(folder.path / "data.npz", arrays(setting))
+    folder.begin(BEGINNING)
+
+
+def lay_out(folder: RunFolder, setting: Setting) -> None:
+    """Room for the kernels; those of a checkpoint stay."""
     steps, outputs = setting.experiment.steps, setting.targets.shape[1]
     points, train = len(setting.targets[setting.read]), setting.points.train
     room = setting.experiment.path.timetable(steps).room
-    create_kernels(folder.path / "kernels.zarr", points, outputs, train, room)
+    create_kernels(folder.path / KERNELS, points, outputs, train, room)
 
 
 @dataclass
@@ -171,16 +203,17 @@ def conclude(folder: RunFolder, setting: Setting, outcome: Outcome, clock: Clock
     machines = {MACHINE + rung.name: rung.seconds for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.seconds | machines)
     steps = setting.experiment.steps
-    folder.write_json("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
+    folder.write_sealed("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
     retraced = [RETRACED] if (folder.path / RETRACED).is_file() else []
     pictures = sorted(f"plots/{file.name}" for file in (folder.path / "plots").iterdir())
     folder.finish(
         [*SAME_BYTES, *retraced, *pictures],
+        *OTHERS,
         outcome=outcome.sentence,
         diverged=outcome.diverged,
         steps=outcome.steps,
         step_size=setting.descent.step_size,
         largest_stable_step=setting.largest_stable_step,
     )
-    for leftover in (CHECKPOINT, TRAJECTORY, "error.txt"):
+    for leftover in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
         (folder.path / leftover).unlink(missing_ok=True)

@@ -8,27 +8,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.checkpoint import METRICS, TRAJECTORY, State, save
 from ntkexp.journal import AbstractJournal
 from ntkexp.observe import SHARE_COLUMNS, Observer, Row
 from ntkexp.prepare import Setting
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
-from ntkexp.records.kernels import write_snapshot
+from ntkexp.records.kernels import KERNELS, snapshot_places, write_snapshot
 from ntkexp.records.metrics import RETRACED, MetricsWriter
+from ntkexp.records.seal import sealed
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.retrace import Retrace
 from ntkexp.walk import Walk
 from ntkexp.write_down import array
-
-CHECKPOINT, TRAJECTORY = "checkpoint.pt", "trajectory.bin"
 
 
 @dataclass
@@ -70,10 +67,12 @@ class Diary(AbstractJournal):
     folder: RunFolder
     setting: Setting
     metrics: MetricsWriter
+    of: str  # the run's identity
     threads: int
     progress: AbstractProgress
     patience: Patience
-    snapshots: int = 0
+    snapshots: dict[str, tuple[int, str]] = field(default_factory=dict)  # the seals of their files
+    taken: int = 0  # how many snapshots
     rows: Trajectory | None = None
     back: bool = False  # whether the run is on its way back
     drift: float | None = None
@@ -88,17 +87,18 @@ class Diary(AbstractJournal):
         self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
         read, gradient = array(kernel[self.setting.read]), array(output_gradient)
-        write_snapshot(self.folder.path / "kernels.zarr", self.snapshots, step, read, gradient)
-        self.snapshots += 1
+        write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
+        self.snapshots |= sealed(self.folder.path, snapshot_places(self.taken))
+        self.taken += 1
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
         kind = self.setting.experiment.dtype
-        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind)
+        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind, self.of)
         self.rows.take_room()
         setting = self.setting
         self.progress.say(
             f"this optimizer remembers: {len(setting.attributed)} points (path.attributed) are attributed by a second "
-            f"pass, {setting.chunk} at a time, over a trajectory of {self.rows.bytes / 1e9:.2g} GB"
+            f"pass, {setting.chunk} at a time, over a trajectory of {self.rows.room / 1e9:.2g} GB"
         )
         return self.rows
 
@@ -127,7 +127,7 @@ class Diary(AbstractJournal):
         """Keep progress.json, once a second."""
         if time.monotonic() - self.shown_at >= 1.0:
             self.shown_at = time.monotonic()
-            self.folder.write_json("progress.json", state)
+            self.folder.write_sealed("progress.json", state)
 
     def checkpoint(self, walk: Walk, retrace: Retrace | None) -> None:
         """Save now and then, and when the run is asked to stop."""
@@ -145,19 +145,20 @@ class Diary(AbstractJournal):
             "walk": walk.state,
             "retrace": None if retrace is None else retrace.state,
             "threads": self.threads,
-            "snapshots": self.snapshots,
-            "metrics": self.metrics.position,
+            "snapshots": self.taken,
+            "seals": self.snapshots | {METRICS: self.metrics.mark},
         }
-        with being_written(self.folder.path / CHECKPOINT) as file:
-            torch.save(state, file)
+        save(self.folder, state, self.of)
 
 
 @contextmanager
 def diary(
-    folder: RunFolder, setting: Setting, saved: dict[str, Any] | None, threads: int, progress: AbstractProgress
+    folder: RunFolder, setting: Setting, saved: State | None, of: str, threads: int, progress: AbstractProgress
 ) -> Iterator[Diary]:
     """The diary of a run, open where it was left."""
-    columns, kept = Observer(setting).columns, saved["metrics"] if saved else None
+    columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
+    kept = seals.pop(METRICS)[0] if saved else None
     progress.start(folder.path.name, setting.experiment.steps, len(saved["walk"]["step_sizes"]) if saved else 0)
-    with patience() as waiting, MetricsWriter(folder.path / "metrics.csv", columns, kept) as metrics:
-        yield Diary(folder, setting, metrics, threads, progress, waiting, saved["snapshots"] if saved else 0)
+    with patience() as waiting, MetricsWriter(folder.path / METRICS, columns, kept) as metrics:
+        taken = saved["snapshots"] if saved else 0
+        yield Diary(folder, setting, metrics, of, threads, progress, waiting, seals, taken)

@@ -110,13 +110,13 @@ def carried_out(
 def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) -> None:
     """The record of the sweep, and its tables as soon as there is a run to put into them."""
     from ntkexp.records.atomic import write_atomically
-    from ntkexp.records.json_file import to_text
     from ntkexp.records.lock import waited_for
+    from ntkexp.records.seal import sealed_text
     from ntkexp.sweep.record import fields
 
-    text = to_text(fields(plan, standings))
+    text = sealed_text(fields(plan, standings)).encode()
     with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
-        if not plan.record.is_file() or plan.record.read_text(encoding="utf-8") != text:
+        if not plan.record.is_file() or plan.record.read_bytes() != text:
             write_atomically(plan.record, text)
         tables = plan.record.with_suffix(".runs.csv")
         if any(stands.state == "done" for stands in standings.values()) and (changed or not tables.is_file()):

@@ -17,6 +17,7 @@ from pathlib import Path
 from ntkexp.cli.progress import listener
 from ntkexp.mistake import Mistake
 from ntkexp.records.command import options
+from ntkexp.records.folder import BEGUN
 
 
 def train(
@@ -100,7 +101,7 @@ def interruptible(folder: Path, advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        begun = (folder / "config.json").is_file()
+        begun = (folder / BEGUN).is_file()
         raise KeyboardInterrupt(f"interrupted{f'; {advice}' if begun else ' before the first step'}") from None
 
 

@@ -29,11 +29,11 @@ class Entries:
     matrix: KernelMatrix
 
     def __post_init__(self) -> None:
-        if missing := self.matrix.missing:
+        if missing := len(self.matrix.missing()):
             whole = len(self.matrix.layout.tiling.todo)
             raise Mistake(
-                f"{self.matrix.path} is not finished: {whole - missing} of {whole} tiles are there; the command that "
-                "began it goes on"
+                f"{self.matrix.path} is not finished, or damaged: {whole - missing} of {whole} tiles are there; the "
+                "command that began it goes on"
             )
         layout, columns = self.matrix.layout, self.targets.shape[1]
         others = isinstance(self.outputs, list) and self.outputs != list(range(columns))

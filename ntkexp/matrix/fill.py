@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
@@ -20,6 +20,7 @@ from ntkexp.records.json_file import to_text
 from ntkexp.records.kernel_layout import Layout, create
 from ntkexp.records.kernel_matrix import KernelMatrix, open_matrix
 from ntkexp.records.lock import acquire
+from ntkexp.records.seal import Damaged
 from ntkexp.records.tiles import Tiling, side_for
 
 
@@ -29,8 +30,9 @@ def fill(
     """The finished file, new, gone on with, or found as it was."""
     with claimed(path):
         matrix = opened(path, subject, filler, force)
-        tiling, done = matrix.layout.tiling, matrix.done
-        left = [tile for tile in tiling.todo if not done[tile]]
+        tiling, done, left = matrix.layout.tiling, matrix.done, matrix.missing()
+        if damaged := sum(bool(done[tile]) for tile in left):
+            progress.say(f"{path} is damaged: {damaged} of its tiles are computed again")
         if not left:
             progress.say(f"{path} is finished; --force computes it again")
             return matrix
@@ -69,7 +71,8 @@ def opened(path: Path, subject: Subject, filler: AbstractFiller, force: bool) ->
         refuse_other(matrix, subject)
         return matrix
     if path.exists() and any(path.iterdir()):
-        open_matrix(path)  # --force is for kernel files: nothing else is removed
+        with suppress(Damaged):
+            open_matrix(path)  # --force is for kernel files: nothing else is removed
     return begun(path, subject, filler)
 
 

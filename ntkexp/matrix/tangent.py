@@ -20,7 +20,6 @@ from ntkexp.experiment import Experiment
 from ntkexp.kernel.outputs import Outputs, wanted
 from ntkexp.library import tangent_kernel
 from ntkexp.matrix.filler import AbstractFiller, Blocks
-from ntkexp.mistake import Mistake
 from ntkexp.model.output import Reading
 from ntkexp.prepare import network
 
@@ -77,8 +76,6 @@ def at_start(experiment: Experiment, data: Data, seeds: Sequence[int], wanted: O
 
 def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str, wanted: Outputs) -> Tangent:
     """The network of a run, with its weights at the `start` or the `end` of training."""
-    if not weights.is_file():
-        raise Mistake(f"{weights.parent} has no weights.pt: the run is not finished; `ntkexp resume` goes on with it")
     outputs = outputs_of(experiment, data)
     module = network(experiment, data, outputs)
     saved = torch.load(weights, map_location=experiment.device, weights_only=True)[when]

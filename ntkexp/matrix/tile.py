@@ -59,7 +59,7 @@ def tile_of(row: int, column: int, subject: Subject, filler: AbstractFiller, til
     """Compute one."""
     points, inputs = subject.inputs[tiling.rows(row)], subject.inputs
     if row != column:
-        own = arrays(itself(points, filler)) if column == 0 and row >= tiling.shape[1] else {}
+        own = arrays(itself(points, filler)) if tiling.owns(row, column) else {}
         return Filled(row, column, arrays(filler.between(points, inputs[tiling.columns(column)])), own)
     whole = filler.among(points)
     train = tiling.columns(column)

@@ -1,19 +1,22 @@
 """A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole.
 
     .lock        held by the process that writes
-    DONE.json    {"outcome": …, …, "sizes": {file or folder: bytes}}
+    BEGUN.json   {"seals": {file: [bytes, seal]}} of what is written before the first step; goes when DONE.json comes
+    DONE.json    {"outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: with the same bytes each time
 
-A folder is `done` if every file in `sizes` has its size, else `running` if the lock is held, else `dead`: an attempt
-to be resumed from its checkpoint, or redone.
+A folder is `done` if every file is as it was sealed, else `running` if the lock is held, else `damaged` if it was done,
+else `dead`: an attempt to be resumed from its checkpoint, or redone. To ask that of a folder, files of up to a megabyte
+are read and larger ones are measured; `whole` reads all, and so does `check`, before anything is made of a file.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Literal, TypeAlias
@@ -22,13 +25,17 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import PARTIAL, write_atomically
 from ntkexp.records.json_file import Json, read_object, to_text
 from ntkexp.records.lock import acquire, is_held
+from ntkexp.records.seal import Damaged, Seals, broken, read_sealed, sealed, sealed_text
 
-LOCK, CONFIG, DONE = ".lock", "config.json", "DONE.json"
+LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
+
+REDO = "`ntkexp resume` runs it again"
+SMALL = 1 << 20  # bytes of a file that is read whenever somebody asks how its folder is
 
 CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
 
-State: TypeAlias = Literal["done", "running", "dead", "absent"]
+State: TypeAlias = Literal["done", "running", "damaged", "dead", "absent"]
 
 
 class Held(Mistake):
@@ -48,6 +55,8 @@ class RunFolder:
             return "done"
         if is_held(self.path / LOCK):
             return "running"
+        if (self.path / DONE).is_file():
+            return "damaged"
         return "dead" if self.path.is_dir() else "absent"
 
     @property
@@ -56,20 +65,43 @@ class RunFolder:
         return self.defect is None
 
     @property
+    def whole(self) -> bool:
+        """The same, every byte looked at."""
+        return self.look() is None
+
+    @property
     def defect(self) -> str | None:
         """Why the run is not finished and whole, in words that follow the folder's name."""
+        return self.look(SMALL)
+
+    def look(self, largest: float = inf) -> str | None:
+        """The defect that is seen when files up to this size are read."""
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
         if not (self.path / DONE).is_file():
             return "is not finished: it has no DONE.json"
         try:
-            sizes = read_object(self.path / DONE).get("sizes")
+            done = read_sealed(self.path / DONE)
         except Mistake:
-            sizes = None
-        if not isinstance(sizes, dict):
-            return "is damaged: DONE.json lists no sizes"
-        wrong = [name for name, size in sizes.items() if size_of(self.path / name) != size]
-        return f"is damaged: {', '.join(wrong)} not as DONE.json says" if wrong else None
+            return f"is damaged, or of an earlier version: {DONE} is not as this one writes it"
+        wrong = [name for name, size in done["sizes"].items() if size_of(self.path / name) != size]
+        wrong = wrong or broken(self.path, done["seals"], largest)
+        return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
+
+    def broken(self, *names: str) -> list[str]:
+        """Of these files, and those in these folders, the ones that are not as they were written."""
+        vouching = DONE if (self.path / DONE).is_file() else BEGUN
+        try:
+            seals: Seals = read_sealed(self.path / vouching)["seals"]
+        except Mistake:
+            return [vouching]
+        found = {name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names}
+        return [file for name, asked in found.items() for file in (broken(self.path, asked) if asked else [name])]
+
+    def check(self, *names: str) -> None:
+        """Refuse a finished run of which these files, or files in these folders, are not as they were written."""
+        if wrong := self.broken(*names):
+            raise Damaged(f"{self.path} is damaged: {several(wrong)} not as {DONE} says; {REDO}")
 
     @contextmanager
     def claim(self) -> Iterator[None]:
@@ -96,16 +128,37 @@ class RunFolder:
         """A JSON file, whole or not at all."""
         self.write(name, to_text(value))
 
+    def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
+        """A JSON file with its seal, whole or not at all."""
+        self.write(name, sealed_text(value))
+
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file that holds an object."""
         return read_object(self.path / name)
 
-    def finish(self, names: Iterable[str], **facts: Json) -> None:
-        """Declare the run finished: the sizes of these files and folders, and what became of it."""
+    def begin(self, names: Iterable[str]) -> None:
+        """Seal what is written before the first step."""
+        self.write_sealed(BEGUN, {"seals": sealed(self.path, names)})
+
+    def finish(self, names: Iterable[str], *others: str, **facts: Json) -> None:
+        """Declare the run finished: the sizes of files and folders with the same bytes each time, the seals of these
+        and others, and what became of it.
+        """
+        names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
         if missing := [name for name, size in sizes.items() if size is None]:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
-        self.write_json(DONE, {**facts, "sizes": sizes})
+        self.write_sealed(DONE, {**facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])})
+
+    def forget(self, known: Iterable[str]) -> None:
+        """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
+        kept = {LOCK, *known}
+        for place, _, files in os.walk(self.path, topdown=False):
+            for path in (Path(place, name) for name in files):
+                if path.relative_to(self.path).as_posix() not in kept:
+                    path.unlink()
+            with suppress(OSError):  # a folder that is not empty
+                os.rmdir(place)
 
     def note_error(self, text: str) -> None:
         """Keep the reason of a failure, if there is anything else to keep and room to write it."""
@@ -127,6 +180,16 @@ class RunFolder:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
+
+
+def several(names: Sequence[str]) -> str:
+    """Some of many names.
+
+    >>> several(["a", "b"]), several("abcde")
+    ('a, b', 'a, b, c and 2 others')
+    """
+    rest = len(names) - 3
+    return f"{', '.join(names[:3])} and {rest} others" if rest > 0 else ", ".join(names)
 
 
 def looks_like_a_run(path: Path) -> bool:

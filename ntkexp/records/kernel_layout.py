@@ -1,4 +1,7 @@
-"""The arrays of a kernel file (`records.kernel_matrix`), preallocated: a chunk is written whole, or not at all."""
+"""The arrays of a kernel file (`records.kernel_matrix`), preallocated: a chunk is written whole, or not at all.
+
+Whatever is written when the file is begun is sealed in its attributes, and they are sealed themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,19 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from ntkexp.records.atomic import PARTIAL
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import PARTIAL, write_atomically
+from ntkexp.records.folder import several
+from ntkexp.records.json_file import Json, read_object, to_text
 from ntkexp.records.kernels import KERNEL_DIMS
+from ntkexp.records.seal import SEAL, Damaged, broken, seal, sealed
 from ntkexp.records.store import Facts, create_store, put_array
 from ntkexp.records.tiles import Tiling
 
-SELF = "_self"
+SELF, DONE, GROUP = "_self", "done", "zarr.json"
+SEALS = "seals"
+MARK = "<u8"
+"""How `done` marks a tile: by the beginning of its seal, which is not 0."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +56,38 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
         preallocate(store, name, whole, (tiling.side, outputs, tiling.side, outputs), KERNEL_DIMS, layout.dtype)
         own, dims = (tiling.points, outputs, outputs), ("probe", "out", "out_")
         preallocate(store, name + SELF, own, (tiling.side, outputs, outputs), dims, layout.dtype)
-    preallocate(store, "done", tiling.shape, (1, tiling.shape[1]), ("row", "column"), "uint8")
+    preallocate(store, DONE, tiling.shape, (1, tiling.shape[1]), ("row", "column"), MARK)
     for name, array in arrays.items():
         put_array(store, name, array, ("probe", "out")[: array.ndim], {})
+    seal_attributes(partial)
     shutil.rmtree(path, ignore_errors=True)
     partial.replace(path)
+
+
+def seal_attributes(path: Path) -> None:
+    """Let the attributes of a store seal the files that are in it, and themselves."""
+    store = read_object(path / GROUP)
+    entries = [entry.name for entry in path.iterdir() if entry.name != GROUP]
+    attributes = store["attributes"] | {SEALS: sealed(path, entries)}
+    write_atomically(path / GROUP, to_text(store | {"attributes": attributes | {SEAL: seal_of(attributes)}}))
+
+
+def check_attributes(path: Path) -> None:
+    """Refuse a store that is none of ours, or not as it was begun."""
+    if not (path / DONE / GROUP).is_file():
+        raise Mistake(f"{path} is no kernel file: it is no store of arrays with marks of what is done")
+    try:
+        attributes = dict(read_object(path / GROUP).get("attributes", {}))
+        right = attributes.pop(SEAL, None) == seal_of(attributes)
+    except (ValueError, TypeError):
+        right = False
+    if wrong := broken(path, attributes[SEALS]) if right else [GROUP]:
+        raise Damaged(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew with --force")
+
+
+def seal_of(attributes: Mapping[str, Json]) -> str:
+    """The seal of what a store says of itself."""
+    return seal(to_text(attributes).encode()).hex()
 
 
 def preallocate(

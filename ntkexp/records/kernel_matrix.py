@@ -2,14 +2,15 @@
 
     <kernel>        [probe, out, train, out_]   a chunk per tile; `probe` is every point, training examples first
     <kernel>_self   [probe, out, out_]          the same between each point and itself
-    done            [row, column]               1 where a tile, and its mirror image, is written: set last
+    done            [row, column]               the seal of a tile with its mirror image, or 0 until it is written: last
     target          [probe, out]                as the squared loss compares them
     label           [probe]                     the class, or −1 in a regression
     index           [probe]                     which example of the source this is
 
 Attributes: `identity`, what the kernel is of as 64 digits; `description`, the same as JSON; `kernels`, their names;
-`splits`, the number of points in each; `classes`, their names. Kernels of infinite width are the same for every output
-and have one `out`. Where targets have more outputs than the kernel, it holds for each of them.
+`splits`, the number of points in each; `classes`, their names; `seals` of all that is no tile, and their own `seal`.
+Kernels of infinite width are the same for every output and have one `out`. Where targets have more outputs than the
+kernel, it holds for each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import zarr
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.kernel_layout import SELF, Layout
+from ntkexp.records.atomic import write_atomically
+from ntkexp.records.kernel_layout import DONE, MARK, SELF, Layout, check_attributes
+from ntkexp.records.seal import Sealing
 from ntkexp.records.store import drop_partial, get_array, open_store
 from ntkexp.records.tiles import Tiling
 
@@ -72,15 +75,35 @@ class KernelMatrix:
         return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
 
     @property
-    def done(self) -> NDArray[np.uint8]:
-        """The tiles that are written."""
-        return np.asarray(get_array(self.store, "done")[...], dtype=np.uint8)
+    def done(self) -> NDArray[np.uint64]:
+        """The marks of the tiles; a row of marks that is cut off marks none."""
+        rows, columns = self.layout.tiling.shape
+        found = np.zeros((rows, columns), MARK)
+        for row in range(rows):
+            content = self.marks(row).read_bytes() if self.marks(row).is_file() else b""
+            if len(content) == found[row].nbytes:
+                found[row] = np.frombuffer(content, MARK)
+        return found
 
-    @property
-    def missing(self) -> int:
-        """How many tiles are not."""
+    def marks(self, row: int) -> Path:
+        """The file of a row of marks."""
+        return self.path / DONE / "c" / str(row) / "0"
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The tiles that are not written, or not as they were."""
         done = self.done
-        return sum(not done[tile] for tile in self.layout.tiling.todo)
+        return [tile for tile in self.layout.tiling.todo if not done[tile] or done[tile] != self.seal(*tile)]
+
+    def seal(self, row: int, column: int) -> int:
+        """The mark of a tile as its files are: it is one of this kernel, in its place."""
+        content, tiling = Sealing(f"{self.facts['identity']} {row} {column}"), self.layout.tiling
+        for name in self.layout.kernels:
+            places = [f"{name}/c/{row}/0/{column}/0"]
+            places += [f"{name}/c/{column}/0/{row}/0"] if tiling.mirrored(row, column) else []
+            places += [f"{name}{SELF}/c/{row}/0/0"] if tiling.owns(row, column) else []
+            for file in (self.path / place for place in places):
+                content.take(file.read_bytes() if file.is_file() else b"")
+        return int(np.frombuffer(content.digest, MARK)[0])
 
     def write(self, row: int, column: int, tile: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> None:
         """A tile with its mirror image, and where it lies on the diagonal the points with themselves; its mark last."""
@@ -94,7 +117,9 @@ class KernelMatrix:
                 place[tiling.rows(column), :, within, :] = mirrored
         for name, block in own.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
-        get_array(self.store, "done")[row, column] = 1
+        done = self.done[row]
+        done[column] = self.seal(row, column)
+        write_atomically(self.marks(row), done.tobytes())
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
         """Rows of any array."""
@@ -112,6 +137,7 @@ def open_matrix(path: Path) -> KernelMatrix:
     """A kernel file, finished or not."""
     if not path.is_dir():
         raise Mistake(f"{path} is no kernel file: it {'is a file' if path.exists() else 'does not exist'}")
+    check_attributes(path)
     matrix = KernelMatrix(path)
     _ = matrix.layout
     return matrix

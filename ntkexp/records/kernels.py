@@ -17,21 +17,28 @@ from typing import TypeAlias
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore
 
+from ntkexp.records.atomic import write_atomically
 from ntkexp.records.store import Facts, create_store, drop_partial, get_array, open_store, put_array
 
 Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
 
+KERNELS = "kernels.zarr"
 KERNEL_DIMS = ("probe", "out", "train", "out_")
 NOT_YET = -1
 
 
 def create_kernels(path: Path, points: int, outputs: int, train: int, room: int) -> None:
-    """A store with room for so many tangent kernels, and none written."""
-    store = create_store(path)
+    """A store with room for so many tangent kernels, and none written; those that are there stay."""
+    described: dict[str, Buffer] = {}
+    store = create_store(MemoryStore(described))
     preallocate(store, "tangent", (room, points, outputs, train, outputs), ("snapshot", *KERNEL_DIMS), float("nan"))
     preallocate(store, "output_gradient", (room, train, outputs), ("snapshot", "train", "out_"), float("nan"))
     preallocate(store, "step", (room,), ("snapshot",), NOT_YET)
+    for name, content in described.items():
+        write_atomically(path / name, content.to_bytes())
 
 
 def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]) -> None:
@@ -40,6 +47,11 @@ def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gra
     get_array(store, "tangent")[index] = np.asarray(kernel, dtype=np.float64)
     get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
     get_array(store, "step")[index] = step
+
+
+def snapshot_places(index: int) -> list[str]:
+    """The file, and the folders of files, that hold one snapshot."""
+    return [f"{KERNELS}/{name}/c/{index}" for name in ("tangent", "output_gradient", "step")]
 
 
 def write_array(

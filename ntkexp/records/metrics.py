@@ -1,5 +1,7 @@
 """metrics.csv: one line per step, written as it happens and cut back to the checkpoint on resuming.
 
+`mark` is the seal of the lines so far, for the checkpoint.
+
 Floats are written with as many digits as tell them apart; a quantity that was not measured is an empty cell.
 
 >>> cell(0.1), cell(3), cell(None), cell(float("nan"))
@@ -9,13 +11,13 @@ Floats are written with as many digits as tell them apart; a quantity that was n
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ntkexp.mistake import Mistake
+from ntkexp.records.seal import Sealing, taken
 
 RETRACED = "retraced.csv"
 """The columns of metrics.csv that a second pass fills in, beside it."""
@@ -25,23 +27,33 @@ class MetricsWriter:
     """Appends rows to a CSV file; what was written before `keep_bytes` stays, None begins anew."""
 
     def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
-        if keep_bytes is not None:
-            cut(path, keep_bytes)
-        # line buffered: a kill loses at most the line that was being written
-        self.file = path.open("w" if keep_bytes is None else "a", buffering=1, encoding="utf-8", newline="")
-        self.rows = csv.DictWriter(self.file, columns, lineterminator="\n")
+        self.sealing = Sealing() if keep_bytes is None else taken(path, keep_bytes)
+        self.file = path.open("wb" if keep_bytes is None else "ab")
+        self.file.truncate(self.sealing.position)
+        self.line = io.StringIO(newline="")
+        self.rows = csv.DictWriter(self.line, columns, lineterminator="\n")
         if keep_bytes is None:
             self.rows.writeheader()
+            self.flush()
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
         """One line; columns that the row lacks stay empty."""
         self.rows.writerow({name: cell(value) for name, value in row.items()})
+        self.flush()
+
+    def flush(self) -> None:
+        """What was written goes to the file: a kill loses at most the line that was being written."""
+        content = self.line.getvalue().encode()
+        self.sealing.take(content)
+        self.file.write(content)
+        self.file.flush()
+        self.line.seek(0)
+        self.line.truncate()
 
     @property
-    def position(self) -> int:
-        """How many bytes are in the file, for `keep_bytes`."""
-        self.file.flush()
-        return os.fstat(self.file.fileno()).st_size
+    def mark(self) -> tuple[int, str]:
+        """How many bytes are in the file, for `keep_bytes`, and their seal."""
+        return self.sealing.mark
 
     def __enter__(self) -> Self:
         return self
@@ -57,11 +69,3 @@ def cell(value: float | int | str | None) -> str:
     if value is None:
         return ""
     return repr(float(value)) if isinstance(value, float) else str(value)
-
-
-def cut(path: Path, keep_bytes: int) -> None:
-    """Forget what was written after a checkpoint."""
-    size = path.stat().st_size if path.is_file() else 0
-    if size < keep_bytes:
-        raise Mistake(f"{path} has {size} bytes, but its checkpoint was made at {keep_bytes}; start again with --force")
-    os.truncate(path, keep_bytes)

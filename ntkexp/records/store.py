@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.storage import MemoryStore
 
 from ntkexp.mistake import Mistake
 
 Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str]]
 
 
-def create_store(path: Path, facts: Facts | None = None) -> zarr.Group:
+def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:
     """An empty store in place of whatever was there."""
     return zarr.create_group(path, zarr_format=3, overwrite=True, attributes=dict(facts or {}))
 

@@ -46,6 +46,10 @@ class Tiling:
         """Whether the tile has a mirror image."""
         return row != column and row < self.shape[1]
 
+    def owns(self, row: int, column: int) -> bool:
+        """Whether the points of the row are met with themselves along with this tile."""
+        return row == column or (column == 0 and row >= self.shape[1])
+
 
 def side_for(train: int) -> int:
     """A power of two of which about 32 cover the training examples: a kill costs a tile, and each is a file.

@@ -1,5 +1,7 @@
 """trajectory.bin: rows of numbers of one length, each written once, in a file whose room is taken before the first.
 
+Behind each row stands its seal: of the run, of its place, of its numbers. A row is looked at when it is read.
+
 The room is taken at the start, so that a disk that is too small is found out before hours of training.
 """
 
@@ -15,48 +17,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.seal import WIDTH, Damaged, seal
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """`rows` rows of `size` numbers of a kind such as `float64`."""
+    """`rows` rows of `size` numbers of a kind such as `float64`, that belong to the run `of`."""
 
     path: Path
     rows: int
     size: int
     kind: str
+    of: str = ""
 
     @property
-    def bytes(self) -> int:
-        """What the file takes on the disk."""
+    def room(self) -> int:
+        """The bytes that the file takes on the disk."""
         return self.rows * self.row_bytes
 
     @property
     def row_bytes(self) -> int:
-        """What a row takes."""
-        return self.size * np.dtype(self.kind).itemsize
+        """What a row takes, its seal included."""
+        return self.size * np.dtype(self.kind).itemsize + WIDTH
 
     def take_room(self) -> None:
         """Make the file as long as it will be; what is in it already stays."""
         there = self.path.stat().st_size if self.path.is_file() else 0
         free = disk_usage(self.path.parent).free + there
-        if free < self.bytes:
+        if free < self.room:
             raise Mistake(
-                f"the trajectory takes {self.bytes / 1e9:.2g} GB and {self.path.parent} has {free / 1e9:.2g} GB free; "
+                f"the trajectory takes {self.room / 1e9:.2g} GB and {self.path.parent} has {free / 1e9:.2g} GB free; "
                 "choose another place with --out, or lower steps or model.width"
             )
         with self.path.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, self.bytes)
+            os.posix_fallocate(file.fileno(), 0, self.room)
 
     def write(self, row: int, numbers: NDArray[Any]) -> None:
         """Put a row into its place."""
         with self.path.open("r+b") as file:
+            content = np.ascontiguousarray(numbers, dtype=self.kind)
             file.seek(row * self.row_bytes)
-            file.write(np.ascontiguousarray(numbers, dtype=self.kind).data)
+            file.write(content.data)
+            file.write(self.seal(row, content.data))
 
     def read(self, row: int) -> NDArray[Any]:
         """A row that was written."""
-        return np.fromfile(self.path, self.kind, self.size, offset=row * self.row_bytes)
+        content = bytearray(self.row_bytes)
+        with self.path.open("rb") as file:
+            file.seek(row * self.row_bytes)
+            file.readinto(content)
+        numbers = memoryview(content)[:-WIDTH]
+        if self.seal(row, numbers) != content[-WIDTH:]:
+            raise Damaged(f"{self.path} is damaged at step {row}")
+        return np.frombuffer(numbers, self.kind)
+
+    def seal(self, row: int, numbers: memoryview) -> bytes:
+        """Of a row in its place."""
+        return seal(numbers, f"{self.of} {row}")
 
     def secure(self) -> None:
         """Rows that were written survive a power cut."""

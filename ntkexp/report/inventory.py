@@ -1,6 +1,6 @@
 """The run folders that there are, in whatever state, and which of them a filter keeps.
 
-KEY=VALUE   a key of the configuration, or `state` (done, running, dead), or `run`, the folder's name
+KEY=VALUE   a key of the configuration, or `state` (done, running, damaged, dead), or `run`, the folder's name
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CONFIG, DONE, LOCK, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.lock import acquire
+from ntkexp.records.seal import read_sealed
 from ntkexp.report.table import flat
 
 
@@ -51,13 +52,16 @@ def entry(path: Path) -> Entry:
 
 def said(folder: RunFolder) -> str:
     """The outcome of a run that is done, how far another has come, or what it broke at."""
+    path = folder.path
     try:
         if folder.done:
-            return str(folder.read_json(DONE).get("outcome", ""))
-        error = folder.path / "error.txt"
+            return str(read_sealed(path / DONE).get("outcome", ""))
+        error = path / "error.txt"
         if folder.state == "dead" and error.is_file():
             return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-        reached = folder.read_json("progress.json")
+        if folder.state == "damaged":
+            return folder.defect or ""
+        reached = read_sealed(path / "progress.json")
         return f"step {reached['step']} of {reached['steps']}"
     except (Mistake, OSError, KeyError):
         return folder.defect or ""

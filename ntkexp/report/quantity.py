@@ -17,8 +17,6 @@ from __future__ import annotations
 import numpy as np
 
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.records.folder import DONE
-from ntkexp.records.json_file import read_object
 from ntkexp.report.run import SPLITS, Run
 from ntkexp.report.text import spoken
 
@@ -63,8 +61,7 @@ def quantities(run: Run) -> dict[str, float]:
 
 def diverged(run: Run) -> bool:
     """Whether the run ended in numbers that are none."""
-    done = run.path / DONE
-    return done.is_file() and bool(read_object(done).get("diverged"))
+    return bool(run.facts.get("diverged"))
 
 
 def describe(quantity: str) -> str:

@@ -1,7 +1,8 @@
 """A run as a reader sees it: what was run, what was measured, and what came out.
 
 `load_run` asks for a finished and undamaged folder, `load_tables` the same but for the kernels, which it leaves closed;
-`read_run` takes the folder as it is, which is how a run draws its own pictures before it is declared finished.
+`read_run` takes the folder as it is, which is how a run draws its own pictures before it is declared finished. Arrays
+are looked at whole, by the seals of DONE.json, when they are first asked for.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
-from ntkexp.records.folder import CONFIG, DONE, RunFolder, looks_like_a_run
+from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.metrics import RETRACED
 from ntkexp.records.results import COLUMNS, Result, read_results
+from ntkexp.records.seal import read_sealed
 
+TABLES = (CONFIG, "metrics.csv", "results.csv")
 SPLITS = ("train", "probe", "test")
 NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int)
 """What the columns of metrics.csv hold."""
@@ -49,9 +52,23 @@ class Run:
     @property
     def outcome(self) -> str:
         """How training ended, in words; nothing before it has."""
-        if not (self.path / DONE).is_file():
-            return ""
-        return str(read_object(self.path / DONE).get("outcome", ""))
+        return str(self.facts.get("outcome", ""))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What DONE.json says; nothing before it is there."""
+        return read_sealed(self.path / DONE) if self.finished else {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a DONE.json, by which all other files are sealed."""
+        return (self.path / DONE).is_file()
+
+    def sealed(self, name: str) -> Path:
+        """A file or a store of a finished run, which is refused if it is not as it was written."""
+        if self.finished:
+            RunFolder(self.path).check(name)
+        return self.path / name
 
     @cached_property
     def results(self) -> pd.DataFrame:
@@ -63,23 +80,23 @@ class Run:
     @cached_property
     def kernels(self) -> xr.Dataset:
         """Tangent kernels by snapshot, and path kernels by rule."""
-        return open_store(self.path / "kernels.zarr").set_coords("step")
+        return open_store(self.sealed("kernels.zarr")).set_coords("step")
 
     @cached_property
     def contributions(self) -> xr.Dataset:
         """𝒮 by rule, [probe, out, train]."""
-        return open_store(self.path / "contributions.zarr")
+        return open_store(self.sealed("contributions.zarr"))
 
     @cached_property
     def predictions(self) -> xr.DataArray:
         """Outputs of the network and of each machine, [machine, probe, out], labelled by machine."""
-        store = open_store(self.path / "predictions.zarr")
+        store = open_store(self.sealed("predictions.zarr"))
         return store["prediction"].assign_coords(machine=store.attrs["machines"])
 
     @cached_property
     def data(self) -> dict[str, NDArray[Any]]:
         """The examples, as `records.data` names them."""
-        return read_data(self.path / "data.npz")
+        return read_data(self.sealed("data.npz"))
 
     @cached_property
     def points(self) -> dict[str, slice]:
@@ -115,7 +132,9 @@ def load_tables(folder: Path | str) -> Run:
         raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
     if (defect := RunFolder(path).defect) is not None:
         running = RunFolder(path).state == "running"
-        raise Mistake(f"{path} is still being written" if running else f"{path} {defect}")
+        advice = f"; {REDO}" if (path / DONE).is_file() else ""
+        raise Mistake(f"{path} is still being written" if running else f"{path} {defect}{advice}")
+    RunFolder(path).check(*TABLES, *([RETRACED] if (path / RETRACED).exists() else []))
     return read_run(path)
 
 

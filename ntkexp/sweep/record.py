@@ -2,7 +2,8 @@
 
     {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
      "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
-     "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …]}
+     "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
+     "seal": of all this}
 
 A state is `done`, `failed` (it would fail again; `--retry-failed` tries), `running` (another process is at it), or
 `unfinished`: the same command goes on with it. Nothing here depends on how often the sweep was interrupted.

@@ -20,6 +20,7 @@ from ntkexp.matrix.study import study
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.functional import weights_of
 from ntkexp.prepare import network
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import to_text
 from ntkexp.records.kernel_matrix import open_matrix
 from tests.cli.conftest import Command
@@ -91,6 +92,7 @@ def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
     end = {name: weight + 0.1 for name, weight in weights_of(module).items()}
     torch.save({"start": weights_of(module), "end": end}, tmp_path / "weights.pt")
     (tmp_path / "config.json").write_text(to_text(canonical(experiment)), encoding="utf-8")
+    RunFolder(tmp_path).finish(["config.json"], "weights.pt")
     out = tmp_path / "end.zarr"
     assert command("kernel", "tangent", f"--run={tmp_path}", f"--out={out}", "--quiet").status == 0
     expected = tangent_kernel(module, data.train.inputs, weights=end)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkexp.mistake import Mistake
 from ntkexp.records.metrics import MetricsWriter, cell
+from ntkexp.records.seal import sealed
 
 COLUMNS = ("step", "loss", "drift")
 
@@ -24,7 +24,7 @@ def append(path: Path, start: int, end: int, keep_bytes: int | None) -> int:
     with MetricsWriter(path, COLUMNS, keep_bytes) as metrics:
         for row in rows(start, end):
             metrics.write(row)
-        return metrics.position
+        return metrics.mark[0]
 
 
 @given(st.floats())
@@ -58,10 +58,11 @@ def test_a_line_is_in_the_file_once_it_is_written(tmp_path: Path) -> None:
         assert (tmp_path / "m.csv").read_text().splitlines()[1] == "7,,"
 
 
-def test_a_file_shorter_than_its_checkpoint_is_a_mistake(tmp_path: Path) -> None:
-    append(tmp_path / "m.csv", 0, 1, None)
-    with pytest.raises(Mistake, match=r"^[^\n]*--force$"):
-        MetricsWriter(tmp_path / "m.csv", COLUMNS, 10_000)
+def test_the_seal_is_that_of_the_lines_however_often_the_file_was_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    append(path, 4, 9, append(path, 0, 4, None))
+    with MetricsWriter(path, COLUMNS, path.stat().st_size) as metrics:
+        assert sealed(tmp_path, ["m.csv"]) == {"m.csv": metrics.mark}
 
 
 def test_an_unknown_column_is_an_error(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import Json, to_text
+from ntkexp.records.json_file import Json
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.results import Result, write_results
+from ntkexp.records.seal import sealed_text
 
 WIDTHS: tuple[int, ...] = (32, 64, 128, 256)
 
@@ -78,5 +79,5 @@ def write_sweep(
     }
     path = outputs / "sweeps" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_text(told), encoding="utf-8")
+    path.write_text(sealed_text(told), encoding="utf-8")
     return path

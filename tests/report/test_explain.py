@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.folder import RunFolder
 from ntkexp.report.explain import explain, worst
 from ntkexp.report.explained import all_told
 from ntkexp.report.plots.explanation import save
@@ -61,7 +62,7 @@ def test_half_of_a_decay_is_its_half_life() -> None:
 def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tmp_path: Path) -> None:
     copy = shutil.copytree(finished["two classes"], tmp_path / "old")
     shutil.rmtree(copy / "kernels.zarr" / "output_gradient")
-    (copy / "DONE.json").write_text('{"sizes": {}}')
+    RunFolder(copy).finish([file.name for file in copy.iterdir() if file.name != "DONE.json"])
     (found,) = explain(load_run(copy), "probe", [0])
     assert all(np.isnan(part.halfway) for part in found.parts)
     assert "–" in all_told([found], 3)

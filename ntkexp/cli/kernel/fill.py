@@ -77,9 +77,13 @@ def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, whe
     from ntkexp.config.build import build
     from ntkexp.config.target import admit
     from ntkexp.matrix.tangent import at_checkpoint
-    from ntkexp.records.json_file import read_object
+    from ntkexp.records.folder import CONFIG, RunFolder
 
-    experiment = build(read_object(folder / "config.json"), admit(asked.trust))
+    written = RunFolder(folder)
+    if written.state in {"running", "dead"}:
+        raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
+    written.check(CONFIG, "weights.pt")
+    experiment = build(written.read_json(CONFIG), admit(asked.trust))
     data = experiment.data.split(experiment.seed)
     filler = at_checkpoint(experiment, data, folder / "weights.pt", when, read_outputs(outputs))
     tell(asked, filled(asked, experiment, data, filler))

@@ -2,7 +2,7 @@
 
 outputs/sweeps/<name>.json   {name, axes: {key: [values]}, seeds: [...], base: [overrides],
                               fits: [{quantity, axis, exponent or null, margin, bound: null, upper or lower}],
-                              runs: [{folder, axes: {key: value}, seed, state, reason}]}
+                              runs: [{folder, axes: {key: value}, seed, state, reason}], seal}
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.json_file import read_object
+from ntkexp.records.seal import read_sealed
 from ntkexp.report.analysis.verdict import MARGIN, Expected
 
 Level: TypeAlias = float | int | str | bool | None
@@ -65,7 +65,7 @@ class Sweep:
 
 def read_sweep(path: Path) -> Sweep:
     """A sweep's file; one that is damaged is a mistake."""
-    told = read_object(path)
+    told = read_sealed(path)
     try:
         axes = {str(key): tuple(map(level, values)) for key, values in told["axes"].items()}
         places = tuple(place(row, axes, path) for row in told["runs"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pandas as pd
 import pytest
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.seal import read_sealed, sealed_text
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.analysis.paired import compare
 from ntkexp.report.analysis.sweep import read_sweep
@@ -58,8 +58,8 @@ def test_the_same_bytes_each_time_and_elsewhere(tmp_path: Path) -> None:
 def test_the_order_in_which_runs_ended_does_not_matter(tmp_path: Path) -> None:
     path = write_sweep(tmp_path)
     first = [file.read_bytes() for file in write_tables(path)]
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"runs": told["runs"][::-1]}))
+    told = read_sealed(path)
+    path.write_text(sealed_text(told | {"runs": told["runs"][::-1]}))
     assert [file.read_bytes() for file in write_tables(path)] == first
 
 
@@ -82,16 +82,20 @@ def test_a_law_for_each_choice_of_the_other_axes(tmp_path: Path) -> None:
 
 def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, axes={"model.activation": ["relu", "tanh"]})
-    told = json.loads(path.read_text())
+    told = read_sealed(path)
     wanted = [("drift", "model.activation"), ("drift", "model.depth"), ("gauss.test", "model.activation")]
-    path.write_text(json.dumps(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}))
+    path.write_text(sealed_text(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}))
     reasons = ["no axis of numbers", "model.depth is no axis", "no axis of numbers"]
     for found, reason in zip(analysed(path).laws, reasons, strict=True):
         assert found.law is None
         assert reason in found.reason
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]}', "{"])
+UNSEALED = '{"name": "width", "axes": {}, "runs": []}'
+NONE = ({}, {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]})
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{", UNSEALED, *map(sealed_text, NONE)])
 def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text(text)
     with pytest.raises(Mistake, match=rf"^[^\n]*{tmp_path / 'broken.json'}[^\n]*$"):

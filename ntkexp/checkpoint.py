@@ -1,0 +1,56 @@
+"""checkpoint.pt: where an unfinished run stands, and the seals of all files that the rest of it relies on.
+
+It is sealed for its run. Nothing is made of it before its own seal and theirs have been looked at: a run goes on to the
+same bytes, or begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder, several
+from ntkexp.records.seal import Damaged, Seals, being_sealed, broken, sealed_for
+
+CHECKPOINT, TRAJECTORY, METRICS = "checkpoint.pt", "trajectory.bin", "metrics.csv"
+
+BEGINNING = (CONFIG, OVERRIDES, "data.npz")
+"""What is written before the first step."""
+
+State: TypeAlias = Mapping[str, Any]
+
+
+def save(folder: RunFolder, state: State, of: str) -> None:
+    """Keep a state; `seals` is part of it."""
+    with being_sealed(folder.path / CHECKPOINT, of) as file:
+        torch.save(dict(state), file)
+
+
+def load(folder: RunFolder, of: str) -> State | None:
+    """The state that was kept, if one was, with the folder taken back to it; or `Damaged`."""
+    path = folder.path / CHECKPOINT
+    if not path.is_file():
+        return None
+    refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
+    state: State = torch.load(path, map_location="cpu", weights_only=True)
+    seals: Seals = state["seals"]
+    cut(folder, seals[METRICS][0])
+    refuse(folder, broken(folder.path, seals))
+    folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals])
+    return state
+
+
+def refuse(folder: RunFolder, wrong: list[str]) -> None:
+    """A folder whose files are not as they were written."""
+    if wrong:
+        raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
+
+
+def cut(folder: RunFolder, size: int) -> None:
+    """Forget the lines of metrics.csv that are behind this position: they are written again."""
+    path = folder.path / METRICS
+    if path.is_file() and path.stat().st_size > size:
+        os.truncate(path, size)

@@ -1,0 +1,148 @@
+r"""A seal tells whether bytes are those that were written, and whether they were written for this place.
+
+    seal(content, of) = sha256(of ‖ 0 ‖ content),   `of` a run, a kernel, a row: bytes that lie elsewhere have another
+
+It is looked at before anything is made of the bytes: no parser sees what is not as it was written.
+
+>>> seal(b"numbers", "one run") == seal(b"numbers", "another")
+False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import being_written
+from ntkexp.records.json_file import Json, read_object, to_text
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+BLOCK = 1 << 20  # bytes that are read at once
+WIDTH = 32  # bytes of a seal by itself
+SEAL = "seal"
+AGAIN = "the command that wrote it writes it again"
+
+Seals: TypeAlias = Mapping[str, tuple[int, str]]
+"""By the names of files, relative to their folder: how many bytes they have, and their seal."""
+
+
+class Damaged(Mistake):
+    """A file is not as it was written."""
+
+
+class Sealing:
+    """Takes in bytes that are written, one after the other; `position` is how many there were."""
+
+    def __init__(self, of: str = "") -> None:
+        self.found, self.position = sha256(of.encode() + b"\0"), 0
+
+    def take(self, content: ReadableBuffer) -> None:
+        """The next bytes."""
+        self.found.update(content)
+        self.position += memoryview(content).nbytes
+
+    @property
+    def digest(self) -> bytes:
+        """The seal of all so far."""
+        return self.found.digest()
+
+    @property
+    def mark(self) -> tuple[int, str]:
+        """The same as `Seals` have it."""
+        return self.position, self.found.hexdigest()
+
+
+def seal(content: ReadableBuffer, of: str = "") -> bytes:
+    """Of bytes at hand."""
+    sealing = Sealing(of)
+    sealing.take(content)
+    return sealing.digest
+
+
+def taken(path: Path, size: int, of: str = "") -> Sealing:
+    """The first bytes of a file."""
+    sealing, left = Sealing(of), size
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(BLOCK, left))):
+            sealing.take(block)
+            left -= len(block)
+    return sealing
+
+
+def sealed(folder: Path, names: Iterable[str]) -> Seals:
+    """The seals of files that were written, those in folders among them."""
+    found = (place for name in names for place in ((folder / name).rglob("*"), [folder / name]))
+    files = sorted(file for place in found for file in place if file.is_file())
+    return {file.relative_to(folder).as_posix(): taken(file, file.stat().st_size).mark for file in files}
+
+
+def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
+    """The files that are not as they were sealed; those that are larger than that are only measured."""
+    return [name for name, (size, mark) in seals.items() if not holds(folder / name, size, mark, largest)]
+
+
+def holds(path: Path, size: int, mark: str, largest: float) -> bool:
+    """Whether a file has the length and the seal that it should have."""
+    try:
+        right = path.stat().st_size == size and path.is_file()
+        return right and (size > largest or taken(path, size).mark[1] == mark)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+class SealedFile:
+    """A file whose seal is written behind its content."""
+
+    def __init__(self, file: BinaryIO, of: str) -> None:
+        self.file, self.sealing = file, Sealing(of)
+
+    def write(self, content: ReadableBuffer) -> int:
+        """The next bytes."""
+        self.sealing.take(content)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+@contextmanager
+def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
+    """A file that is there whole, with its seal at its end, or not at all; it can be written to, and nothing else."""
+    with being_written(path) as file:
+        sealed = SealedFile(file, of)
+        yield cast(BinaryIO, sealed)
+        file.write(sealed.sealing.digest)
+
+
+def sealed_for(path: Path, of: str) -> bool:
+    """Whether a file that `being_sealed` wrote is as it was."""
+    size = path.stat().st_size - WIDTH
+    with path.open("rb") as file:
+        file.seek(max(0, size))
+        return size >= 0 and taken(path, size, of).digest == file.read()
+
+
+def sealed_text(value: Mapping[str, Json]) -> str:
+    """An object as JSON text, its seal in it."""
+    return to_text({**value, SEAL: seal(to_text(value).encode()).hex()})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object and its seal, which is taken off."""
+    value = read_object(path)
+    if (found := value.pop(SEAL, None)) is None:
+        raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {AGAIN}")
+    try:
+        right = seal(to_text(value).encode()).hex()
+    except ValueError:  # half of a letter
+        right = ""
+    if found != right:
+        raise Damaged(f"{path} is damaged: it is not as it was written; {AGAIN}")
+    return value
