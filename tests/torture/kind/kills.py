@@ -25,7 +25,7 @@ COMMANDS = {
     "sweep": ("sweep", "--quiet", "--out=outputs", "--workers=2", "model.width=8,9", "seed=0..1", *SMALL),
 }
 RARE = {"sweep": 0.2}  # its workers load torch anew
-UNPROMISED = ("provenance.json", "timings.csv", "progress.json", "journal.jsonl", ".lock", "weights.pt")
+UNPROMISED = ("DONE.json", "provenance.json", "timings.csv", "progress.json", "journal.jsonl", ".lock", "weights.pt")
 
 
 def undrawn(arguments: Sequence[str]) -> int:

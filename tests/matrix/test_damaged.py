@@ -1,0 +1,64 @@
+"""A kernel file of which a file is damaged is filled to the bytes of one left alone, or refused; so is what it says."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ntkexp.matrix.entries import Entries
+from ntkexp.matrix.fill import fill
+from ntkexp.mistake import Mistake
+from ntkexp.progress import Silent
+from ntkexp.records.kernel_matrix import open_matrix
+from tests.matrix import subjects
+from tests.matrix.subjects import Products
+from tests.torture.damage import damage
+
+subject = cache(subjects.subject)
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file left alone, the same broken off, and one of other data."""
+    place = tmp_path_factory.mktemp("places")
+    fill(place / "whole", subject(), Products(), 1, False, Silent())
+    fill(place / "twin", subject("data.seed=1"), Products(), 1, False, Silent())
+    with pytest.raises(KeyboardInterrupt):
+        fill(place / "begun", subject(), Products(fails_after=5), 1, False, Silent())
+    return place
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("state", ["begun", "whole"])
+def test_it_is_filled_again(places: Path, tmp_path: Path, state: str, seed: int) -> None:
+    path = Path(shutil.copytree(places / state, tmp_path / "k.zarr"))
+    done = damage(Random(seed), path, places / "twin")
+    try:
+        fill(path, subject(), Products(), 1, False, Silent())
+    except Mistake as mistake:
+        assert str(path) in str(mistake)  # noqa: PT017  either end is right
+        fill(path, subject(), Products(), 1, True, Silent())
+    assert contents(path) == contents(places / "whole"), done
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_it_says_is_what_was_written(places: Path, tmp_path: Path, seed: int) -> None:
+    path = Path(shutil.copytree(places / "whole", tmp_path / "k.zarr"))
+    done, right = damage(Random(seed), path, places / "twin"), Entries(open_matrix(places / "whole"))
+    try:
+        found = Entries(open_matrix(path))
+    except Mistake as mistake:
+        assert str(path) in str(mistake)  # noqa: PT017  either end is right
+        return
+    for kernel in ("nngp", "ntk"):
+        assert found.among(kernel).equal(right.among(kernel)), done
+    assert found.targets.equal(right.targets), done

@@ -1,0 +1,98 @@
+"""An unfinished run of which a file is damaged ends in the bytes of one left alone, from its beginning if need be."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import count
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+import pytest
+
+import ntkexp.carry_out
+from ntkexp.cli.entry import run
+from ntkexp.diary import Diary
+from ntkexp.retrace import Retrace
+from tests.run.commands import TINY, only_run, promised
+from tests.torture.damage import damage
+from tests.torture.kind.kills import no_pictures
+
+ADAM = (*TINY, "steps=8", "path.error_samples=0", "optimizer=adam", "optimizer.step_size=0.05")  # it goes both ways
+RELIED_ON = ("checkpoint.pt", "trajectory.bin", "kernels.zarr/tangent/c/0/0/0/0/0")
+AND_ON = ("metrics.csv", "data.npz", "config.json")
+
+
+def train(out: Path, *words: str) -> int:
+    with mock.patch.object(ntkexp.carry_out, "save_plots", no_pictures):
+        return run(("train", *ADAM, *words, f"--out={out}"))
+
+
+def broken_off(out: Path, *words: str) -> None:
+    """A run that is interrupted on its way back."""
+    told, calls = Diary.retraced, count(1)
+
+    def interrupted(diary: Diary, retrace: Retrace) -> None:
+        told(diary, retrace)
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(Diary, "retraced", interrupted):
+        assert train(out, *words) == 130
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run left alone, the same broken off, and another broken off."""
+    place = tmp_path_factory.mktemp("places")
+    assert train(place / "whole") == 0
+    broken_off(place / "begun")
+    broken_off(place / "twin", "seed=1")
+    return place
+
+
+@pytest.mark.parametrize("name", [*RELIED_ON, *(pytest.param(name, marks=pytest.mark.slow) for name in AND_ON)])
+def test_a_bit_is_seen_and_said(places: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = only_run(Path(shutil.copytree(places / "begun", tmp_path / "out")))
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 3] ^= 1
+    (folder / name).write_bytes(content)
+    assert train(tmp_path / "out") == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "is damaged" in line]
+    assert len(said) == 1
+    assert said[0].endswith("; the run begins anew")
+    assert str(folder) in said[0]
+    assert promised(folder) == promised(only_run(places / "whole"))
+
+
+def test_nothing_unverified_reaches_torch(places: Path, tmp_path: Path) -> None:
+    """Such as the checkpoint of another run."""
+    folder = only_run(Path(shutil.copytree(places / "begun", tmp_path / "out")))
+    shutil.copy(only_run(places / "twin") / "checkpoint.pt", folder)
+    with mock.patch("torch.load", side_effect=AssertionError):
+        assert train(tmp_path / "out") == 0
+
+
+def test_a_run_that_cannot_say_what_it_was_is_not_resumed(
+    places: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Circumstances are no part of its identity, and move its bits."""
+    folder = only_run(Path(shutil.copytree(places / "begun", tmp_path / "out")))
+    told = (folder / "config.json").read_text("utf-8")
+    (folder / "config.json").write_text(told.replace('"threads": 1', '"threads": 2'), encoding="utf-8")
+    assert run(("resume", str(folder))) == 2
+    assert "config.json not as it was written; run the experiment anew" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_any_damage(places: Path, tmp_path: Path, seed: int) -> None:
+    shutil.copytree(places / "begun", tmp_path / "out")
+    folder = only_run(tmp_path / "out")
+    done = damage(Random(seed), folder, only_run(places / "twin"))
+    resuming = ("resume", str(folder), "--quiet")
+    with mock.patch.object(ntkexp.carry_out, "save_plots", no_pictures):
+        status = run(resuming) if seed % 3 == 0 else train(tmp_path / "out")
+    assert status in {0, 2}, done
+    if status == 0:
+        assert promised(folder) == promised(only_run(places / "whole")), done

@@ -1,0 +1,92 @@
+"""Unfinished runs of which a file is damaged before they go on: the bytes of one left alone, or a refusal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+from ntkexp.diary import Diary
+from tests.torture.command import Command
+from tests.torture.damage import damage
+from tests.torture.judge import Fault, Outcome, agree, judged
+from tests.torture.kind.kills import COMMANDS, promised, undrawn
+from tests.torture.stage import Stage
+
+MOMENTS = {
+    "secant": [("stepped", 9)],
+    "adam": [("stepped", 9), ("retraced", 7), ("walked", 1)],
+    "snapshots": [("stepped", 12), ("walked", 1)],
+    "flow": [("stepped", 3)],
+}
+"""What a run is told, and for the so manieth time, when it is killed: on its way, on its way back, at its end."""
+
+
+def play(luck: Random, stage: Stage) -> Outcome:
+    name = luck.choice(list(MOMENTS))
+    method, call = luck.choice(MOMENTS[name])
+    words = COMMANDS[name]
+    left_alone = stage.kept(name, partial(whole, words))
+    begun, twin = (
+        stage.kept(f"{name}-{method}{len(seed)}", partial(begin, (*words, *seed), method, call))
+        for seed in ((), ("seed=1",))
+    )
+    stage.copy(begun / "outputs", "outputs")
+    run = only_run(stage.folder)
+    done = damage(luck, run, only_run(twin))
+    again = words if luck.random() < 0.7 else ("resume", f"outputs/runs/{run.name}", "--quiet")
+    return judged_again(stage, again, left_alone, f"{name} at {method} {call}, {done}, {again[0]}")
+
+
+def judged_again(stage: Stage, again: Sequence[str], left_alone: Path, what: str) -> Outcome:
+    """The command once more: what it ends in."""
+    ended = stage.run(*again, command=undrawn)
+    try:
+        if (outcome := judged(ended)) == "done":
+            agree(promised(stage.folder), promised(left_alone), what)
+    except Fault as fault:
+        raise Fault(f"{what}\n{fault}") from None
+    return outcome
+
+
+def whole(words: Sequence[str], stage: Stage) -> None:
+    """A run that is left alone."""
+    ended = stage.run(*words, command=undrawn)
+    if judged(ended) != "done":
+        raise Fault(str(ended))
+
+
+def begin(words: Sequence[str], method: str, call: int, stage: Stage) -> None:
+    """A run that is killed when it is told of something for the so manieth time."""
+    ended = stage.run(*words, command=broken_off(undrawn, Diary, method, call))
+    if ended.status != -signal.SIGKILL:
+        raise Fault(f"it was to be killed: {ended}")
+
+
+def broken_off(command: Command, owner: type, method: str, call: int) -> Command:
+    """A command that is killed by its own hand, after the so manieth call of a method."""
+
+    def broken(arguments: Sequence[str]) -> int:
+        told: Callable[..., None] = getattr(owner, method)
+        calls = count(1)
+
+        def last(*about: object) -> None:
+            told(*about)
+            if next(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with mock.patch.object(owner, method, last):
+            return command(arguments)
+
+    return broken
+
+
+def only_run(folder: Path) -> Path:
+    """The folder of the one run."""
+    (found,) = (folder / "outputs" / "runs").iterdir()
+    return found

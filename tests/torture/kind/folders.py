@@ -1,0 +1,80 @@
+"""Finished runs of which a file is damaged before somebody looks: as if left alone, made anew, or a word about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from tests.torture.damage import damage
+from tests.torture.judge import Ended, Fault, Outcome, agree, judged
+from tests.torture.kind.kills import COMMANDS, promised, undrawn
+from tests.torture.stage import Stage, contents
+
+NAMES = ("secant", "adam")
+ANSWER = "answer"
+REDOING = ("train", "resume")
+
+
+def questions(name: str, run: str, other: str) -> dict[str, tuple[str, ...]]:
+    """What is asked of two runs, of which the first may be damaged; files that it makes lie in `answer`."""
+    return {
+        "train": (*COMMANDS[name], "seed=0"),
+        "resume": ("resume", run, "--quiet"),
+        "text": ("report", run, other, "--format=text"),
+        "csv": ("report", run, other, "--format=csv"),
+        "page": ("report", run, other, f"--out={ANSWER}"),
+        "runs": ("runs", "--json"),
+        "compare": ("compare", run, other),
+        "explain": ("explain", run, "--worst=2", f"--picture={ANSWER}/explained.svg"),
+        "tangent": ("kernel", "tangent", f"--run={run}", f"--out={ANSWER}/k.zarr", "--quiet"),
+    }
+
+
+def play(luck: Random, stage: Stage) -> Outcome:
+    name = luck.choice(NAMES)
+    made = stage.kept(name, partial(make, name))
+    run, other = (made / "names").read_text("utf-8").split()
+    asked, words = luck.choice(list(questions(name, run, other).items()))
+    left_alone = stage.kept(f"{name}-{asked}", partial(ask, made, words))
+    stage.copy(made / "outputs", "outputs")
+    what = f"{name}, {damage(luck, stage.folder / run, made / other)}, {asked}"
+    try:
+        ended = stage.run(*words, command=undrawn)
+        outcome = judged(ended)
+        if outcome == "done" and asked in REDOING:
+            agree(promised(stage.folder), promised(made), what)
+        elif outcome == "done" and "damaged" not in ended.out + ended.err:
+            agree(answer(stage.folder, ended), contents(left_alone / "told"), what)
+    except Fault as fault:
+        raise Fault(f"{what}\n{fault}") from None
+    return outcome
+
+
+def make(name: str, stage: Stage) -> None:
+    """Two runs, and what they are called."""
+    for seed in (0, 1):
+        ended = stage.run(*COMMANDS[name], f"seed={seed}", command=undrawn)
+        if judged(ended) != "done":
+            raise Fault(str(ended))
+    runs = sorted((stage.folder / "outputs" / "runs").iterdir(), key=lambda run: run.name.split("-")[-2])  # by seed
+    names = [str(run.relative_to(stage.folder)) for run in runs]
+    (stage.folder / "names").write_text("\n".join(names), encoding="utf-8")
+
+
+def ask(made: Path, words: Sequence[str], stage: Stage) -> None:
+    """The answer from runs that are whole."""
+    stage.copy(made / "outputs", "outputs")
+    ended = stage.run(*words, command=undrawn)
+    if judged(ended) != "done":
+        raise Fault(str(ended))
+    for name, content in answer(stage.folder, ended).items():
+        place = stage.folder / "told" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+
+
+def answer(folder: Path, ended: Ended) -> dict[str, bytes]:
+    """What was printed, and the files that were made."""
+    return {"printed": ended.out.encode()} | contents(folder / ANSWER)
