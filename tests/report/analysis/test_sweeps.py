@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.json_file import Json
 from ntkexp.records.seal import read_sealed, sealed_text
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.analysis.paired import compare
@@ -92,7 +93,7 @@ def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
 
 
 UNSEALED = '{"name": "width", "axes": {}, "runs": []}'
-NONE = ({}, {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]})
+NONE: tuple[dict[str, Json], ...] = ({}, {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]})
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "{", UNSEALED, *map(sealed_text, NONE)])
