@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from ntkexp.component import Component
-from ntkexp.data.base import AbstractSource
+from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init.base import AbstractInit
+from ntkexp.kernel.allowance import Allowance
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake
@@ -16,6 +17,7 @@ from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.settings import Path
 from ntkexp.schedule.base import AbstractSchedule
+from ntkexp.size import Steps
 
 
 class Experiment(Component):
@@ -29,14 +31,25 @@ class Experiment(Component):
     schedule: AbstractSchedule
     path: Path
     ladder: Ladder
-    steps: PositiveInt = 300
+    steps: Steps = 300
     stop_at_loss: PositiveFloat | None = None
     seed: int = Field(0, ge=0, lt=2**40)
     dtype: Literal["float64", "float32"] = "float64"
     device: str = "cpu"
-    threads: PositiveInt | None = None
-    memory_gb: float = Field(4.0, gt=0)
+    threads: int | None = Field(None, ge=1, le=1024)
+    memory_gb: float = Field(4.0, gt=0, le=1e6)
     checkpoint_seconds: float = Field(30.0, ge=0)
+
+    def draw(self) -> Data:
+        """The data, if there is memory for it."""
+        with Allowance(self.memory_gb, "the data", "data.train, data.probe, data.test or the size of an example"):
+            return self.data.split(self.seed)
+
+    @model_validator(mode="after")
+    def refuse_too_many_kernels(self) -> Self:
+        """The timetable knows how many there can be."""
+        self.path.timetable(self.steps)
+        return self
 
     @model_validator(mode="after")
     def refuse_snapshots_of_a_flow(self) -> Self:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment import Experiment
+from ntkexp.kernel.allowance import Allowance
 from ntkexp.kernel.casts import remark, with_casts
 from ntkexp.kernel.cost import Cost, costs
 from ntkexp.kernel.plan import Plan
@@ -26,6 +27,7 @@ from ntkexp.model.output import Reading
 from ntkexp.path.attributed import shares
 from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
+from ntkexp.path.effort import core_seconds, refuse_endless
 from ntkexp.path.points import Points
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
@@ -87,11 +89,14 @@ class Setting:
 
 def prepare(experiment: Experiment) -> Setting:
     """Draw the data and the network, and look at them once."""
-    data = experiment.data.split(experiment.seed)
+    refuse_vast(experiment)
+    data = experiment.draw()
     targets, places = laid_out(experiment, data)
     module = network(experiment, data, targets.shape[1])
     weights = weights_of(module)
     points, budget, few = placed(experiment, data, module, weights, targets.shape[1])
+    if experiment.stop_at_loss is None:
+        refuse_endless(effort(experiment, budget), experiment.steps, experiment.device)
     outputs, right = points.read(weights)
     refuse_infinite(outputs, experiment)
     kernel = points.tangent_kernel(weights, right)
@@ -166,7 +171,8 @@ def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
     """The module with weights drawn from the experiment's seed."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
-    module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
+    with Allowance(experiment.memory_gb, "the network", "model.width, model.depth or the size of an example"):
+        module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
@@ -197,6 +203,26 @@ def placed(
     return Points(reader, inputs, train, budget.block, budget.keep, chosen), budget, few
 
 
+def effort(experiment: Experiment, budget: Budget) -> float:
+    """Core seconds."""
+    return core_seconds(budget, experiment.steps, 2 if experiment.optimizer.remembers else 1)
+
+
+def refuse_vast(experiment: Experiment) -> None:
+    """Kernels that are too large by the numbers of examples alone, before any is drawn."""
+    source, size = experiment.data, torch.finfo(getattr(torch, experiment.dtype)).bits // 8
+    others = (source.probe if "probe" in experiment.path.probes else 0) + (
+        (source.test or 0) if "test" in experiment.path.probes else 0
+    )
+    least = float(source.train + others) * source.train * size * (2 * experiment.path.kernels + 3)
+    if least > experiment.memory_gb * 1e9:
+        raise Mistake(
+            f"memory_gb={experiment.memory_gb:g}: the kernels of {source.train + others} points with "
+            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower data.train, data.probe or "
+            "data.test, or raise memory_gb"
+        )
+
+
 def remarked(experiment: Experiment, module: Reading, few: Tape) -> tuple[str, ...]:
     """What the network's numbers cost."""
     found = remark(function_of(module), few, experiment.path.casts)
@@ -223,7 +249,8 @@ def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
 
 def glimpsed(experiment: Experiment) -> tuple[Points, Budget, Tape]:
     """The points, the memory and two examples of an experiment that is not to be run."""
-    data = experiment.data.split(experiment.seed)
+    refuse_vast(experiment)
+    data = experiment.draw()
     outputs = laid_out(experiment, data)[0].shape[1]
     module = network(experiment, data, outputs)
     return placed(experiment, data, module, weights_of(module), outputs)

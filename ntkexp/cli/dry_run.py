@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
     """What would run, for how long, and how much memory it takes."""
     from ntkexp.config.spelling import spelled
+    from ntkexp.duration import duration
     from ntkexp.report.text import aligned
     from ntkexp.sweep.cost import Estimator
-    from ntkexp.sweep.duration import duration
 
     estimate = Estimator()
     costs = {run.name: estimate(run.experiment) for run in plan.distinct}

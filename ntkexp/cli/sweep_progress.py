@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from ntkexp.duration import duration
 from ntkexp.engine.base import Began, Ended, Event, Stepped
-from ntkexp.sweep.duration import duration
 from ntkexp.sweep.watch import AbstractWatcher, Unwatched
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import final
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from ntkexp.component import Component
@@ -25,6 +25,7 @@ from ntkexp.data.gaps import filled, means
 from ntkexp.data.noise import noisy
 from ntkexp.data.scale import MEASURES, Standardise, each, unchanged
 from ntkexp.mistake import Mistake
+from ntkexp.size import Count, CountOrNone
 from ntkexp.stream import stream
 
 
@@ -67,9 +68,9 @@ class Data:
 class AbstractSource(Component):
     """Examples, and how many of them each split gets; where `test` is None it gets the rest."""
 
-    train: PositiveInt = 128
-    probe: NonNegativeInt = 128
-    test: NonNegativeInt | None = None
+    train: Count = 128
+    probe: CountOrNone = 128
+    test: CountOrNone | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)  # None: whatever seed the whole experiment has
     label_noise: float = Field(0.0, ge=0, lt=1)
     standardise: Standardise = "each"

@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeInt
-
 from ntkexp.data.format import cifar
 from ntkexp.data.format.place import UserPath
 from ntkexp.data.images import AbstractImages, Pictures
+from ntkexp.size import CountOrNone
 
 
 class CIFAR10(AbstractImages):
@@ -30,7 +29,7 @@ class CIFAR10(AbstractImages):
         "ship",
         "truck",
     )
-    test: NonNegativeInt | None = 1024
+    test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (3, 5)
     path: UserPath
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 from math import pi
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
+from ntkexp.size import Count
 
 
 class Circle(AbstractSynthetic):
     """Regression; `frequencies` are the k."""
 
-    frequencies: tuple[PositiveInt, ...] = Field((1, 2, 3), min_length=1)
+    frequencies: tuple[Count, ...] = Field((1, 2, 3), min_length=1)
 
     def examples(self, generator: torch.Generator) -> Examples:
         angle = 2 * pi * torch.rand(self.size, 1, generator=generator, dtype=torch.float64)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeInt
-
 from ntkexp.data.format import idx
 from ntkexp.data.format.place import UserPath
 from ntkexp.data.images import AbstractImages, Pictures
+from ntkexp.size import CountOrNone
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 ADVICE = (
@@ -36,7 +35,7 @@ class FashionMNIST(AbstractImages):
         "bag",
         "ankle boot",
     )
-    test: NonNegativeInt | None = 1024
+    test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (0, 6)
     path: UserPath | None = None
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeInt
-
 from ntkexp.data.format import idx
 from ntkexp.data.format.place import UserPath
 from ntkexp.data.images import AbstractImages, Pictures
+from ntkexp.size import CountOrNone
 
 ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"
 
@@ -21,7 +20,7 @@ class MNIST(AbstractImages):
     """Ten classes; the rest of the set is large, so `test` is a number unless it is set to null."""
 
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    test: NonNegativeInt | None = 1024
+    test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (3, 8)
     path: UserPath
 

@@ -13,19 +13,20 @@ True
 from __future__ import annotations
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from ntkexp.data.base import Examples
 from ntkexp.data.tokens import AbstractTokens
 from ntkexp.mistake import Mistake
+from ntkexp.size import Count, CountOrNone
 
 
 class ModularAddition(AbstractTokens):
     """`modulus` classes, of which token k is class k; the sign '=' is the token `modulus`."""
 
-    train: PositiveInt = 64
-    probe: NonNegativeInt = 24
-    modulus: int = Field(11, ge=2)
+    train: Count = 64
+    probe: CountOrNone = 24
+    modulus: int = Field(11, ge=2, le=4096)
     equals: bool = False
 
     def examples(self, generator: torch.Generator) -> Examples:

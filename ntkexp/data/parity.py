@@ -11,19 +11,19 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import PositiveInt
 from torch import Tensor
 
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
 from ntkexp.mistake import Mistake
+from ntkexp.size import Count
 
 
 class Parity(AbstractSynthetic):
     """Two classes; the inputs are corners of the cube {−1, 1}^dimension, or Gaussian."""
 
-    dimension: PositiveInt = 10
-    order: PositiveInt = 2
+    dimension: Count = 10
+    order: Count = 2
     inputs: Literal["signs", "gaussian"] = "signs"
 
     def examples(self, generator: torch.Generator) -> Examples:

@@ -17,19 +17,20 @@ from math import sqrt
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
+from ntkexp.size import LARGEST, Depth
 
 
 class Sphere(AbstractSynthetic):
     """Regression; the inputs have `dimension` coordinates."""
 
-    dimension: int = Field(10, ge=2)
-    degree: PositiveInt = 2
+    dimension: int = Field(10, ge=2, le=LARGEST)
+    degree: Depth = 2
 
     def examples(self, generator: torch.Generator) -> Examples:
         directions = normalize(torch.randn(self.degree, self.dimension, generator=generator, dtype=torch.float64))

@@ -5,16 +5,15 @@ What is to be learned is drawn before the inputs, so that more examples of one s
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt
-
 from ntkexp.data.base import AbstractSource
 from ntkexp.data.scale import Standardise
+from ntkexp.size import CountOrNone
 
 
 class AbstractSynthetic(AbstractSource):
     """There is no rest to test on, so `test` is a number."""
 
-    test: NonNegativeInt = 256
+    test: CountOrNone = 256
     standardise: Standardise = "none"
 
     @property

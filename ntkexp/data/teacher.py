@@ -8,17 +8,17 @@ from __future__ import annotations
 from math import sqrt
 
 import torch
-from pydantic import PositiveInt
 
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
+from ntkexp.size import Count
 
 
 class Teacher(AbstractSynthetic):
     """Regression; the inputs have `dimension` coordinates, the teacher has `hidden` units."""
 
-    dimension: PositiveInt = 10
-    hidden: PositiveInt = 16
+    dimension: Count = 10
+    hidden: Count = 16
 
     def examples(self, generator: torch.Generator) -> Examples:
         first = torch.randn(self.dimension, self.hidden, generator=generator, dtype=torch.float64)

@@ -14,23 +14,23 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Int
-from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from ntkexp.data.base import Examples
 from ntkexp.data.format.place import UserPath, contents, existing, given
 from ntkexp.data.tokens import AbstractTokens
 from ntkexp.mistake import Mistake
+from ntkexp.size import Count, CountOrNone
 
 
 class Text(AbstractTokens):
     """Few examples by default, since there are many classes."""
 
-    train: PositiveInt = 32
-    probe: NonNegativeInt = 16
-    test: NonNegativeInt | None = 16
+    train: Count = 32
+    probe: CountOrNone = 16
+    test: CountOrNone | None = 16
     path: UserPath
-    context: PositiveInt = 16
+    context: Count = 16
 
     def files(self) -> tuple[Path, ...]:
         return (existing(self.path),)

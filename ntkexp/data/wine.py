@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
-from pydantic import NonNegativeInt, PositiveInt
 
 from ntkexp.data.base import AbstractSource, Examples
 from ntkexp.data.carried import carried
+from ntkexp.size import Count, CountOrNone
 
 
 class Wine(AbstractSource):
     """Three classes; the set is small, and so are its splits."""
 
-    train: PositiveInt = 64
-    probe: NonNegativeInt = 32
+    train: Count = 64
+    probe: CountOrNone = 32
 
     def examples(self, generator: torch.Generator) -> Examples:
         inputs, target = carried("wine")

@@ -78,7 +78,7 @@ def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
     limit, own = kernels(wide, inputs, given.train, experiment), variances(wide, inputs, experiment)
-    data = experiment.data.split(experiment.seed)
+    data = experiment.draw()
     seeds = range(experiment.seed, experiment.seed + count)
     modules = [drawn_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds]
     found = []

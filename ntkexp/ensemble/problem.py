@@ -32,7 +32,7 @@ class Problem:
 def problem(experiment: Experiment) -> Problem:
     """Of an experiment that the processes are about: refused, if it is another."""
     refuse_other(experiment)
-    data = experiment.data.split(experiment.seed)
+    data = experiment.draw()
     encoded = targets(data)
     everything = torch.cat([getattr(data, name).inputs for name in ("train", "probe", "test")])
     places, axis = placed(everything.flatten(1))

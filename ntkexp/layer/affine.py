@@ -22,7 +22,7 @@ from math import prod, sqrt
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.layer.base import AbstractLayer
@@ -34,6 +34,7 @@ from ntkexp.layer.signal import Signal
 from ntkexp.layer.weighted import CONVOLUTIONS, Affine, Convolution
 from ntkexp.layer.window import box
 from ntkexp.mistake import Mistake
+from ntkexp.size import LARGEST, Depth
 
 Parametrisation = Literal["ntk", "standard", "mean_field"]
 
@@ -41,7 +42,7 @@ Parametrisation = Literal["ntk", "standard", "mean_field"]
 class AbstractAffine(AbstractLayer):
     """A layer with `features` outputs, and the scales of its weights; a `frozen` one keeps its first weights."""
 
-    features: PositiveInt
+    features: int = Field(ge=1, le=100 * LARGEST)  # layers may be wider than the network's width
     W_std: Positive = 1.0
     b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"
@@ -128,8 +129,8 @@ class Conv(AbstractAffine):
     (4, 4, 4)
     """
 
-    window: PositiveInt | tuple[PositiveInt, ...] = 3
-    stride: PositiveInt = 1
+    window: Depth | tuple[Depth, ...] = 3
+    stride: Depth = 1
     circular: bool = False
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ntkexp.layer.smooth import AbstractSmooth
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.size import CountOrNone
 
 FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "arctan": torch.arctan,
@@ -47,7 +48,7 @@ class Generic(AbstractSmooth):
     """σ by its name; `deg` is read by others, and plays no part here."""
 
     fn: Annotated[str, AfterValidator(smooth)]
-    deg: int = 0
+    deg: CountOrNone = 0
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return FUNCTIONS[self.fn](z)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from ntkexp.layer.base import AbstractLayer
@@ -22,6 +22,7 @@ from ntkexp.layer.named import named
 from ntkexp.layer.pairs import Pairs
 from ntkexp.layer.signal import Signal
 from ntkexp.mistake import Mistake
+from ntkexp.size import Count
 
 EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
 
@@ -67,7 +68,7 @@ class ChannelNorm(nn.LayerNorm):
 class GroupNorm(AbstractLayer):
     """Over groups of channels: the most, up to `groups`, that divide them."""
 
-    groups: PositiveInt = 8
+    groups: Count = 8
     eps: float = Field(1e-5, gt=0)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

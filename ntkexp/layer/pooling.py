@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import BeforeValidator
 from torch import nn
 
 from ntkexp.layer.base import AbstractLayer
@@ -20,12 +20,13 @@ from ntkexp.layer.named import named
 from ntkexp.layer.pairs import Pairs
 from ntkexp.layer.signal import Signal
 from ntkexp.mistake import Mistake
+from ntkexp.size import Depth
 
 
 class AbstractPool(AbstractLayer):
     """Windows that do not overlap; what does not fill a window is left out."""
 
-    window: PositiveInt | tuple[PositiveInt, ...] = 2
+    window: Depth | tuple[Depth, ...] = 2
 
     @property
     @abstractmethod

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import nn
 
 from ntkexp.component import Component
@@ -16,6 +15,7 @@ from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake
 from ntkexp.model.output import Reading, read
 from ntkexp.model.task import Task
+from ntkexp.size import Count
 
 
 class AbstractArchitecture(Component):
@@ -23,7 +23,7 @@ class AbstractArchitecture(Component):
 
     remedy: ClassVar[str] = "lower init.W_std or init.alpha"  # for outputs that are not finite
 
-    width: int = Field(512, ge=1)
+    width: Count = 512
 
     @abstractmethod
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
-
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.activation import Activation
 from ntkexp.layer.base import AbstractLayer
@@ -20,15 +18,16 @@ from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.pooling import Pooling
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
+from ntkexp.size import Count, Depth
 
 
 class CNN(AbstractLayered):
     """`depth` convolutions of `width` channels, each followed by its activation and, after the first, pooling."""
 
-    width: int = Field(64, ge=1)
-    depth: int = Field(2, ge=1)
-    kernel: PositiveInt = 3
-    stride: PositiveInt = 1
+    width: Count = 64
+    depth: Depth = 2
+    kernel: Depth = 3
+    stride: Depth = 1
     padding: Literal["zero", "circular"] = "zero"
     activation: Activation = ReLU()
     pooling: Pooling = None

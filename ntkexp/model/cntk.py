@@ -25,13 +25,14 @@ from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
+from ntkexp.size import DEEPEST, Count
 
 
 class CNTK(AbstractLayered):
     """Scales and parametrisation are the paper's; `init` says how the output is read."""
 
-    width: int = Field(64, ge=1)
-    depth: int = Field(4, ge=2)
+    width: Count = 64
+    depth: int = Field(4, ge=2, le=DEEPEST)
     pooling: bool = False
     fixed: bool = False
 

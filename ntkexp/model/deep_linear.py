@@ -14,12 +14,13 @@ from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
 from ntkexp.model.base import AbstractLayered
+from ntkexp.size import DEEPEST
 
 
 class DeepLinear(AbstractLayered):
     """`depth` hidden layers of `width` units without activations."""
 
-    depth: int = Field(2, ge=0)
+    depth: int = Field(2, ge=0, le=DEEPEST)
 
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
         return (Flatten(), *(init.dense(self.width),) * self.depth, init.readout(outputs))

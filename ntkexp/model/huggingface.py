@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
@@ -38,14 +38,15 @@ from ntkexp.model.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import along, dividing, fitting
 from ntkexp.records.json_file import read_object
+from ntkexp.size import Count, Depth
 
 
 class HuggingFace(AbstractArchitecture):
     """`width`, `depth` and `heads` are those of a model by name; heads are the most that divide the width."""
 
-    width: int = Field(32, ge=1)
-    depth: int = Field(1, ge=1)
-    heads: PositiveInt = 4
+    width: Count = 32
+    depth: Depth = 1
+    heads: Depth = 4
     name: str = "gpt2"
     path: Path | None = None
     options: dict[str, Option] = Field({})

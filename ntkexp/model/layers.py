@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Dense
@@ -22,6 +22,7 @@ from ntkexp.layer.spec import parse
 from ntkexp.layer.width import widened
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
+from ntkexp.size import Count
 
 USUAL = (
     Flatten(),
@@ -38,7 +39,7 @@ class Layers(AbstractLayered):
     Scales and parametrisation are those of the layers; `init` says how the output is read.
     """
 
-    width: int = Field(64, ge=1)
+    width: Count = 64
     spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse)] = USUAL
 
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:

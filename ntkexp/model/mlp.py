@@ -16,12 +16,13 @@ from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.model.base import AbstractLayered
+from ntkexp.size import DEEPEST
 
 
 class MLP(AbstractLayered):
     """`depth` hidden layers of `width` units, then a linear readout."""
 
-    depth: int = Field(2, ge=0)
+    depth: int = Field(2, ge=0, le=DEEPEST)
     activation: Activation = ReLU()
 
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:

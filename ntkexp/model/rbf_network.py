@@ -19,18 +19,18 @@ from math import prod, sqrt
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.task import Task
+from ntkexp.size import Count
 
 
 class RBFNetwork(AbstractArchitecture):
     """`width` Gaussian units, then a linear readout."""
 
-    width: int = Field(128, ge=1)
+    width: Count = 128
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
         task.refuse_tokens(self.kind)

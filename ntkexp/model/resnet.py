@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.activation import Activation
@@ -21,16 +23,27 @@ from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.residual import Residual
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
+from ntkexp.size import LARGEST, Count, Depth
 
 
 class ResNet(AbstractLayered):
     """`stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the channels."""
 
-    width: int = Field(32, ge=1)
-    stages: PositiveInt = 3
-    blocks: PositiveInt = 1
+    width: Count = 32
+    stages: int = Field(3, ge=1, le=16)
+    blocks: Depth = 1
     norm: Norm = None
     activation: Activation = ReLU()
+
+    @model_validator(mode="after")
+    def refuse_too_wide(self) -> Self:
+        """Channels double from stage to stage."""
+        if self.width * 2 ** (self.stages - 1) > LARGEST:
+            raise Mistake(
+                f"model.stages={self.stages}: from model.width={self.width} channels double at every stage, to more "
+                f"than {LARGEST}; lower one of the two"
+            )
+        return self
 
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
         if len(shape) < 2:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, get_type_hints
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import nn
 
 from ntkexp.init.base import AbstractInit
@@ -26,14 +26,15 @@ from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import dividing, fitting
+from ntkexp.size import Count, Depth
 
 
 class Timm(AbstractArchitecture):
     """`name` is one of timm's; weights are drawn as the model itself draws them."""
 
-    width: int = Field(16, ge=1)
-    depth: int = Field(1, ge=1)
-    heads: PositiveInt = 4
+    width: Count = 16
+    depth: Depth = 1
+    heads: Depth = 4
     name: str = "resnet10t"
     options: dict[str, Option] = Field({})
 

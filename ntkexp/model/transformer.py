@@ -13,22 +13,22 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.task import Task
+from ntkexp.size import Count, Depth
 
 
 class Transformer(AbstractArchitecture):
     """`depth` blocks of `width` channels; heads are the most, up to `heads`, that divide the width."""
 
-    width: int = Field(32, ge=1)
-    depth: int = Field(1, ge=1)
-    heads: PositiveInt = 4
-    patch: PositiveInt = 4
+    width: Count = 32
+    depth: Depth = 1
+    heads: Depth = 4
+    patch: Depth = 4
     feed_forward: Literal["gelu", "swiglu"] = "gelu"
     causal: bool = False
     tied: bool = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import prod, sqrt
 from typing import Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import model_validator
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import Dense
@@ -23,13 +23,14 @@ from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
+from ntkexp.size import CountOrNone, Depth
 
 
 class UCI(AbstractLayered):
     """Scales and parametrisation are the paper's; `init` says how the output is read."""
 
-    depth: int = Field(3, ge=1)
-    fixed: NonNegativeInt = 0
+    depth: Depth = 3
+    fixed: CountOrNone = 0
 
     @model_validator(mode="after")
     def refuse_untrained(self) -> Self:

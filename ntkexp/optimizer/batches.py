@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Int
-from pydantic import PositiveInt
 from torch import Tensor
 
 from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.size import Count
 from ntkexp.stream import stream
 
 
@@ -19,7 +19,7 @@ class AbstractBatched(AbstractOptimizer):
     Without replacement, each epoch passes over a new permutation and its last batch may be short.
     """
 
-    batch: PositiveInt | None = None
+    batch: Count | None = None
     replacement: bool = False
 
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:

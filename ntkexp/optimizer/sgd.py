@@ -6,13 +6,12 @@ torch.Size([2])
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
-
 from ntkexp.optimizer.batches import AbstractBatched
 from ntkexp.optimizer.plain import AbstractPlain
+from ntkexp.size import Count
 
 
 class SGD(AbstractBatched, AbstractPlain):
     """Mini-batches of 32."""
 
-    batch: PositiveInt | None = 32
+    batch: Count | None = 32

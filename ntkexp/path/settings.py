@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from ntkexp.component import Component
 from ntkexp.kernel.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 from ntkexp.path.rule.secant import Secant
-from ntkexp.path.timetable import AbstractTimetable, Adaptive, Planned
+from ntkexp.path.timetable import MOST_KERNELS, AbstractTimetable, Adaptive, Planned
+from ntkexp.size import LONGEST, Count, CountOrNone, Steps
 
 
 class Path(Component):
     """The rules that read each step, where they are read, and the schedule of kernel snapshots."""
 
     rule: tuple[AbstractRule, ...]
-    nodes: PositiveInt = 2
-    pieces: PositiveInt = 1
-    romberg: NonNegativeInt = 0
+    nodes: int = Field(2, ge=1, le=100)
+    pieces: int = Field(1, ge=1, le=10**4)
+    romberg: int = Field(0, ge=0, le=16)
     casts: Casts = "keep"
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
-    outputs: Literal["all"] | tuple[NonNegativeInt, ...] = "all"
-    error_samples: NonNegativeInt = 16
-    attributed: PositiveInt = 64
+    outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
+    error_samples: CountOrNone = 16
+    attributed: Count = 64
     every: Literal[1, "snapshots"] = 1
-    schedule: Literal["log", "adaptive"] | PositiveInt | tuple[NonNegativeInt, ...] = "log"
-    count: int = Field(16, ge=2)
+    schedule: Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=LONGEST)], ...] = "log"
+    count: int = Field(16, ge=2, le=MOST_KERNELS)
     change: PositiveFloat = 0.02
 
     @model_validator(mode="after")
@@ -108,6 +109,11 @@ class Path(Component):
             positions = [k / (self.count - 2) for k in range(self.count - 1)] if self.count > 2 else [1.0]
             chosen = {round(steps**position) for position in positions}
         elif isinstance(schedule, int):
+            if steps // schedule >= MOST_KERNELS:
+                raise Mistake(
+                    f"path.schedule={schedule}: over steps={steps} these are {steps // schedule + 1} kernels, and "
+                    f"{MOST_KERNELS} can be kept; raise path.schedule, or lower steps"
+                )
             chosen = set(range(0, steps, schedule))
         else:
             chosen = {step for step in schedule if step <= steps}

@@ -8,6 +8,7 @@ remains of `count` would, log-spaced, so that these are not used up before the e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, isfinite
@@ -17,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 FARTHEST = 4.0
+MOST_KERNELS = 10**5  # each is a file
 
 
 class AbstractTimetable(ABC):
@@ -47,7 +49,7 @@ class AbstractTimetable(ABC):
 
 @dataclass(frozen=True)
 class Planned(AbstractTimetable):
-    """Steps that are known in advance."""
+    """Steps that are known in advance, in order."""
 
     steps: tuple[int, ...]
 
@@ -56,7 +58,8 @@ class Planned(AbstractTimetable):
         return len(self.steps)
 
     def due(self, step: int) -> bool:
-        return step in self.steps
+        place = bisect_left(self.steps, step)
+        return place < len(self.steps) and self.steps[place] == step
 
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
         pass

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from pydantic import NonNegativeInt
+from pydantic import Field
 
 from ntkexp.component import Component
+from ntkexp.size import LONGEST
 
 
 class AbstractSchedule(Component):
     """A factor for every step, after a linear warm-up over the first `warm_up` steps."""
 
-    warm_up: NonNegativeInt = 0
+    warm_up: int = Field(0, ge=0, le=LONGEST)
 
     @abstractmethod
     def shape(self, step: int, steps: int) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from ntkexp.schedule.base import AbstractSchedule
+from ntkexp.size import Steps
 
 
 class Staircase(AbstractSchedule):
@@ -14,7 +15,7 @@ class Staircase(AbstractSchedule):
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
 
-    every: PositiveInt = 100
+    every: Steps = 100
     decay: float = Field(0.5, gt=0, le=1)
 
     def shape(self, step: int, steps: int) -> float:

@@ -1,9 +1,4 @@
-"""What a run will cost, from shapes alone: the same experiment is estimated the same on every machine and day.
-
-seconds   on one core of an ordinary processor: START + steps · (BASE + positions · points · work · RATE)
-work      of one point: its weights, and for every number on its tape what the features cost
-bytes     of `ntkexp.path.budget`
-"""
+"""What a run will cost, from shapes alone: seconds of `ntkexp.path.effort`, bytes of `ntkexp.path.budget`."""
 
 from __future__ import annotations
 
@@ -12,10 +7,7 @@ from dataclasses import dataclass, field
 from ntkexp.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
-from ntkexp.prepare import glimpsed
-
-START, BASE, RATE = 3.0, 0.01, 8e-11
-PER_NUMBER = 64  # of a tape, in weights: rows of the features are multiplied with those of the training examples
+from ntkexp.prepare import effort, glimpsed
 
 
 @dataclass(frozen=True)
@@ -48,16 +40,9 @@ def estimated(experiment: Experiment) -> Cost:
     try:
         here = experiment.model_copy(update={"device": "cpu"})
         _, budget, _ = glimpsed(here)
-        return Cost(seconds(here, budget), needed(budget))
+        return Cost(effort(here, budget), needed(budget))
     except Mistake as mistake:
         return Cost(0.0, 0.0, str(mistake))
-
-
-def seconds(experiment: Experiment, budget: Budget) -> float:
-    """Core seconds."""
-    work = budget.points * (budget.parameters + PER_NUMBER * budget.tape_bytes / budget.number_bytes)
-    passes = budget.tapes * (2 if experiment.optimizer.remembers else 1)
-    return START + experiment.steps * (BASE + passes * work * RATE)
 
 
 def needed(budget: Budget) -> float:

@@ -45,7 +45,7 @@ MISTAKES = [
     ("seed=-1", "≥ 0"),
     ("optimizer.stable_fraction=0", "> 0"),
     ("optimizer.step_size=inf", "a number > 0, or null"),
-    ("path.schedule=0", "'log' or 'adaptive', or a whole number > 0, or a list, each a whole number ≥ 0"),
+    ("path.schedule=0", "'log' or 'adaptive', or a whole number ≥ 1 and ≤ 1000000000000, or a list, each a whole"),
     ("schedule=list schedule.factors=[]", "at least 1"),
     # no value
     ("model.width=", "write model.width=VALUE"),

@@ -50,7 +50,7 @@ def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
     experiment = composed(asked)
     from ntkexp.matrix.limit import limit_of
 
-    data = experiment.data.split(experiment.seed)
+    data = experiment.draw()
     return filled(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
 
 
@@ -62,7 +62,7 @@ def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
     from ntkexp.sweep.values import values
 
     chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
-    data = experiment.data.split(experiment.seed)
+    data = experiment.draw()
     tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen, read_outputs(outputs))))
 
 
@@ -84,7 +84,7 @@ def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, whe
         raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
     written.check(CONFIG, "weights.pt")
     experiment = build(written.read_json(CONFIG), admit(asked.trust))
-    data = experiment.data.split(experiment.seed)
+    data = experiment.draw()
     filler = at_checkpoint(experiment, data, folder / "weights.pt", when, read_outputs(outputs))
     tell(asked, filled(asked, experiment, data, filler))
 

@@ -94,7 +94,7 @@ def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
     from ntkexp.matrix.subject import Subject
 
     experiment = compose(asked.overrides, asked.config_dir, asked.trust)
-    subject = Subject(experiment, experiment.data.split(experiment.seed), {}, 1)
+    subject = Subject(experiment, experiment.draw(), {}, 1)
     if subject.data_digest != matrix.description["data_sha256"]:
         named = " ".join(asked.overrides)
         raise Mistake(f"{asked.file} is of other data than {named}; leave that out, or compute the kernel of it")

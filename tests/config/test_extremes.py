@@ -1,0 +1,112 @@
+"""Numbers beyond reason are refused in a line, before anything is allocated; whatever is given is composed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from typing import get_args, get_origin
+
+import pytest
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+import ntkexp
+from ntkexp.component import Component
+from ntkexp.config.allowed import flat
+from ntkexp.kernel.allowance import Allowance
+from ntkexp.mistake import Mistake
+from ntkexp.path.effort import refuse_endless
+from tests.cli.conftest import Command, command
+
+__all__ = ["command"]
+
+MEMBERS = ("classes", "options")  # held against what there is
+SMALL = ("data.train=12", "data.probe=6", "data.test=6", "threads=1", "path.count=3")
+
+
+def components() -> Iterator[type[Component]]:
+    """Every component of the package."""
+    for module in walk_packages(ntkexp.__path__, "ntkexp."):
+        if module.name.split(".")[1] in {"data", "model", "init", "loss", "optimizer", "schedule", "path", "layer"}:
+            import_module(module.name)
+    import_module("ntkexp.experiment")
+    left = [Component]
+    while left:
+        for kind in left.pop().__subclasses__():
+            left.append(kind)
+            if kind.__module__.startswith("ntkexp."):
+                yield kind
+
+
+def whole_numbers(field: FieldInfo) -> Iterator[list[object]]:
+    """The limits of every whole number that a field can hold."""
+
+    def within(kind: object, limits: list[object]) -> Iterator[list[object]]:
+        if kind is int:
+            yield limits
+        elif get_origin(kind) is not None:
+            metadata = list(getattr(kind, "__metadata__", ()))
+            for part in get_args(kind)[:1] if metadata else get_args(kind):
+                yield from within(part, [*limits, *metadata])
+
+    return within(field.annotation, list(field.metadata))
+
+
+def test_every_whole_number_has_two_ends() -> None:
+    found = {
+        f"{kind.__name__}.{name}": {type(limit) for limit in flat(limits)}
+        for kind in components()
+        for name, field in kind.model_fields.items()
+        if name not in MEMBERS
+        for limits in whole_numbers(field)
+    }
+    assert {name for name, limits in found.items() if not (limits & {Ge, Gt} and limits & {Le, Lt})} == set()
+    assert len(found) > 50
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("model.width=100000000000", "model.width=100000000000: it takes a whole number ≥ 1 and ≤ "),
+        ("model.width=10000000", "the network takes an array of [10000000, 64]"),
+        ("model.depth=100000", "≤ 1000"),
+        ("data=sphere data.train=100000", "kernels of 100012 points"),
+        ("data=sphere data.dimension=10000000 data.probe=100000", "the data takes an array of [100018, 10000000]"),
+        ("data=text data.path=x data.context=100000000000000000000", "data.context=1"),
+        ("path.pieces=1000000000", "path.pieces=1000000000: it takes"),
+        ("path.nodes=5000", "path.nodes=5000: it takes"),
+        ("path.romberg=200", "path.romberg=200: it takes"),
+        ("steps=1000000000000000000000000 path.schedule=5", "steps=1000000000000000000000000: it takes"),
+        (
+            "steps=1000000000000 path.schedule=5",
+            "path.schedule=5: over steps=1000000000000 these are 200000000001 kernels",
+        ),
+        ("steps=1000000000000 model.width=8", "steps=1000000000000: this would take about 3"),
+        ("model=resnet model.stages=1000", "model.stages=1000: it takes"),
+        ("model=resnet model.stages=16 model.width=1024", "lower one of the two"),
+        ("model=cnn model.stride=1000000000000000000000", "model.stride=1000000000000000000000: it takes"),
+        ("threads=1000000", "≤ 1024"),
+    ],
+    ids=lambda text: text[:60],
+)
+def test_beyond_reason(words: str, advice: str, command: Command, tmp_path: Path) -> None:
+    status, out, err = command("train", *SMALL, *words.split(), f"--out={tmp_path}", "--quiet")
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert advice in err
+
+
+def test_what_is_made_of_nothing_is_counted_together() -> None:
+    with Allowance(1e-3, "the data", "data.train"):
+        torch.zeros(500, 100)  # 4 bytes each, as every number that nobody asks otherwise
+        torch.randn(50_000, dtype=torch.float64).exp()  # as large as what was counted
+        with pytest.raises(Mistake, match=r"\[100001\], with which there are 0\.001 GB; lower data.train"):
+            torch.empty(100_001)
+
+
+def test_years_on_a_processor_are_months_on_a_thousand() -> None:
+    refuse_endless(1e11, 1, "cuda:0")
+    with pytest.raises(Mistake, match=r"steps=7: this would take about 3\.2e\+03 years on one core"):
+        refuse_endless(1e11, 7, "cpu")
