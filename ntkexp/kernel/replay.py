@@ -83,6 +83,8 @@ class Replay:
         """Give the operation's results the differences that its rule finds."""
         try:
             found = rule(call)
+            results = (found,) if isinstance(found, Tensor) else found
+            pairs = list(zip(entry.results, results, call.ends, strict=True))
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
             return
@@ -92,8 +94,7 @@ class Replay:
             words = next(iter(str(error).splitlines()), type(error).__name__)
             self.unknown |= dict.fromkeys(entry.results, f"the difference rule of {entry.op} fails here: {words}")
             return
-        results = (found,) if isinstance(found, Tensor) else found
-        for slot, delta, (v0, v1) in zip(entry.results, results, call.ends, strict=True):
+        for slot, delta, (v0, v1) in pairs:
             if delta is not None:
                 self.deltas[slot] = delta
             elif not is_settled(v0, v1):
@@ -195,7 +196,7 @@ class Call(AbstractCall):
 
     def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
         deltas = [value.delta for value in (bias, weight) if value is not None and value.delta is not None]
-        by_row = torch.cat([delta.detach().reshape(-1, weight.start.shape[1]) for delta in deltas])
+        by_row = torch.cat([torch.atleast_2d(delta.detach()) for delta in deltas])
         if factor.dim() == 2:
             tap = torch.mm(factor, by_row)
         else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule, total
+from ntkexp.kernel.rules.elementwise import sigmoid
+from ntkexp.kernel.rules.fold import folded, last
 
 
 def mul(call: AbstractCall) -> Tensor:
@@ -34,6 +37,54 @@ def addcmul(call: AbstractCall) -> Tensor:
     if left.delta is not None or right.delta is not None:
         terms.append(call.kwargs.get("value", 1) * multiplied(call, left, right, shape))
     return total(terms, shape)
+
+
+def addcdiv(call: AbstractCall) -> Tensor:
+    """Δ(x + c·a/b)."""
+    added, above, below = call.args
+    shape = call.start.shape
+    terms = [] if added.delta is None else [call.delta(added, shape)]
+    if above.delta is not None or below.delta is not None:
+        terms.append(call.kwargs.get("value", 1) * divided(call, above, below, shape))
+    return total(terms, shape)
+
+
+def prod(call: AbstractCall) -> Tensor:
+    """Of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
+    value, *dims = call.args
+    known = Ends(value.start, value.end, call.delta(value), False, value.from_inputs)
+    return required(folded(last(known, dims[0] if dims else []), partial(pair, call))).reshape(call.start.shape)
+
+
+def pair(call: AbstractCall, left: Ends, right: Ends) -> Ends:
+    """A product of two, and its difference."""
+    delta = multiplied(call, left, right, left.start.shape)
+    return Ends(left.start * right.start, left.end * right.end, delta, False, left.from_inputs)
+
+
+def required(value: Ends) -> Tensor:
+    """The difference of a value that changes."""
+    assert value.delta is not None
+    return value.delta
+
+
+def glu(call: AbstractCall) -> Tensor:
+    """One half, times the sigmoid of the other."""
+    value, dim = call.args[0], call.args[1] if len(call.args) > 1 else -1
+    known = Ends(value.start, value.end, call.delta(value), False, True)
+    left, right = (known.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
+    moved = call.slope(right, partial(sigmoid, call)) * required(right)
+    gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved, False, True)
+    return multiplied(call, left, gate, call.start.shape)
+
+
+def cross(call: AbstractCall) -> Tensor:
+    """The product of two vectors of space that is orthogonal to both."""
+    left, right = call.args
+    op, how = call.entry.op, call.kwargs
+    terms = [] if left.delta is None else [op(call.delta(left, call.start.shape), call.mean(right), **how)]
+    terms += [] if right.delta is None else [op(call.mean(left), call.delta(right, call.start.shape), **how)]
+    return total(terms, call.start.shape)
 
 
 def div(call: AbstractCall) -> Tensor:
@@ -145,9 +196,13 @@ RULES: dict[str, Rule] = {
     "mul": mul,
     "addcmul": addcmul,
     "div": div,
+    "addcdiv": addcdiv,
+    "prod": prod,
+    "glu": glu,
+    "linalg_cross": cross,
     "mm": mm,
     "mv": mv,
-    "dot": dot,
+    **dict.fromkeys(("dot", "vdot"), dot),
     "addmm": addmm,
     "bmm": bmm,
     "baddbmm": baddbmm,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -20,24 +19,25 @@ from torch import Tensor
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.rules.elementwise import quotient, relu
+from ntkexp.kernel.rules.fold import folded, last
 from ntkexp.kernel.rules.linear import joined
+from ntkexp.kernel.rules.smooth import piecewise
 
 
-def pairwise(call: AbstractCall, left: Ends, right: Ends, sign: int) -> Ends:
-    """The larger of two at both ends (the smaller, for sign −1)."""
+def pairwise(call: AbstractCall, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
+    """The larger of two at both ends (the smaller, for sign −1); the second's share where they stay equal is given."""
     choose = torch.maximum if sign > 0 else torch.minimum
     ahead = Ends(sign * (right.start - left.start), sign * (right.end - left.end), None, False, True)
-    weight = call.slope(ahead, lambda d0, d1: share(call, d0, d1))
+    weight = call.slope(ahead, lambda d0, d1: share(call, d0, d1, tied))
     terms = [] if left.delta is None else [(1 - weight) * left.delta]
     terms += [] if right.delta is None else [weight * right.delta]
     start, end = choose(left.start, right.start), choose(left.end, right.end)
     return Ends(start, end, total(terms, start.shape), False, True)
 
 
-def share(call: AbstractCall, d0: Tensor, d1: Tensor) -> Tensor:
-    """How much of the second of two is the maximum, d ahead of the first; half, where they stay equal."""
-    tied = (d0 == 0) & (d1 == 0)
-    return torch.where(tied, 0.5, relu(call, d0, d1))
+def share(call: AbstractCall, d0: Tensor, d1: Tensor, tied: float) -> Tensor:
+    """How much of the second of two is the maximum, d ahead of the first."""
+    return torch.where((d0 == 0) & (d1 == 0), tied, relu(call, d0, d1))
 
 
 def maximum(call: AbstractCall) -> Result:
@@ -50,13 +50,30 @@ def minimum(call: AbstractCall) -> Result:
     return of_two(call, -1)
 
 
-def of_two(call: AbstractCall, sign: int) -> Tensor:
+def first_of_two(sign: int, call: AbstractCall) -> Tensor:
+    """As torch differentiates fmax and fmin: the first where both are equal."""
+    return of_two(call, sign, tied=0.0)
+
+
+def of_two(call: AbstractCall, sign: int, tied: float = 0.5) -> Tensor:
     """The larger or the smaller, with broadcasting."""
-    shape = call.start.shape
-    left, right = (wide(call, value, shape) for value in call.args[:2])
-    result = pairwise(call, left, right, sign).delta
+    left, right = (wide(call, value, call.start.shape) for value in call.args[:2])
+    result = pairwise(call, left, right, sign, tied).delta
     assert result is not None
     return result
+
+
+def clamp(call: AbstractCall) -> Tensor:
+    """Between bounds that change as well: the larger of the value and the one, the smaller of that and the other."""
+    if not any(isinstance(bound, Ends) for bound in call.args[1:]):
+        return piecewise(call)
+    shape = call.start.shape
+    value = wide(call, call.args[0], shape)
+    for sign, bound in zip(BOUNDS[call.entry.name], call.args[1:], strict=False):
+        if bound is not None:
+            value = pairwise(call, value, wide(call, bound, shape), sign, tied=0.0)
+    assert value.delta is not None
+    return value.delta
 
 
 def wide(call: AbstractCall, value: Any, shape: torch.Size) -> Ends:
@@ -66,30 +83,6 @@ def wide(call: AbstractCall, value: Any, shape: torch.Size) -> Ends:
         return Ends(number, number, None, False, False)
     delta = None if value.delta is None else call.delta(value, shape)
     return Ends(value.start.expand(shape), value.end.expand(shape), delta, False, value.from_inputs)
-
-
-def tournament(call: AbstractCall, value: Ends, sign: int) -> Ends:
-    """The largest along the last axis, pair by pair."""
-    while (n := value.start.shape[-1]) > 1:
-        half = n // 2
-        left, right = (value.view(window(start, half)) for start in (0, half))
-        winners = pairwise(call, left, right, sign)
-        value = winners if n % 2 == 0 else with_last(winners, value)
-    return value.view(lambda v: v[..., 0])
-
-
-def window(start: int, size: int) -> Callable[[Tensor], Tensor]:
-    """Consecutive elements along the last axis."""
-    return lambda v: v[..., start : start + size]
-
-
-def with_last(winners: Ends, value: Ends) -> Ends:
-    """The winners of a round, and who had no opponent."""
-    assert winners.delta is not None
-    assert value.delta is not None
-    parts = ((winners.start, value.start), (winners.end, value.end), (winners.delta, value.delta))
-    start, end, delta = (torch.cat([won, all_[..., -1:]], dim=-1) for won, all_ in parts)
-    return Ends(start, end, delta, False, True)
 
 
 def largest(call: AbstractCall) -> Result:
@@ -107,54 +100,23 @@ def extremum(call: AbstractCall, sign: int) -> Result:
     value, *rest = call.args
     if rest and isinstance(rest[0], Ends):
         return of_two(call, sign)
-    dims = rest[0] if rest else list(range(value.start.dim()))
-    dims = [dims] if isinstance(dims, int) else dims or list(range(value.start.dim()))
-    known = Ends(value.start, value.end, call.delta(value), False, True)
-    last = known.view(lambda v: v.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)))
-    found = tournament(call, last, sign).delta
-    assert found is not None
-    delta = found.reshape(call.start.shape)
+    delta = best(call, value, rest[0] if rest else [], sign)
     return delta if len(call.entry.results) == 1 else (delta, None)
 
 
-def max_pool(call: AbstractCall) -> Result:
-    """The largest in each window: a tournament of shifted copies."""
-    value, window, *rest = call.args
-    stride, padding, dilation = (rest[k] if len(rest) > k else [] for k in range(3))
-    ceil = bool(rest[3]) if len(rest) > 3 else False
-    if ceil:
-        raise NoRule("max pooling with ceil_mode")
-    space = value.start.dim() - 2
-    window, stride, padding, dilation = (
-        spelled_out(given, default, space)
-        for given, default in ((window, 1), (stride or window, 1), (padding, 0), (dilation, 1))
-    )
-    borders = [width for width in reversed(padding) for _ in range(2)]
-
-    def shown(v: Tensor, fill: float) -> Tensor:
-        v = torch.nn.functional.pad(v, borders, value=fill)
-        views = []
-        for offset in product(*map(range, window)):
-            places = [
-                slice(d * o, n - d * (w - 1) + d * o, s)
-                for d, o, n, w, s in zip(dilation, offset, v.shape[2:], window, stride, strict=True)
-            ]
-            views.append(v[(slice(None), slice(None), *places)])
-        return torch.stack(views, dim=-1)
-
-    lowest = torch.finfo(value.start.dtype).min / 4  # finite, so that differences of borders are zero
-    windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(call.delta(value), 0.0), False, True)
-    delta = tournament(call, windows, 1).delta
-    assert delta is not None
-    return delta, None
+def both_extremes(call: AbstractCall) -> Result:
+    """The smallest and the largest."""
+    dim = call.kwargs.get("dim")
+    low, high = (best(call, call.args[0], [] if dim is None else dim, sign) for sign in (-1, 1))
+    return low, high
 
 
-def spelled_out(given: Any, default: int, space: int) -> list[int]:
-    """One number for each dimension."""
-    if isinstance(given, int):
-        return [given] * space
-    listed = list(given) or [default]
-    return listed * space if len(listed) == 1 else listed
+def best(call: AbstractCall, value: Ends, dims: int | list[int], sign: int) -> Tensor:
+    """A tournament along some axes, or along all."""
+    known = Ends(value.start, value.end, call.delta(value), False, True)
+    found = folded(last(known, dims), lambda left, right: pairwise(call, left, right, sign)).delta
+    assert found is not None
+    return found.reshape(call.start.shape)
 
 
 def ordered(call: AbstractCall) -> Result:
@@ -260,12 +222,16 @@ def inverted(call: AbstractCall) -> Tensor:
     return -call.delta(call.args[0])
 
 
+BOUNDS = {"clamp": (1, -1), "clamp_min": (1,), "clamp_max": (-1,)}
 RULES: dict[str, Rule] = {
     "maximum": maximum,
     "minimum": minimum,
     **dict.fromkeys(("max", "amax"), largest),
     **dict.fromkeys(("min", "amin"), smallest),
-    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), max_pool),
+    "aminmax": both_extremes,
+    **dict.fromkeys(BOUNDS, clamp),
+    "fmax": partial(first_of_two, 1),
+    "fmin": partial(first_of_two, -1),
     **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), ordered),
     "where": where,
     "masked_fill": masked_fill,

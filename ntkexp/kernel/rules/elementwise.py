@@ -6,8 +6,8 @@ forms without cancellation wherever there are any. With d = z₁ − z₀ and m 
     tanh     (1 − t₀t₁) · tanh(d)/d               sin     cos m · sin(d/2)/(d/2)
     sigmoid  ½[s₀(1−s₁) + s₁(1−s₀)] · tanh(d/2)/(d/2)
     SiLU     mean of s + m · D_sigmoid            GELU    mean of Φ + m · D_Φ
-    exp      exp(max) · (1 − exp(−|d|))/|d|       log     log1p(d/z₀)/d
-    √        1/(√z₀ + √z₁)                        1/z     −1/(z₀z₁)
+    exp      exp(max) · (1 − exp(−|d|))/|d|       1/z     −1/(z₀z₁)
+    √        1/(√z₀ + √z₁)
 
 ReLU takes the quotient as it is: on one side of the kink it is exactly 0 or 1.
 """
@@ -21,7 +21,7 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule, Slope
+from ntkexp.kernel.rules.base import AbstractCall, Rule, Slope
 
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
 NEAR = 0.02  # over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
@@ -103,11 +103,6 @@ def exp(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     return torch.maximum(z0, z1).exp() * quotient(-torch.expm1(-d), d, 1.0)
 
 
-def log(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    ratio = (z1 - z0) / z0
-    return quotient(torch.log1p(ratio), ratio, 1.0) / z0
-
-
 def root(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     return 1 / (z0.sqrt() + z1.sqrt())
 
@@ -119,17 +114,6 @@ def rsqrt(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
 
 def reciprocal(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     return -1 / (z0 * z1)
-
-
-def power(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    """zⁿ for whole n ≥ 1: Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ; the exponents ½, −½ and −1 are roots and reciprocals."""
-    exponent = call.args[1]
-    if exponent in ROOTS:
-        return ROOTS[exponent](call, z0, z1)
-    if exponent != int(exponent) or exponent < 1:
-        raise NoRule(f"no difference rule for the power {exponent}")
-    n = int(exponent)
-    return torch.stack([z0**k * z1 ** (n - 1 - k) for k in range(n)]).sum(0)
 
 
 def gauss_or_quotient(
@@ -146,12 +130,9 @@ def gauss_or_quotient(
 def elementwise(slope: Slope, call: AbstractCall) -> Tensor:
     """D · Δz."""
     value = call.args[0]
-    if any(isinstance(other, Ends) for other in call.args[1:]):
-        raise NoRule(f"no difference rule for {call.entry.op}, whose second argument is a tensor")
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-ROOTS: dict[float, Slope] = {0.5: root, -0.5: rsqrt, -1.0: reciprocal}
 SLOPES: dict[str, Slope] = {
     "abs": absolute,
     "cos": cos,
@@ -159,14 +140,12 @@ SLOPES: dict[str, Slope] = {
     "exp": exp,
     "gelu": gelu,
     "leaky_relu": leaky_relu,
-    "log": log,
     "reciprocal": reciprocal,
     "relu": relu,
     "rsqrt": rsqrt,
     "sigmoid": sigmoid,
     "silu": silu,
     "sin": sin,
-    "pow": power,
     "sqrt": root,
     "tanh": tanh,
 }

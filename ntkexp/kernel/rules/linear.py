@@ -34,7 +34,7 @@ def constant(value: Any) -> Any:
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
-        raise NoRule("an index that depends on the weights")
+        raise NoRule("what steers the operation, such as an index or a grid, changes between the ends of a step")
     return value.start
 
 
@@ -117,16 +117,11 @@ def reduced(call: AbstractCall) -> Result:
     return joined(call)
 
 
-def embedding(call: AbstractCall) -> Result:
-    """Rows of a table, picked by whole numbers. That of padding has no gradient, but a tied weight may move it."""
-    table, index, *rest = call.args
-    indices, padding = constant(index), rest[0] if rest else -1
-    delta = call.picked(table, lambda source: source[indices]) if call.is_cut(table) else call.delta(table)[indices]
-    if padding < 0 or not call.is_point:
-        return delta
-    shown = Ends(call.start, call.start, None, False, True)
-    trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
-    return trained * delta
+def log_likelihood(call: AbstractCall) -> Result:
+    """−x at the right place, and the sum of the weights of the classes."""
+    value, *rest = call.args
+    delta: Tensor = call.entry.op(call.delta(value), *tree_map(constant, rest))[0]
+    return delta, None
 
 
 def add(call: AbstractCall) -> Tensor:
@@ -156,17 +151,18 @@ def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
 
 
 FIRST = """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bilinear2d_aa _upsample_nearest_exact2d alias avg_pool2d
-    avg_pool3d channel_shuffle clone col2im cumsum diag_embed diagonal expand flip gather im2col index
-    index_select masked_select mean nansum neg permute pixel_shuffle pixel_unshuffle reflection_pad1d
-    reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d roll rot90 select
-    slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold unsafe_split
-    unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias avg_pool2d avg_pool3d
+    channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
+    im2col index index_select masked_select max_unpool2d mean nansum neg permute pixel_shuffle pixel_unshuffle rad2deg
+    reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d
+    roll rot90 select slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold
+    unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
 UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zero zeros_like"
 JOINED = """
-    cat diagonal_scatter index_add index_copy masked_scatter scatter_add select_scatter slice_scatter stack
+    block_diag cat diagonal_scatter index_add index_copy masked_scatter scatter_add select_scatter slice_scatter stack
 """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
@@ -175,12 +171,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(UNCHANGED.split(), unchanged),
     **dict.fromkeys(("scatter", "index_fill"), written),
     "scatter_reduce": reduced,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
     "_to_copy": converted,
     "as_strided": restrided,
     "constant_pad_nd": padded,
     "copy": replaced,
     "fill": replaced,
-    "embedding": embedding,
     "add": add,
     "sub": sub,
     "rsub": rsub,

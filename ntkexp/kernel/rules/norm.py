@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import isinf, prod
 
+import torch
 from torch import Tensor
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.rules.bilinear import divided, multiplied
-from ntkexp.kernel.rules.elementwise import root, rsqrt
+from ntkexp.kernel.rules.choice import pairwise
+from ntkexp.kernel.rules.elementwise import absolute, quotient, rsqrt
+from ntkexp.kernel.rules.fold import folded, last
+from ntkexp.kernel.rules.power import real_power
 
 
 def layer_norm(call: AbstractCall) -> Result:
@@ -38,7 +43,7 @@ def batch_norm(call: AbstractCall) -> Result:
     x, gain, bias, mean, variance, training, _, eps = call.args
     along = [1, -1] + [1] * (x.start.dim() - 2)
     if training or mean is None:
-        if x.from_inputs:
+        if x.from_inputs and len(x.start) > 1:  # instance norm makes one example of all, each with channels of its own
             raise NoRule("batch norm in training mode couples the examples of a batch")
         normed = normalised(call, x, (0, *range(2, x.start.dim())), eps)
         gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
@@ -111,18 +116,75 @@ def lengths(call: AbstractCall, value: Ends, dims: list[int]) -> Ends:
     if value.delta is None:
         return length
     inside = 2 * (call.mean(value) * call.delta(value)).sum(dims, keepdim=True)
-    return replace(length, delta=inside * call.slope(Ends(start, end, None, False, True), partial(root, call)))
+    scale = call.slope(length, lambda l0, l1: quotient(torch.ones_like(l0), l0 + l1, 0.0))
+    return replace(length, delta=inside * scale)
 
 
 def vector_norm(call: AbstractCall) -> Tensor:
-    """The length of a vector."""
-    value, order = call.args[0], call.args[1] if len(call.args) > 1 else 2
-    if order not in (2, 2.0):
-        raise NoRule(f"the {order}-norm of a vector")
+    """The length of a vector, in the sense of some order."""
+    value, order = call.args[0], call.args[1] if len(call.args) > 1 and call.args[1] is not None else 2
     dims = call.args[2] if len(call.args) > 2 else None
-    delta = lengths(call, value, list(range(value.start.dim())) if dims is None else dims).delta
+    known = Ends(value.start, value.end, call.delta(value), False, True)
+    return sized(call, known, list(range(value.start.dim())) if dims is None else dims, float(order))
+
+
+def sized(call: AbstractCall, value: Ends, dims: list[int], order: float) -> Tensor:
+    """The difference of (Σ|x|ᵖ)^{1/p}, or of the largest or smallest |x|."""
+    if order == 2:
+        delta = lengths(call, value, dims).delta
+    elif order == 0:
+        raise NoRule("the 0-norm counts numbers")
+    else:
+        size = moved(call, value, partial(absolute, call), torch.abs)
+        delta = extreme(call, size, dims, order) if isinf(order) else rooted(call, size, dims, order)
     assert delta is not None
     return delta.reshape(call.start.shape)
+
+
+def extreme(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
+    """Of the largest or the smallest."""
+    return folded(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1)).delta
+
+
+def rooted(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
+    """Of (Σxᵖ)^{1/p}; no vector at all has no slope, as for torch."""
+    powers = moved(call, size, lambda x0, x1: real_power(torch.full_like(x0, order), x0, x1), lambda x: x**order)
+    summed = powers.view(lambda v: v.sum(dims, keepdim=True))
+
+    def root(s0: Tensor, s1: Tensor) -> Tensor:
+        return torch.where((s0 == 0) & (s1 == 0), 0.0, real_power(torch.full_like(s0, 1 / order), s0, s1))
+
+    return moved(call, summed, root, lambda x: x ** (1 / order)).delta
+
+
+def moved(
+    call: AbstractCall, value: Ends, slope: Callable[[Tensor, Tensor], Tensor], function: Callable[[Tensor], Tensor]
+) -> Ends:
+    """A function of every number, and its difference."""
+    assert value.delta is not None
+    delta = call.slope(value, slope) * value.delta
+    return Ends(function(value.start), function(value.end), delta, False, True)
+
+
+def distances(call: AbstractCall) -> Tensor:
+    """Between the rows of two matrices."""
+    left, right, order, *_ = call.args
+    shape = torch.Size([*call.start.shape, left.start.shape[-1]])
+    rows, columns = left.view(lambda v: v[..., :, None, :]), right.view(lambda v: v[..., None, :, :])
+    terms = [] if left.delta is None else [call.delta(rows, shape)]
+    terms += [] if right.delta is None else [-call.delta(columns, shape)]
+    gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape), False, True)
+    return sized(call, gap, [-1], float(order))
+
+
+def deviation(call: AbstractCall) -> Result:
+    """The root of the variance, and the mean if it is asked for."""
+    found = variance(call)
+    delta, *means = (found,) if isinstance(found, Tensor) else found
+    start, end = call.ends[0]
+    slope = call.slope(Ends(start, end, None, False, True), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0))
+    assert delta is not None
+    return (slope * delta, *means) if means else slope * delta
 
 
 RULES: dict[str, Rule] = {
@@ -130,7 +192,8 @@ RULES: dict[str, Rule] = {
     "native_layer_norm": layer_norm,
     "native_group_norm": group_norm,
     "native_batch_norm": batch_norm,
-    "var": variance,
-    "var_mean": variance,
+    **dict.fromkeys(("var", "var_mean"), variance),
+    **dict.fromkeys(("std", "std_mean"), deviation),
+    "_cdist_forward": distances,
     **dict.fromkeys(("linalg_vector_norm", "norm"), vector_norm),
 }

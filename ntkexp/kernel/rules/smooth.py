@@ -15,10 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus as plain_softplus
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule, total
-from ntkexp.kernel.rules.elementwise import NEAR, NODES, quotient, relu
+from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule, Slope, total
+from ntkexp.kernel.rules.elementwise import NEAR, NODES, elementwise, exp, quotient, relu
+from ntkexp.kernel.rules.softmax import log_mean
 
 
 def slope(function: Callable[[Tensor], Tensor], breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
@@ -78,15 +81,57 @@ def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor | tuple[Te
     return delta if len(call.entry.results) == 1 else (delta, *[None] * (len(call.entry.results) - 1))
 
 
-def celu(call: AbstractCall) -> Tensor:
-    """As ELU, since torch differentiates CELU with 1/α in single precision."""
-    value, alpha = call.args[0], call.args[1] if len(call.args) > 1 else call.kwargs.get("alpha", 1.0)
+def logit(call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
+    """With the breaks of the number that it clamps with."""
+    eps = call.args[1] if len(call.args) > 1 else call.kwargs.get("eps")
+    return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
-    def function(z: Tensor) -> Tensor:
-        result: Tensor = torch.ops.aten.elu(z, alpha, 1, 1 / alpha)
-        return result
 
-    return call.slope(value, partial(slope, function, (0.0,))) * call.delta(value)
+def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
+    """Of log(1 + eᵘ) = log(e⁰ + eᵘ): the share of eᵘ, by logarithmic means of both shares."""
+    above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
+    return above / (above + below)
+
+
+def softplus(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """log(1 + e^βz)/β, and z where βz is beyond a threshold."""
+    beta, threshold = (call.args[k] if len(call.args) > k else default for k, default in ((1, 1.0), (2, 20.0)))
+    beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
+    jump = quotient(plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0)
+    inside = torch.where(beyond0 & beyond1, 1.0, softplus_slope(beta * z0, beta * z1))
+    return torch.where(beyond0 == beyond1, inside, jump)
+
+
+def log_sigmoid(call: AbstractCall) -> tuple[Tensor | None, ...]:
+    """−log(1 + e⁻ᶻ), and what torch keeps for its gradient."""
+    value: Ends = call.args[0]
+    return call.slope(value, lambda z0, z1: softplus_slope(-z0, -z1)) * call.delta(value), None
+
+
+def elu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """scale·(relu(z) + α(e^{s·min(z, 0)} − 1)), with the share of ReLU in the change of z."""
+    alpha, scale, rate = (call.args[k] if len(call.args) > k else 1.0 for k in (1, 2, 3))
+    return exponential_below(call, z0, z1, alpha, scale, rate)
+
+
+def celu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """ELU of z/α, times α; torch differentiates it with 1/α in single precision."""
+    alpha = call.args[1] if len(call.args) > 1 else 1.0
+    return exponential_below(call, z0, z1, alpha, 1.0, 1 / alpha)
+
+
+def exponential_below(call: AbstractCall, z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
+    """Of scale·z above zero, and scale·α(e^{rate·z} − 1) below."""
+    on = relu(call, z0, z1)
+    return scale * (on + (1 - on) * alpha * rate * exp(call, *(rate * z.clamp(max=0) for z in (z0, z1))))
+
+
+def nan_to_num(call: AbstractCall) -> Tensor:
+    """What is no number at both ends does not change."""
+    value: Ends = call.args[0]
+    both = value.start.isnan() & value.end.isnan()
+    slope = call.slope(value, partial(linear_pieces, function_of(call)))
+    return torch.where(both, 0.0, slope) * torch.where(both, 0.0, call.delta(value))
 
 
 def piecewise(call: AbstractCall) -> Tensor:
@@ -116,29 +161,34 @@ ANALYTIC: dict[str, tuple[float, ...]] = {
     "atan": (),
     "atanh": (-1.0, 1.0),
     "cosh": (),
-    "elu": (0.0,),
     "erfc": (),
     "erfinv": (-1.0, 1.0),
-    "exp2": (),
     "expm1": (),
     "hardswish": (-3.0, 3.0),
-    "log10": (0.0,),
-    "log1p": (-1.0,),
-    "log2": (0.0,),
-    "log_sigmoid_forward": (),
-    "logit": (0.0, 1.0),
+    "i0": (),
+    "lgamma": tuple(float(-k) for k in range(64)),
     "mish": (20.0,),
+    "sinc": (),
     "sinh": (),
-    "softplus": (20.0,),
+    "special_erfcx": (),
+    "special_i0e": (0.0,),
+    "special_i1": (),
+    "special_i1e": (0.0,),
+    "special_log_ndtr": (),
+    "special_ndtri": (0.0, 1.0),
     "tan": tuple(pi / 2 + k * pi for k in range(-8, 8)),
 }
 PIECEWISE = """
-    ceil clamp clamp_max clamp_min floor frac hardshrink hardsigmoid hardtanh nan_to_num round sgn sign
+    ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign
     softshrink threshold trunc
 """
+SLOPES: dict[str, Slope] = {"celu": celu, "elu": elu, "softplus": softplus}
 RULES: dict[str, Rule] = {
     **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},
     **dict.fromkeys(PIECEWISE.split(), piecewise),
-    "celu": celu,
+    **{name: partial(elementwise, slope) for name, slope in SLOPES.items()},
+    "log_sigmoid_forward": log_sigmoid,
+    "logit": logit,
+    "nan_to_num": nan_to_num,
     "_prelu_kernel": prelu,
 }

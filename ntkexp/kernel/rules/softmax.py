@@ -37,9 +37,9 @@ def logsumexp(call: AbstractCall) -> Tensor:
 
 
 def centred(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
-    """Δz − Σ w Δz."""
+    """Δz − Σ w Δz; where a mask hides everything there are no weights."""
     delta = call.delta(value)
-    weights = mean / mean.sum(dim, keepdim=True)
+    weights = quotient(mean, mean.sum(dim, keepdim=True), 0.0)
     return delta - (weights * delta).sum(dim, keepdim=True)
 
 
