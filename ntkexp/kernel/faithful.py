@@ -7,6 +7,9 @@ of length zero, and by autograd through the module as it is.
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +19,7 @@ from ntkexp.kernel.ownership import Owners
 from ntkexp.kernel.precision import eps
 from ntkexp.kernel.recorder import columns, plain_kernels
 from ntkexp.kernel.replay import Replay
+from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.tape import Tape
 from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
@@ -27,13 +31,59 @@ UNFAITHFUL = (
 
 
 def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
-    """Both ways agree, up to what rounding could do."""
+    """Rules and autograd agree, up to what rounding could do."""
+    refuse_no_numbers(tape)
+    cotangent = random_cotangent(tape)
+    gradients = by_autograd(function, tape, trained, cotangent)
+    if any(gradient.isnan().any() for gradient in gradients.values()):
+        raise NoRule(f"autograd's gradients are no numbers{spoiled(function, tape, trained, cotangent)}")
+    values = by_rules(tape, trained, owned, cotangent)
+    if any(value.isnan().any() for value in values.values()):
+        raise NoRule("the difference rules give no numbers, where something infinite cancels")
+    return agree(values, gradients, tape)
+
+
+def is_as_it_runs(function: Function, tape: Tape, trained: frozenset[str]) -> bool:
+    """The graph that was recorded is the module's own; a write under no_grad, once rewritten, has another."""
+    cotangent = random_cotangent(tape)
+    leaves = {name: tape[slot] for slot, name in tape.weights.items() if name in trained}
+    found = torch.autograd.grad(
+        tape[tape.output], list(leaves.values()), cotangent, retain_graph=True, materialize_grads=True
+    )
+    return agree(dict(zip(leaves, found, strict=True)), by_autograd(function, tape, trained, cotangent), tape)
+
+
+def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
+    """One for all outputs."""
     noise = torch.randn(tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64)
-    cotangent = noise.to(tape.outputs)
-    values, gradients = by_rules(tape, trained, owned, cotangent), by_autograd(function, tape, trained, cotangent)
+    return noise.to(tape.outputs)
+
+
+def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
+    """Whether two ways to the same gradients differ by rounding alone."""
     # √eps is far more than another order of summation changes, and far less than a gradient that is left out
-    tolerance = eps(tape) ** 0.5 * max(float(gradient.abs().max()) for gradient in gradients.values())
-    return all(bool(((values[name] - gradients[name]).abs() <= tolerance).all()) for name in gradients)
+    largest = max(float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel())
+    return all(bool(((values[name] - gradients[name]).abs() <= eps(tape) ** 0.5 * largest).all()) for name in gradients)
+
+
+def refuse_no_numbers(tape: Tape) -> None:
+    """Outputs that are no numbers have no differences; said is which operation made the first."""
+    if not tape.outputs.isnan().any():
+        return
+    known = [value.is_floating_point() and bool(value.isnan().any()) for value in tape.values]
+    made = (entry.op for entry in tape.entries if any(known[slot] for slot in entry.results))
+    raise NoRule(f"outputs of the module are no numbers, from {next(made, 'its inputs or weights')} on")
+
+
+def spoiled(function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]) -> str:
+    """Where autograd's gradients stop being numbers, by its own account."""
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
+            by_autograd(function, tape, trained, cotangent)
+    except RuntimeError as error:
+        found = re.search(r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error))
+        return f", from {found[1]} on" if found else ""
+    return ""
 
 
 def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Float[Tensor, "example out"]) -> Weights:

@@ -20,7 +20,7 @@ from ntkexp.kernel.answers import Answers
 from ntkexp.kernel.arrange import arrange
 from ntkexp.kernel.closure import Closure, closure
 from ntkexp.kernel.company import refuse_company
-from ntkexp.kernel.faithful import UNFAITHFUL, is_faithful
+from ntkexp.kernel.faithful import UNFAITHFUL, is_as_it_runs, is_faithful
 from ntkexp.kernel.features import Features
 from ntkexp.kernel.jacobian import jacobian
 from ntkexp.kernel.ownership import Owners, owners, same_owners
@@ -51,6 +51,7 @@ class Found:
 
     routes: Answers[Routes] = field(default_factory=lambda: Answers(LATEST))
     owners: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))
+    graphs: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
     faithful: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
 
 
@@ -86,7 +87,7 @@ class Reader:
             return self.along(tape, tape, chosen)
         owned = self.owned(tape)
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
-        uses = plain_products(tape, self.trained) if differentiable else None
+        uses = plain_products(tape, self.trained) if differentiable and self.is_as_it_runs(tape) else None
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return features(tape[tape.output], uses, owned, weights, those(tape, chosen))
@@ -136,12 +137,20 @@ class Reader:
             raise NoRule(UNFAITHFUL)
         return owned
 
+    def is_as_it_runs(self, tape: Tape) -> bool:
+        """Whether autograd's graph on the tape is the module's own, asked as often."""
+        ask = partial(is_as_it_runs, self.function, tape, self.trained)
+        return self.found.graphs.to(self.question(tape, self.deciding(tape)), ask)
+
     def is_faithful(self, tape: Tape) -> bool:
         """Whether autograd differentiates the values, asked once for every structure, routing and mask."""
-        known = self.routes(tape)
-        question = self.question(tape, (*known.steering, *known.masks))
         ask = partial(is_faithful, self.function, tape, self.trained, self.owned(tape))
-        return self.found.faithful.to(question, ask)
+        return self.found.faithful.to(self.question(tape, self.deciding(tape)), ask)
+
+    def deciding(self, tape: Tape) -> tuple[Slot, ...]:
+        """What routes values, and masks."""
+        known = self.routes(tape)
+        return (*known.steering, *known.masks)
 
     def routes(self, tape: Tape) -> Routes:
         """The values of a tape that decide something."""

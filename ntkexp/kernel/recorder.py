@@ -66,6 +66,10 @@ class Recorder(DispatchMode):
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is aten._embedding_bag_forward_only.default:
+            func = aten._embedding_bag.default  # the same, for which there are gradients
+        if func is aten.rrelu_with_noise.default and not args[4]:
+            return self.apply(aten.leaky_relu.default, args[0], (args[2] + args[3]) / 2)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Mistake(
                 f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"

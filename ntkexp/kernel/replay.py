@@ -196,7 +196,7 @@ class Call(AbstractCall):
 
     def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
         deltas = [value.delta for value in (bias, weight) if value is not None and value.delta is not None]
-        by_row = torch.cat([torch.atleast_2d(delta.detach()) for delta in deltas])
+        by_row = torch.cat([delta.detach() if delta.dim() == 2 else delta.detach()[None] for delta in deltas])
         if factor.dim() == 2:
             tap = torch.mm(factor, by_row)
         else:

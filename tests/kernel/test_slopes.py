@@ -13,7 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from ntkexp.kernel.rules.elementwise import NEAR, SLOPES
+from ntkexp.kernel.rules import elementwise, power, smooth
+from ntkexp.kernel.rules.elementwise import NEAR
+
+SLOPES = elementwise.SLOPES | power.SLOPES | smooth.SLOPES
 
 EPS = torch.finfo(torch.float64).eps
 TINY = torch.finfo(torch.float64).tiny  # below it numbers have fewer digits
@@ -48,6 +51,16 @@ def logistic_slope(z: mpf) -> mpf:
     return logistic(z) * logistic(-z)
 
 
+def softplus(z: mpf) -> mpf:
+    """As torch has it, the same number beyond 20."""
+    return z if z > 20 else mpmath.log1p(mpmath.exp(z))
+
+
+def power_bound(z: float, slope: float) -> float:
+    """p log(z₁/z₀) is rounded before exp is taken."""
+    return 100 * slope
+
+
 def tanh_gelu(z: mpf) -> mpf:
     return z / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mp.pi) * (z + mpf(0.044715) * z**3)))
 
@@ -79,9 +92,19 @@ def quotient(z: float, slope: float) -> float:
 
 KNOWN: dict[str, Known] = {
     "abs": Known(abs, mpmath.sign, relative),
+    "celu": Known(
+        lambda z: max(z, 0) + mpf(0.1) * mpmath.expm1(min(z, 0) / mpf(0.1)),
+        lambda z: 1 if z > 0 else mpmath.exp(z / mpf(0.1)),
+        # z/α is rounded before exp is taken
+        lambda z, slope: 8 + 20 * min(z, 4.0),
+        args=(0.1,),
+    ),
     "cos": Known(mpmath.cos, lambda z: -mpmath.sin(z), turned),
+    "elu": Known(lambda z: z if z > 0 else mpmath.expm1(z), lambda z: 1 if z > 0 else mpmath.exp(z), absolute),
     "erf": Known(mpmath.erf, lambda z: 2 / mpmath.sqrt(mp.pi) * mpmath.exp(-z * z), quotient),
     "exp": Known(mpmath.exp, mpmath.exp, relative),
+    # z log 2 is rounded before exp is taken
+    "exp2": Known(lambda z: 2**z, lambda z: 2**z * mpmath.log(2), lambda z, slope: (8 + 2 * z) * slope),
     "gelu": Known(
         lambda z: z * mpmath.ncdf(z),
         lambda z: mpmath.ncdf(z) + z * mpmath.npdf(z),
@@ -91,6 +114,9 @@ KNOWN: dict[str, Known] = {
         lambda z: z if z > 0 else z * mpf(0.1), lambda z: 1 if z > 0 else mpf(0.1), relative, args=(0.1,)
     ),
     "log": Known(mpmath.log, lambda z: 1 / z, relative, positive=True),
+    "log10": Known(mpmath.log10, lambda z: 1 / z / mpmath.log(10), relative, positive=True),
+    "log1p": Known(mpmath.log1p, lambda z: 1 / (1 + z), relative, positive=True),
+    "log2": Known(lambda z: mpmath.log(z, 2), lambda z: 1 / z / mpmath.log(2), relative, positive=True),
     "pow": Known(lambda z: z**4, lambda z: 4 * z**3, lambda z, slope: 16 * z**3, args=(4,)),
     "reciprocal": Known(lambda z: 1 / z, lambda z: -1 / z**2, relative, positive=True),
     "relu": Known(lambda z: max(z, mpf(0)), lambda z: mpf(z > 0), relative),
@@ -98,6 +124,8 @@ KNOWN: dict[str, Known] = {
     "sigmoid": Known(logistic, logistic_slope, absolute),
     "silu": Known(lambda z: z * logistic(z), lambda z: logistic(z) + z * logistic_slope(z), scaled),
     "sin": Known(mpmath.sin, mpmath.cos, turned),
+    # across the break at 20 a quotient, of two numbers of that size
+    "softplus": Known(softplus, lambda z: 1 if z > 20 else logistic(z), lambda z, slope: 100 * slope),
     "sqrt": Known(mpmath.sqrt, lambda z: 1 / (2 * mpmath.sqrt(z)), relative, positive=True),
     "tanh": Known(mpmath.tanh, lambda z: mpmath.sech(z) ** 2, absolute),
 }
@@ -114,6 +142,9 @@ VARIANTS: dict[str, tuple[str, Known]] = {
         ),
     ),
     "root by pow": ("pow", Known(mpmath.sqrt, lambda z: 1 / (2 * mpmath.sqrt(z)), relative, True, (0.5,))),
+    "power 1.7": ("pow", Known(lambda z: z ** mpf(1.7), lambda z: 1.7 * z ** mpf(0.7), power_bound, True, (1.7,))),
+    "power −3": ("pow", Known(lambda z: z**-3, lambda z: -3 * z**-4, power_bound, True, (-3,))),
+    "power 11": ("pow", Known(lambda z: z**11, lambda z: 11 * z**10, lambda z, slope: 100 * z**10, args=(11,))),
 }
 
 distances = st.one_of(st.just(0.0), st.floats(-14, 1.5).map(lambda u: 10.0**u))
@@ -129,6 +160,7 @@ def test_every_slope_is_known_to_fifty_digits() -> None:
 @example(-1e-12, 1e-10, 1)
 @example(3.0, NEAR, 1)
 @example(3.0, NEAR * (1 + 1e-9), 1)
+@example(30.0, 1e16, -1)  # of positive numbers, one of them 10¹⁶ times smaller
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_slope(variant: str, z0: float, distance: float, sign: int) -> None:
     name, known = VARIANTS[variant]

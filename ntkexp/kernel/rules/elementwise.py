@@ -99,12 +99,18 @@ def cos(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exp(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    d = (z1 - z0).abs()
-    return torch.maximum(z0, z1).exp() * quotient(-torch.expm1(-d), d, 1.0)
+    return log_mean(z0, z1)
+
+
+def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
+    """(e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|; zero where both are −∞."""
+    d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
+    return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(0.0, posinf=0.0)
 
 
 def root(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    return 1 / (z0.sqrt() + z1.sqrt())
+    """Nothing where both are zero: there is no change, and autograd has no number either."""
+    return quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0)
 
 
 def rsqrt(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:

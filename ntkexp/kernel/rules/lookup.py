@@ -58,5 +58,5 @@ def weighted(call: AbstractCall, table: Ends, indices: Tensor, gains: Ends | Non
 
 RULES: dict[str, Rule] = {
     "embedding": embedding,
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), bags),
+    "_embedding_bag": bags,
 }

@@ -94,7 +94,7 @@ def variance(call: AbstractCall) -> Result:
     count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
     deviation, delta = value.view(lambda v: v - v.mean(dims, keepdim=True)), call.delta(value)
     spread = 2 * (call.mean(deviation) * delta).sum(dims, keepdim=keep) / count
-    return (spread, delta.mean(dims, keepdim=keep)) if call.entry.name == "var_mean" else spread
+    return (spread, delta.mean(dims, keepdim=keep)) if len(call.entry.results) > 1 else spread
 
 
 def weight_norm(call: AbstractCall) -> Result:
@@ -147,14 +147,15 @@ def extreme(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Te
 
 
 def rooted(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
-    """Of (Σxᵖ)^{1/p}; no vector at all has no slope, as for torch."""
-    powers = moved(call, size, lambda x0, x1: real_power(torch.full_like(x0, order), x0, x1), lambda x: x**order)
+    """Of (Σxᵖ)^{1/p}."""
+    powers = moved(call, size, partial(raised, order), lambda x: x**order)
     summed = powers.view(lambda v: v.sum(dims, keepdim=True))
+    return moved(call, summed, partial(raised, 1 / order), lambda x: x ** (1 / order)).delta
 
-    def root(s0: Tensor, s1: Tensor) -> Tensor:
-        return torch.where((s0 == 0) & (s1 == 0), 0.0, real_power(torch.full_like(s0, 1 / order), s0, s1))
 
-    return moved(call, summed, root, lambda x: x ** (1 / order)).delta
+def raised(p: float, z0: Tensor, z1: Tensor) -> Tensor:
+    """The slope of zᵖ."""
+    return real_power(torch.full_like(z0, p), z0, z1)
 
 
 def moved(

@@ -55,7 +55,8 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     one_side = torch.where(d == 0, p * high ** (p - 1), grown)
     turned = torch.where(z0 < 0, (-torch.ones_like(z0)) ** (p - 1), 1.0)
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
-    return torch.where(p == 0, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
+    still = (p == 0) | (high == 0) & (p < 1)  # at zero a root has no slope, and what does not change needs none
+    return torch.where(still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
 
 
 def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:

@@ -20,8 +20,7 @@ from torch.nn.functional import softplus as plain_softplus
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule, Slope, total
-from ntkexp.kernel.rules.elementwise import NEAR, NODES, elementwise, exp, quotient, relu
-from ntkexp.kernel.rules.softmax import log_mean
+from ntkexp.kernel.rules.elementwise import NEAR, NODES, elementwise, exp, log_mean, quotient, relu
 
 
 def slope(function: Callable[[Tensor], Tensor], breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:

@@ -9,22 +9,24 @@ exactly, since both ends sum to one. (Decomposed into exp, sum and division it b
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
 from ntkexp.kernel.rules.base import AbstractCall, Ends, Rule
-from ntkexp.kernel.rules.elementwise import quotient
+from ntkexp.kernel.rules.elementwise import log_mean, quotient
 
 
 def softmax(call: AbstractCall) -> Tensor:
     value, dim = call.args[:2]
-    mean = call.slope(value, lambda z0, z1: log_mean(z0.log_softmax(dim), z1.log_softmax(dim)))
+    mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
     return mean * centred(call, value, mean, dim)
 
 
 def log_softmax(call: AbstractCall) -> Tensor:
     value, dim = call.args[:2]
-    mean = call.slope(value, lambda z0, z1: log_mean(z0.log_softmax(dim), z1.log_softmax(dim)))
+    mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
     return centred(call, value, mean, dim)
 
 
@@ -43,15 +45,14 @@ def centred(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
     return delta - (weights * delta).sum(dim, keepdim=True)
 
 
+def logarithms(z: Tensor, dim: int) -> Tensor:
+    """Of the shares; −∞ stays what it is, also where a mask hides everything."""
+    return torch.where(z == -inf, z, z.log_softmax(dim))
+
+
 def normalised(z: Tensor, dim: int | list[int]) -> Tensor:
     """z − log Σ exp z."""
     return z - torch.logsumexp(z, dim, keepdim=True)
-
-
-def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
-    """(e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|; zero where both are −∞."""
-    d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
-    return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(0.0, posinf=0.0)
 
 
 RULES: dict[str, Rule] = {

@@ -5,6 +5,7 @@ from tests.kernel.samples.base import Sample
 from tests.kernel.samples.chosen import CHOSEN
 from tests.kernel.samples.curved import CURVED
 from tests.kernel.samples.layered import LAYERED
+from tests.kernel.samples.paired import PAIRED
 from tests.kernel.samples.plain import PLAIN
 
-SAMPLES: dict[str, Sample] = PLAIN | ARRANGED | CURVED | LAYERED | CHOSEN
+SAMPLES: dict[str, Sample] = PLAIN | ARRANGED | CURVED | LAYERED | CHOSEN | PAIRED

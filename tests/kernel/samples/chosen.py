@@ -21,8 +21,15 @@ def overwritten(h: Tensor, k: Tensor) -> Tensor:
 
 
 CHOSEN: dict[str, Sample] = {
+    "adaptive_max_pool2d": lambda h, k: torch.cat(
+        [functional.adaptive_max_pool2d(image(h), size).flatten(1) for size in ((1, 2), (2, 2), 4)], 1
+    ),
+    "adaptive_max_pool3d": lambda h, k: functional.adaptive_max_pool3d(volume(h), (1, 1, 2)),
     "amax": lambda h, k: square(h).amax(2) + k.amax((1,), keepdim=True),
     "amin": lambda h, k: square(h).amin(2) + k.amin((1,), keepdim=True),
+    "aminmax": lambda h, k: torch.stack(
+        [*torch.aminmax(h, dim=1), *torch.stack([torch.stack(torch.aminmax(row)) for row in k], 1)], 1
+    ),
     "bitwise_and": lambda h, k: torch.where((h > 0) & (k > 0) & (torch.arange(6) > 1), h, k),
     "bitwise_not": lambda h, k: torch.where(~(h > 0), h, k),
     "bitwise_or": lambda h, k: torch.where((h > 0) | (k > 0), h, k),
@@ -42,7 +49,15 @@ CHOSEN: dict[str, Sample] = {
     "lt": lambda h, k: (h < k) * (h + 2 * k),
     "masked_fill": lambda h, k: h.masked_fill(h > 0.3, 2.0) + k.masked_fill(h > 0, 0.5),
     "max": lambda h, k: square(h).max(2).values + torch.stack([row.max() for row in k])[:, None],
-    "max_pool2d_with_indices": lambda h, k: functional.max_pool2d(image(h), 2, stride=1, padding=1, dilation=(1, 2)),
+    "max_pool2d_with_indices": lambda h, k: torch.cat(
+        [
+            functional.max_pool2d(image(h), 2, stride=1, padding=1, dilation=(1, 2)).flatten(1),
+            functional.max_pool2d(image(k), 2, stride=(1, 2), ceil_mode=True).flatten(1),
+            functional.max_pool2d(image(h), 2, stride=3, padding=1, ceil_mode=True).flatten(1),
+            functional.max_pool1d(k[:, None], 2, stride=3, padding=1).flatten(1),
+        ],
+        1,
+    ),
     "max_pool3d_with_indices": lambda h, k: functional.max_pool3d(volume(h), (1, 2, 2), stride=1, padding=(0, 1, 1)),
     "maximum": lambda h, k: torch.maximum(h, k[:, :1]) + torch.maximum(k, torch.ones(6, dtype=h.dtype)),
     "median": lambda h, k: ranked(h).median(1).values,

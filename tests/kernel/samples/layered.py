@@ -31,7 +31,7 @@ def pair(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def batch_normalised(h: Tensor, k: Tensor) -> Tensor:
+def batch_normalised(h: Tensor) -> Tensor:
     """By a running mean and variance, with a gain and a bias."""
     return functional.batch_norm(channels(h), pair(0.5, -1.0), pair(2.0, 0.3), pair(1.5, -0.5), pair(0.1, 0.2))
 
@@ -42,10 +42,12 @@ def group_normalised(h: Tensor, k: Tensor) -> Tensor:
 
 
 def masked_attention(h: Tensor, k: Tensor) -> Tensor:
-    """Each position sees itself and the earlier ones."""
+    """Each position sees itself and the earlier ones; or the first sees nothing."""
     q, keys = (square(v)[:, None] for v in (h, k))
     seen = torch.ones(2, 2, dtype=torch.bool).tril()
-    return functional.scaled_dot_product_attention(q, keys, q, attn_mask=seen)
+    return torch.cat(
+        [functional.scaled_dot_product_attention(q, keys, q, attn_mask=m) for m in (seen, seen.tril(-1))], 1
+    )
 
 
 LAYERED: dict[str, Sample] = {
@@ -62,9 +64,10 @@ LAYERED: dict[str, Sample] = {
     ),
     "convolution": lambda h, k: own_kernels(h, k).flatten(1).sum(1) + fixed_kernels(h, k).flatten(1).sum(1),
     "dot": lambda h, k: torch.stack([torch.dot(a, b) for a, b in zip(h, k, strict=True)]),
-    "linalg_vector_norm": lambda h, k: torch.linalg.vector_norm(h, dim=1, keepdim=True) * k,
     "logsumexp": lambda h, k: torch.logsumexp(square(h), 2) + torch.logsumexp(k, 1, keepdim=True),
-    "native_batch_norm": batch_normalised,
+    "native_batch_norm": lambda h, k: (
+        batch_normalised(h) * functional.instance_norm(channels(k), weight=pair(1.5, -0.5))
+    ),
     "native_group_norm": group_normalised,
     "native_layer_norm": lambda h, k: functional.layer_norm(h, (6,), torch.arange(6, dtype=h.dtype) - 2) * k,
     "norm": lambda h, k: torch.norm_except_dim(h, 2, 0) * k,
