@@ -29,8 +29,10 @@ def largest_floor(run: Ran) -> float:
     return max(row.floor or 0.0 for row in run.rows("secant"))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("step_size", ["1e-9", "1e-7", "1e-5", "1e-3", "1e-1"])
+@pytest.mark.parametrize(
+    ("step_size", "activation"),
+    [("1e-9", "relu"), ("1e-7", "tanh"), ("1e-5", "relu"), ("1e-3", "tanh"), ("1e-1", "relu")],
+)
 def test_the_error_follows_the_floor_at_every_step_size(step_size: str, activation: str) -> None:
     run = ran(f"optimizer.step_size={step_size}", f"model.activation={activation}", LADDER)
     assert all_follow(run)
@@ -43,8 +45,7 @@ def test_the_error_follows_the_floor_at_the_largest_stable_step(activation: str)
     assert all_follow(ran("optimizer.stable_fraction=1", f"model.activation={activation}", LADDER))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("alpha", ["1", "1e2", "1e4", "1e6"])
+@pytest.mark.parametrize(("alpha", "activation"), [("1", "relu"), ("1e2", "tanh"), ("1e4", "relu"), ("1e6", "tanh")])
 @pytest.mark.parametrize("reading", ["init.alpha=1", "init.centred=true", "init.antisymmetric=true"])
 def test_the_error_follows_the_floor_at_every_output_scale(reading: str, alpha: str, activation: str) -> None:
     run = ran(reading, f"init.alpha={alpha}", f"model.activation={activation}", LADDER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import cast
 
 import pytest
@@ -24,7 +25,7 @@ REMEMBERING = (
     ("optimizer=momentum", "optimizer.dampening=0.2", "optimizer.weight_decay=0.1"),
     ("optimizer=nesterov", "optimizer.batch=10", "optimizer.weight_decay=0.1"),
 )
-LOSSES = ("squared", "cross_entropy", "logistic")
+EACH = list(zip(BATCHES + REMEMBERING, cycle(("squared", "cross_entropy", "logistic"))))  # both enter by themselves
 ROUNDING = 1e-12  # 20 steps through a kernel of 24 rows
 
 
@@ -62,8 +63,7 @@ def predicted(run: Ran, machine: str) -> Float[Tensor, "point out"]:
     return outcome.outputs
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("batch", BATCHES + REMEMBERING, ids=lambda overrides: overrides[0] + overrides[-1])
+@pytest.mark.parametrize(("batch", "loss"), EACH)
 def test_the_linearised_machine_is_the_linear_model_trained_with_the_same_steps(
     batch: tuple[str, ...], loss: str
 ) -> None:
