@@ -88,9 +88,14 @@ class RunFolder:
         wrong = wrong or broken(self.path, done["seals"], largest)
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
+    @property
+    def vouching(self) -> str | None:
+        """The file that holds the seals of others, if there is one by now."""
+        return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
+
     def broken(self, *names: str) -> list[str]:
         """Of these files, and those in these folders, the ones that are not as they were written."""
-        vouching = DONE if (self.path / DONE).is_file() else BEGUN
+        vouching = self.vouching or BEGUN
         try:
             seals: Seals = read_sealed(self.path / vouching)["seals"]
         except Mistake:
@@ -99,9 +104,9 @@ class RunFolder:
         return [file for name, asked in found.items() for file in (broken(self.path, asked) if asked else [name])]
 
     def check(self, *names: str) -> None:
-        """Refuse a finished run of which these files, or files in these folders, are not as they were written."""
+        """Refuse a run of which these files, or files in these folders, are not as they were written."""
         if wrong := self.broken(*names):
-            raise Damaged(f"{self.path} is damaged: {several(wrong)} not as {DONE} says; {REDO}")
+            raise Damaged(f"{self.path} is damaged: {several(wrong)} not as it was written; {REDO}")
 
     @contextmanager
     def claim(self) -> Iterator[None]:

@@ -44,6 +44,8 @@ def entry(path: Path) -> Entry:
     """One of them; what cannot be read of it is said in its place."""
     folder = RunFolder(path)
     try:
+        if folder.vouching:
+            folder.check(CONFIG)
         config, damage = flat(read_object(path / CONFIG)), ""
     except Mistake as mistake:
         config, damage = {}, str(mistake)
@@ -54,13 +56,11 @@ def said(folder: RunFolder) -> str:
     """The outcome of a run that is done, how far another has come, or what it broke at."""
     path = folder.path
     try:
-        if folder.done:
-            return str(read_sealed(path / DONE).get("outcome", ""))
+        if (path / DONE).is_file():
+            return folder.defect or str(read_sealed(path / DONE).get("outcome", ""))
         error = path / "error.txt"
         if folder.state == "dead" and error.is_file():
             return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-        if folder.state == "damaged":
-            return folder.defect or ""
         reached = read_sealed(path / "progress.json")
         return f"step {reached['step']} of {reached['steps']}"
     except (Mistake, OSError, KeyError):

@@ -138,7 +138,8 @@ def test_a_link_to_a_run_is_not_followed(command: Command, outputs: Path, tmp_pa
 def test_a_damaged_run_is_listed_with_its_damage(command: Command, outputs: Path) -> None:
     (outputs / "runs" / "mlp-w64-s0-0" / "config.json").write_text("{")
     ended = command("runs", "--out", str(outputs))
-    assert "not JSON" in ended.out
+    assert "mlp-w64-s0-0 is damaged: config.json" in ended.out
+    assert names(command, outputs, "state=damaged") == ["mlp-w64-s0-0"]
     assert ended.out.splitlines()[0].split() == ["run", "state", "model.width", "outcome"]
     shutil.rmtree(outputs / "runs")
     assert "no run in" in command("runs", "--out", str(outputs)).out
