@@ -91,7 +91,15 @@ def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     found = {}
     for name, integrals in walk.ledger.integrals.items():
         kernel, contributions, decay = (widened(part, walk.setting) for part in integrals.parts)
-        found[name] = PathKernel(kernel, contributions, decay, details[name], known(walk, name))
+        half_by = walk.ledger.half_by(name)
+        found[name] = PathKernel(
+            kernel,
+            contributions,
+            decay,
+            details[name],
+            known(walk, name),
+            None if half_by is None else widened(half_by, walk.setting),
+        )
     return found
 
 

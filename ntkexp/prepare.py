@@ -198,6 +198,7 @@ def placed(
         few.bytes_per_example,
         inputs.element_size(),
         experiment.optimizer.copies,
+        experiment.optimizer.remembers and bool(experiment.path.finer),
     )
     chosen = wanted if len(wanted) < outputs else None
     return Points(reader, inputs, train, budget.block, budget.keep, chosen), budget, few

@@ -16,17 +16,41 @@ from torch import Tensor
 from ntkexp.kernel.segment import Segment
 from ntkexp.path.backward import Backward, StepBack
 from ntkexp.path.descent import sizes
+from ntkexp.path.doubled import Doubled, sampled
+from ntkexp.path.halves import Halves, empty
 from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.ledger import Error, Hindsight
 from ntkexp.path.points import Block, Points, cut
 from ntkexp.path.recording import Recording
+from ntkexp.prepare import Setting
 from ntkexp.shapes import Weights
 from ntkexp.walk import Walk, opened
+
+DOUBLED = "doubled"  # no rule's name
 
 
 def retraced(walk: Walk, recording: Recording) -> Retrace:
     """The second pass before its first step back."""
-    integrals = opened(walk.setting)
-    return Retrace(walk, recording, integrals, {name: [Tally() for _ in walk.step_sizes] for name in integrals})
+    setting, integrals = walk.setting, opened(walk.setting)
+    like = setting.kernel.new_zeros(len(setting.attributed), *setting.path_shape[1:3])
+    return Retrace(
+        walk,
+        recording,
+        integrals,
+        {name: [Tally() for _ in walk.step_sizes] for name in integrals},
+        {name: empty(walk.step, like) for name in integrals},
+        doubled(setting),
+    )
+
+
+def doubled(setting: Setting) -> Doubled | None:
+    """The measure of the parts by secants, at nothing; none where nobody asks for it."""
+    path, shape = setting.experiment.path, setting.path_shape
+    if not path.finer:
+        return None
+    sample = sampled(len(setting.attributed), path.error_samples).to(setting.attributed.device)
+    room = (setting.kernel.new_zeros(len(sample), *shape[1:axes]) for axes in (4, 3, 2))
+    return Doubled(Integrals(path.finer, *room), sample, path.gain)
 
 
 @dataclass
@@ -37,6 +61,8 @@ class Retrace:
     recording: Recording
     integrals: dict[str, Integrals]
     tallies: dict[str, list[Tally]]  # for every step
+    halves: dict[str, Halves]  # at the attributed points
+    doubled: Doubled | None
     done: int = 0
     points: Points | None = None  # of the chunk at work
     end: Weights | None = None  # where the next step back comes from, if it is known
@@ -70,9 +96,12 @@ class Retrace:
         self.backward = {
             name: Backward(integrals, place, self.saved.get(name, [])) for name, integrals in self.integrals.items()
         }
-        self.saved = {}
         inputs = setting.points.inputs[place]
-        return replace(setting.points, inputs=inputs, train=0, block=len(inputs), keep=True, shelves=[])
+        points = replace(setting.points, inputs=inputs, train=0, block=len(inputs), keep=True, shelves=[])
+        if self.doubled is not None:
+            self.doubled.begin(chunk, points, self.saved.get(DOUBLED, []))
+        self.saved = {}
+        return points
 
     def step_back(self, index: int, points: Points) -> Weights:
         """One step back, towards the weights that it began at."""
@@ -92,9 +121,26 @@ class Retrace:
             descent.optimizer.decouples,
         )
         block = Block(points, segment, slice(0, len(points.inputs)))
+        chunk = self.chunks[self.done // self.walk.step]
         for name, backward in self.backward.items():
-            backward.add(step, block, self.tallies[name][index])
+            self.halves[name].add(index, chunk, backward.add(step, block, self.tallies[name][index]))
+        if self.doubled is not None:
+            self.doubled.add(step)
         return start
+
+    @property
+    def hindsight(self) -> dict[str, Hindsight]:
+        """What the second pass has found out of the parts beside them, by rule."""
+        setting = self.walk.setting
+        found = {}
+        for name, integrals in self.integrals.items():
+            half_by = torch.full_like(integrals.contributions, torch.nan)
+            half_by[setting.attributed] = self.halves[name].by(self.walk.step_sizes)
+            error = None
+            if self.doubled is not None and name == "secant":
+                error = Error(self.doubled.error(integrals.contributions[setting.attributed]))
+            found[name] = Hindsight(error, half_by)
+        return found
 
     def tallied(self, step: int) -> dict[str, Tally]:
         """What the gradients of a step did, by rule."""
@@ -107,6 +153,8 @@ class Retrace:
             "done": self.done,
             "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
             "brackets": {name: backward.state for name, backward in self.backward.items()},
+            "halves": {name: halves.state for name, halves in self.halves.items()},
+            "doubled": None if self.doubled is None else self.doubled.state,
             "tallies": {name: [asdict(tally) for tally in tallies] for name, tallies in self.tallies.items()},
         }
 
@@ -116,4 +164,8 @@ class Retrace:
         for name, integrals in self.integrals.items():
             integrals.restore(state["integrals"][name])
             self.tallies[name] = [Tally(**tally) for tally in state["tallies"][name]]
-        self.saved = dict(state["brackets"]) if self.done % self.walk.step else {}
+            self.halves[name].restore(state["halves"][name])
+        brackets = dict(state["brackets"])
+        if self.doubled is not None:
+            brackets[DOUBLED] = self.doubled.restore(state["doubled"])
+        self.saved = brackets if self.done % self.walk.step else {}

@@ -75,7 +75,7 @@ def go_back(walk: Walk, journal: AbstractJournal, recording: Recording, saved: M
         retrace.restore(saved)
     for _ in retrace.steps_back():
         journal.retraced(retrace)
-    walk.ledger = EveryStep(retrace.integrals, None)
+    walk.ledger = EveryStep(retrace.integrals, None, retrace.hindsight)
     for step in range(walk.step):
         walk.check(step, retrace.tallied(step))
     journal.attributed([{"step": step} | shared(retrace.tallied(step)) for step in range(walk.step)])

@@ -122,8 +122,7 @@ def every_step(setting: Setting) -> EveryStep:
     integrals = {} if setting.experiment.optimizer.remembers else opened(setting)
     if not (path.finer and integrals):
         return EveryStep(integrals, None)
-    gain = 1 + 1 / (4 ** (path.romberg + 1) - 1)
-    return EveryStep(integrals, sampled(setting, integrals["secant"].pieces, gain))
+    return EveryStep(integrals, sampled(setting, integrals["secant"].pieces, path.gain))
 
 
 def sampled(setting: Setting, coarse: tuple[Piece, ...], gain: float) -> ErrorBar:

@@ -13,7 +13,7 @@ from ntkexp.machine.base import Prediction
 from ntkexp.machine.ladder import results
 from ntkexp.prepare import Setting
 from ntkexp.records.atomic import being_written
-from ntkexp.records.contributions import write_contributions
+from ntkexp.records.contributions import half_by, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import finish_kernels, write_array
 from ntkexp.records.predictions import write_predictions
@@ -28,6 +28,7 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     for name, integral in evidence.paths.items():
         write_array(kernels, f"path_{name}", array(integral.kernel[read]))
     parts = {name: array(integral.contributions[read]) for name, integral in evidence.paths.items()}
+    parts |= {half_by(name): array(i.half_by[read]) for name, i in evidence.paths.items() if i.half_by is not None}
     facts = {name: integral.facts for name, integral in evidence.paths.items()}
     write_contributions(path / "contributions.zarr", parts, facts)
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}

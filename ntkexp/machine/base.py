@@ -27,6 +27,7 @@ class PathKernel:
     decay: Float[Tensor, "probe out"]
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
+    half_by: Float[Tensor, "probe out train"] | None = None  # share of the path's time, where that was seen
 
 
 @dataclass(frozen=True)

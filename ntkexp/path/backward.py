@@ -60,8 +60,8 @@ class Backward:
     saved: list[Tensor]
     bracket: Bracket | None = None
 
-    def add(self, step: StepBack, block: Block, tally: Tally) -> None:
-        """Take one step back."""
+    def add(self, step: StepBack, block: Block, tally: Tally) -> Float[Tensor, "probe out train"]:
+        """Take one step back; what its gradients contributed."""
         kernel, lost = self.taken_in(step, block, tally)
         bracket, past = self.bracket, step.recursion.past
         assert bracket is not None
@@ -73,6 +73,7 @@ class Backward:
         self.integrals.kernel[self.place] += kernel
         self.integrals.contributions[self.place] += parts
         self.integrals.decay[self.place] -= lost
+        return parts
 
     def taken_in(self, step: StepBack, block: Block, tally: Tally) -> tuple[Tensor, Tensor]:
         """Let U take in J̄(r); what `now` ⊙ J̄(r) adds to the kernel, and to the decay."""

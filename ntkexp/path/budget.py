@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ntkexp.mistake import Mistake
+from ntkexp.path.halves import STRETCHES
 
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
@@ -34,6 +35,7 @@ class Budget:
     tape_bytes: float  # per point
     number_bytes: int
     copies: int = 0  # of the weights, that the optimizer holds during a step
+    doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
 
     @property
     def fixed(self) -> float:
@@ -65,10 +67,12 @@ class Budget:
 
     def chunk(self, wanted: int) -> int:
         """How many points are attributed at once by a sum backwards: each has a bracket for every rule and output."""
-        bracket = (self.rules + 1) * self.integrated * self.parameters * self.number_bytes
-        kept = 2 * self.train * self.tape_bytes
+        bracket = (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
+        halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
+        kept = 2 * self.train * self.tape_bytes + halves
         free = self.memory_gb * 1e9 - self.fixed - kept
-        each = bracket + self.per_point + 2 * self.tape_bytes + 2 * self.features_row
+        reading = self.per_point + 2 * self.tape_bytes + 2 * self.features_row
+        each = bracket + (1 + self.doubled) * reading
         if free < each:
             needed = (self.fixed + kept + each) / 1e9
             raise Mistake(

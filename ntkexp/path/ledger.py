@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
+
+from jaxtyping import Float
+from torch import Tensor
 
 from ntkexp.path.descent import Step
 from ntkexp.path.error_bar import ErrorBar
@@ -21,6 +24,15 @@ class Error(NamedTuple):
 
     parts: float
     sums: float | None = None
+
+
+class Hindsight(NamedTuple):
+    """What a pass backwards finds out of the parts by a rule beside them: their error, where that was measured, and the
+    share of the path's time by which half of each was done.
+    """
+
+    error: Error | None
+    half_by: Float[Tensor, "point out train"]
 
 
 class AbstractLedger(ABC):
@@ -43,6 +55,10 @@ class AbstractLedger(ABC):
     def error(self, rule: str, steps: int) -> Error | None:
         """How far off the integrals by a rule are after so many steps, where that is known."""
 
+    def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
+        """When each example acted, where that was seen."""
+        return None
+
     @property
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -59,6 +75,7 @@ class EveryStep(AbstractLedger):
 
     rules: Mapping[str, Integrals]
     error_bar: ErrorBar | None
+    hindsight: Mapping[str, Hindsight] = field(default_factory=dict)
 
     @property
     def integrals(self) -> Mapping[str, Integrals]:
@@ -77,7 +94,12 @@ class EveryStep(AbstractLedger):
         pass
 
     def error(self, rule: str, steps: int) -> Error | None:
+        if rule in self.hindsight:
+            return self.hindsight[rule].error
         return Error(self.error_bar.estimate(steps)) if self.error_bar is not None and rule == "secant" else None
+
+    def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
+        return self.hindsight[rule].half_by if rule in self.hindsight else None
 
     @property
     def state(self) -> dict[str, Any]:

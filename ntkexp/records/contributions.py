@@ -1,6 +1,8 @@
 """contributions.zarr: 𝒮(x, xᵢ), what each training example added to each output at each point.
 
-<rule>  [probe, out, train]   attributes: what is known of the parts, as `error_bar` and `cancellation`
+<rule>          [probe, out, train]   attributes: what is known of the parts, as `error_bar` and `cancellation`
+<rule>_half_by  [probe, out, train]   the share of the path's time by which half of each was done, where steps are
+                                      understood from the end
 """
 
 from __future__ import annotations
@@ -14,6 +16,11 @@ from numpy.typing import NDArray
 from ntkexp.records.store import Facts, create_store, put_array
 
 DIMS = ("probe", "out", "train")
+
+
+def half_by(rule: str) -> str:
+    """What the array is called that says when the parts by a rule were made."""
+    return f"{rule}_half_by"
 
 
 def write_contributions(

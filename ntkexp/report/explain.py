@@ -102,7 +102,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     machine, start = float(outputs_of(run, rule)[k, out]), float(outputs_of(run, "f_0")[k, out])
     total = float(contributions.sum())
     decay = machine - start - total if run.config.get("optimizer", {}).get("weight_decay") else 0.0
-    times = halfway(run, k, out)
+    times = halfway(run, rule, k, out)
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
         split=split,

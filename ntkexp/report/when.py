@@ -2,7 +2,8 @@
 
     m_i(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    half: ∫₀ʰ m_i = ½ ∫₀ᵀ m_i
 
-from the tangent kernels that were kept, by the trapezoidal rule between them.
+from the tangent kernels that were kept, by the trapezoidal rule between them. What an optimizer with memory makes of a
+gradient no kernel of a moment tells: there the second pass has seen it (`path.halves`), or nothing is said.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ntkexp.records.contributions import half_by
+from ntkexp.records.metrics import RETRACED
 from ntkexp.report.run import Run
 
 
-def halfway(run: Run, point: int, out: int) -> NDArray[np.float64]:
+def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
     """For each training example the share of the path time; NaN where it did nothing, or nothing was kept."""
+    if half_by(rule) in run.contributions:
+        return run.contributions[half_by(rule)].isel(probe=point, out=out).to_numpy().astype(float)
     gradients = run.kernels.get("output_gradient")
-    if gradients is None or gradients.sizes["snapshot"] < 2:
+    if (run.path / RETRACED).is_file() or gradients is None or gradients.sizes["snapshot"] < 2:
         return np.full(run.kernels.sizes["train"], np.nan)
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ntkexp.kernel.features import Features
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.gd import GradientDescent
 from ntkexp.path.attributed import shares
+from ntkexp.path.halves import STRETCHES, empty
 from ntkexp.path.points import Block
 from ntkexp.prepare import Setting, prepare
 from ntkexp.retrace import Retrace
@@ -48,8 +50,10 @@ def flat(weights: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([weight.flatten() for weight in weights.values()])
 
 
-def forwards(setting: Setting) -> tuple[Tensor, Tensor]:
-    """𝒮 and 𝒟: each example's gradients pass through a copy of the optimizer's memory, and decay through another."""
+def forwards(setting: Setting, only: int | None = None) -> tuple[Tensor, Tensor]:
+    """𝒮 and 𝒟: each example's gradients pass through a copy of the optimizer's memory, and decay through another; those
+    of all steps, or of one.
+    """
     optimizer: Any = setting.experiment.optimizer
     like, path = setting.weights, setting.experiment.path
     (piece,) = path.quadrature(path.rule[0])
@@ -59,7 +63,7 @@ def forwards(setting: Setting) -> tuple[Tensor, Tensor]:
     for step in setting.descent.walk(setting.weights):
         theta, r = flat(step.segment.start), step.index
         rows = torch.cat([dense(block, like) for block in step.right])
-        own = torch.einsum("nc,ncp->np", step.output_gradient, rows)
+        own = torch.einsum("nc,ncp->np", step.output_gradient, rows) * (only in (None, r))
         sizes = flat({name: torch.full_like(w, step.step_size * step.factors[name]) for name, w in like.items()})
         decay = optimizer.weight_decay * theta
         pulls = torch.cat([own, (0 * decay if optimizer.decouples else decay)[None]])
@@ -158,6 +162,10 @@ def test_an_interrupted_way_back_goes_on_to_the_same_bits(after: int) -> None:
     resumed = run(setting, journal, journal.saved).evidence.path
     assert torch.equal(resumed.contributions, undisturbed.contributions)
     assert torch.equal(resumed.kernel, undisturbed.kernel)
+    assert resumed.half_by is not None
+    assert undisturbed.half_by is not None
+    assert torch.equal(resumed.half_by, undisturbed.half_by)
+    assert resumed.facts == undisturbed.facts
 
 
 def test_a_few_points_of_every_split_are_attributed() -> None:
@@ -184,3 +192,68 @@ def test_shares_are_as_even_as_the_groups_allow(count: int, sizes: tuple[int, ..
 def test_brackets_that_do_not_fit_are_a_mistake() -> None:
     with pytest.raises(Mistake, match=r"memory_gb=0\.7\d*: attributing a point of this run needs at least"):
         prepare(small("optimizer=adam", "model.width=1024", "memory_gb=0.75", "data.classes=all"))
+
+
+@pytest.mark.parametrize("case", ["nesterov", "adam"])
+def test_half_was_done_when_the_gradients_had_done_half(case: str) -> None:
+    """By the oracle with the gradients of one step alone: an example acts when its gradient is taken."""
+    found = ran(*QUICK, *CASES[case], "path.error_samples=0")
+    steps, half_by = found.setting.experiment.steps, found.outcome.evidence.path.half_by
+    assert half_by is not None
+    masses = torch.stack([forwards(found.setting, step)[0].abs() for step in range(steps)]).flatten(1)
+    sizes = [found.setting.descent.size(step) for step in range(steps)]
+    np.testing.assert_allclose(half_by.flatten(), halves_of(masses, sizes), rtol=1e-9)  # masses are known to some 1e-12
+
+
+def halves_of(masses: Tensor, sizes: list[float]) -> list[float]:
+    """The share of the time by which half of each column was done, spread evenly over each step."""
+    gathered = np.cumsum(np.vstack([np.zeros(masses.shape[1]), masses]), axis=0)
+    times = np.cumsum([0.0, *sizes])
+    return [float(np.interp(one[-1] / 2, one, times) / times[-1]) if one[-1] else np.nan for one in gathered.T]
+
+
+@pytest.mark.parametrize("steps", [1, 19, 20, 21, 137])
+def test_a_stretch_dates_to_its_own_length(steps: int) -> None:
+    masses = torch.rand(steps, 8, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 4
+    masses[:, 0] = 0.0  # what does nothing has no time
+    halves, sizes = empty(steps, masses[0]), [1.0 + k / steps for k in range(steps)]
+    for step in reversed(range(steps)):
+        halves.add(step, slice(0, 8), masses[step])
+    found, exact = halves.by(sizes).flatten(), halves_of(masses.flatten(1), sizes)
+    assert found[0].isnan()
+    # a stretch is a twentieth of the steps and one at most, and the longest step is twice the shortest
+    tolerance = 1e-12 if steps <= STRETCHES else 2 * (1 / STRETCHES + 1 / steps)
+    np.testing.assert_allclose(found, exact, atol=tolerance)
+
+
+SMOOTH = ("model.activation=tanh", "steps=8", "model.width=16", "data.train=10", "data.probe=6", "data.test=0")
+MEASURED = (*SMOOTH, "path.rule=[secant]", "ladder.machine=[]", "path.attributed=1000")
+
+
+@pytest.mark.parametrize(
+    ("case", "pieces"),
+    [
+        ("nesterov", ()),
+        ("momentum", ("path.pieces=2", "path.romberg=1")),
+        pytest.param("adamw", (), marks=pytest.mark.slow),
+    ],
+)
+def test_the_error_bar_is_the_distance_from_a_finer_quadrature(case: str, pieces: tuple[str, ...]) -> None:
+    """Eight pieces are off by a 64th of what one is: the bar, of higher order itself, is off by a few per cent."""
+    found = ran(*MEASURED, *CASES[case], *pieces, "path.error_samples=1000")
+    finer = ran(*MEASURED, *CASES[case], *pieces, "path.pieces=8", "path.error_samples=0")
+    difference = found.contributions("secant") - finer.contributions("secant")
+    measured = float(difference.norm() / found.contributions("secant").norm())
+    assert measured > 1e-9  # there is an error to be measured
+    assert found.error_bar == pytest.approx(measured, rel=0.05)
+
+
+def test_a_sample_of_the_points_stands_for_all() -> None:
+    every, some = (ran(*MEASURED, *CASES["momentum"], f"path.error_samples={count}") for count in (1000, 8))
+    assert some.error_bar == pytest.approx(every.error_bar, rel=0.5)  # 8 of 16 points
+    assert torch.equal(some.contributions("secant"), every.contributions("secant"))
+
+
+def test_nobody_who_asks_for_no_error_bar_pays_for_it() -> None:
+    facts = ran(*QUICK, *CASES["momentum"], "path.error_samples=0").outcome.evidence.path.facts
+    assert "error_bar" not in facts

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.contributions import write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.explain import explain, worst
 from ntkexp.report.explained import all_told
 from ntkexp.report.plots.explanation import save
-from ntkexp.report.run import Run, load_run
+from ntkexp.report.run import Run, load_run, read_run
 from ntkexp.report.when import half, halfway
 from tests.report.synthetic import digits, regression, write_run
 
@@ -41,7 +42,7 @@ def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
     problem = regression((12, 5, 5), growth=0.0, steps=40, snapshots=tuple(range(41)))
     run = load_run(write_run(tmp_path / "run", problem))
     residuals = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
-    for i, found in enumerate(halfway(run, 0, 0)):
+    for i, found in enumerate(halfway(run, "secant", 0, 0)):
         gathered = np.concatenate([[0], np.cumsum((residuals[1:, i] + residuals[:-1, i]) / 2)])
         assert found == pytest.approx(np.interp(gathered[-1] / 2, gathered, np.arange(41)) / 40)
 
@@ -50,7 +51,7 @@ def test_snapshots_at_logarithmic_steps_date_nearly_as_well(tmp_path: Path) -> N
     every = load_run(write_run(tmp_path / "every", digits(steps=60, snapshots=tuple(range(61)))))
     few = load_run(write_run(tmp_path / "few", digits(steps=60)))
     # a tenth of the path: what eleven snapshots can tell
-    assert np.nanmax(np.abs(halfway(every, 50, 0) - halfway(few, 50, 0))) < 0.1
+    assert np.nanmax(np.abs(halfway(every, "secant", 50, 0) - halfway(few, "secant", 50, 0))) < 0.1
 
 
 def test_half_of_a_decay_is_its_half_life() -> None:
@@ -95,3 +96,16 @@ def test_points_that_are_not_there_are_refused(finished: dict[str, Path]) -> Non
     assert "points 0 to 23" in refused(run, "probe", 24)
     assert "did you mean 'probe'" in refused(run, "prob", 0)
     assert "read at train" in refused(load_run(finished["training only"]), "test", 0)
+
+
+def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[str, Path], tmp_path: Path) -> None:
+    """Never by the kernel of a moment: where the pass kept nothing, as of a run of old, nothing is said."""
+    copy = shutil.copytree(finished["two classes"], tmp_path / "remembering")
+    (copy / "retraced.csv").write_text("step\n")
+    assert np.isnan(halfway(read_run(copy), "secant", 0, 0)).all()
+    parts = read_run(copy).contributions["secant"].to_numpy()
+    seen = np.linspace(0, 1, parts.size).reshape(parts.shape)
+    write_contributions(copy / "contributions.zarr", {"secant": parts, "secant_half_by": seen})
+    (found,) = explain(read_run(copy), "train", [2])
+    place = {part.example.index: part.halfway for part in found.parts}
+    np.testing.assert_array_equal([place[k] for k in range(parts.shape[2])], seen[2, 0])
