@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from ntkexp.report.analysis.laws import Fitted
+from ntkexp.report.analysis.power_law import power_law
+from ntkexp.report.analysis.sweep import Fit
+from ntkexp.report.analysis.verdict import Expected
 from ntkexp.report.plots.figures.contributions import image
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.gallery import gallery, save
 from ntkexp.report.plots.labels import spread
 from ntkexp.report.plots.style import NARROW, RC, WIDE
+from ntkexp.report.plots.together.laws import picture
 from ntkexp.report.run import load_run
 from tests.report.conftest import PROBLEMS
 
@@ -63,6 +69,18 @@ def test_the_same_bytes_each_time(finished: dict[str, Path], tmp_path: Path) -> 
     svg = (tmp_path / "one" / "ladder.svg").read_text()
     assert "relative error" in svg
     assert "<dc:date>" not in svg
+
+
+def test_the_picture_of_a_law_has_room_for_its_words() -> None:
+    x = np.array([8.0, 16.0, 8.0, 16.0])
+    table = pd.DataFrame({"model.width": x, "seed": [0, 0, 1, 1], "limit_distance_start": x**-0.5 * [1, 2, 3, 4]})
+    law = power_law(x, table["limit_distance_start"].to_numpy(), table["seed"].to_numpy())
+    found = Fitted(Fit("limit_distance_start", "model.width", Expected(-0.5, bound="upper")), {}, law)
+    with rc_context(RC):
+        figure = picture(found, law, table)
+        assert_inside(figure)
+        label = figure.axes[0].yaxis.label.get_window_extent()
+    assert label.height <= figure.axes[0].get_window_extent().height
 
 
 PLACES = st.lists(st.floats(0, 1), min_size=1, max_size=6).map(np.array)

@@ -61,6 +61,7 @@ DESIGNS: Mapping[str, Design] = {
     "one point left": Design(missing=(0, 1, 2, 3, 4)),
     "seeds alone at one width": Design(alone=3),
     "seeds that differ": Design(tilt=0.3, missing=(0,)),
+    "seeds that differ, one alone": Design(tilt=0.3, alone=1),
     "noise by width": Design(by_width=(4.0, 0.5)),
     "noise by seed": Design(by_seed=(1.0, 2.0), missing=(0,)),
     "a seed a run": Design(apart=True),
