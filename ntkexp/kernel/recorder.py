@@ -68,8 +68,9 @@ class Recorder(DispatchMode):
         kwargs = kwargs or {}
         if func is aten._embedding_bag_forward_only.default:
             func = aten._embedding_bag.default  # the same, for which there are gradients
-        if func is aten.rrelu_with_noise.default and not args[4]:
-            return self.apply(aten.leaky_relu.default, args[0], (args[2] + args[3]) / 2)
+        if func is aten.rrelu_with_noise.default and not any(args[4:5]):  # in evaluation it draws nothing
+            bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
+            return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Mistake(
                 f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"

@@ -134,7 +134,7 @@ class Call(AbstractCall):
         return self.replay.start is self.replay.end
 
     def is_cut(self, value: Ends) -> bool:
-        return value.from_weights and self.meets_inputs
+        return value.from_weights and self.meets_inputs and value.start.numel() > 0
 
     def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
         assert value.delta is not None, "a rule asked for the difference of a value that cannot change"

@@ -16,7 +16,14 @@ import torch
 from ntkexp.kernel.tape import Entry, Slot, Tape, is_whole
 
 PICKING = ("embedding", "gather", "index", "index_select", "take")
-TOURNAMENTS = ("max", "min", "max_pool2d_with_indices", "max_pool3d_with_indices")  # their rules ask for no order
+TOURNAMENTS = (
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "max",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "min",
+)  # their rules ask for no order
 
 
 @dataclass(frozen=True)

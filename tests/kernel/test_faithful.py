@@ -73,6 +73,21 @@ def applied_to(function: type[torch.autograd.Function], x: Tensor) -> Tensor:
     return result
 
 
+def under_no_grad(h: Tensor) -> Tensor:
+    """Clamped, with the gradient of the identity."""
+    h = h * 1
+    with torch.no_grad():
+        h.clamp_(min=0)
+    return h
+
+
+def into_data(h: Tensor) -> Tensor:
+    """The same."""
+    h = h * 1
+    h.data.clamp_(min=0)
+    return h
+
+
 UNFAITHFUL: dict[str, Callable[..., Tensor]] = {
     "a detached branch": lambda x, w, v: torch.tanh(x @ w) @ v + (x @ w).detach() @ v,
     "a detached weight": lambda x, w, v: torch.tanh(torch.tanh(x @ w) @ w.detach().t() @ w) @ v,
@@ -80,6 +95,8 @@ UNFAITHFUL: dict[str, Callable[..., Tensor]] = {
     "a straight-through sign": lambda x, w, v: (torch.tanh(x @ w) + (x @ w).sign().detach() - (x @ w).detach()) @ v,
     "an autograd.Function": lambda x, w, v: applied_to(Straight, x @ w) @ v,
     "a newer autograd.Function": lambda x, w, v: applied_to(Newer, x @ w) @ v,
+    "a write under no_grad": lambda x, w, v: under_no_grad(x @ w) @ v,
+    "a write into data": lambda x, w, v: into_data(x @ w) @ v,
     "a detached correction": lambda x, w, v: x @ w @ v - (x @ w @ v).detach().tanh(),
 }
 
@@ -125,6 +142,28 @@ def test_a_module_that_no_parameter_trains_is_refused() -> None:
     made, x = module(lambda x, w, v: (x @ w @ v).detach())
     with pytest.raises(Mistake, match="depend on no parameter"):
         tangent_kernel(made, x)
+
+
+NO_NUMBERS: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "a root at zero, times zero": (
+        "autograd's gradients are no numbers, from Mul on",
+        lambda x, w, v: ((x @ w) * 0).sqrt() @ v,
+    ),
+    "a hidden row": (
+        r"outputs of the module are no numbers, from aten\._softmax\.default on",
+        lambda x, w, v: torch.softmax((x @ w).masked_fill(torch.tensor(True), -torch.inf), 1) @ v,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_is_no_number_is_said(name: str) -> None:
+    """And is not taken for a gradient of its own."""
+    words, function = NO_NUMBERS[name]
+    made, x = module(function)
+    with pytest.raises(Mistake, match=words) as caught:
+        secant_kernel(made, {}, {}, x, x)
+    assert "\n" not in str(caught.value)
 
 
 class Counting(nn.Module):

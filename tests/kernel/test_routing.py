@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkexp.library import secant_kernel, tangent_kernel
-from ntkexp.mistake import Mistake
 from tests.kernel import oracle
 from tests.kernel.compare import agree
 from tests.kernel.problems import READ, problem
@@ -17,7 +16,6 @@ from tests.kernel.routed import ROUTED, batch
 EPS = torch.finfo(torch.float64).eps
 LONG = ("packed sequences", *READ)
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in [*ROUTED, *READ]]
-WITHOUT_RULE = ("embedding bags",)  # a secant is refused
 
 
 def batches(name: str) -> tuple[nn.Module, Tensor, Tensor]:
@@ -45,7 +43,7 @@ def test_the_tangent_kernel_of_a_batch_is_its_own_whatever_was_read_before(name:
     agree(tangent_kernel(other, b, a), whole[5:, :, :5], 100 * EPS)
 
 
-@pytest.mark.parametrize("name", [each for each in NAMES if each.values[0] not in WITHOUT_RULE])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_on_one_batch_is_exact_at_another(name: str) -> None:
     """f(end; x) − f(start; x) = −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ for a gradient step, in both orders on one module."""
     module, a, b = batches(name)
@@ -57,11 +55,3 @@ def test_a_step_on_one_batch_is_exact_at_another(name: str) -> None:
         predicted = -1e-3 * secant_kernel(module, start, end, probes, train).sum((2, 3))
         before, after = (functional_call(module, weights, (probes,)).detach() for weights in (start, end))
         agree(predicted, (after - before).view_as(predicted), 300 * EPS, before.abs().max())
-
-
-@pytest.mark.parametrize("name", WITHOUT_RULE)
-def test_what_no_rule_knows_is_refused(name: str) -> None:
-    module, a, b = batches(name)
-    end = {key: 1.001 * weight.detach() for key, weight in module.named_parameters()}
-    with pytest.raises(Mistake, match="no difference rule"):
-        secant_kernel(module, {}, end, a, b)

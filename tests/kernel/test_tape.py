@@ -169,6 +169,18 @@ def test_outputs_that_are_not_one_an_example_are_refused(function: Callable[...,
         tangent_kernel(module(function, w=(3, 2)), inputs(4, 3))
 
 
+def test_rrelu_in_evaluation_draws_nothing() -> None:
+    made = nn.Sequential(nn.Linear(3, 4), nn.RReLU(0.1, 0.5), nn.Linear(4, 1)).double().eval()
+    agree(tangent_kernel(made, inputs(5, 3)), oracle.tangent(made, inputs(5, 3), inputs(5, 3)), 1e-14)
+
+
+def test_a_layer_without_units_carries_nothing() -> None:
+    made = module(lambda x, w, v, u: x @ w @ v + x @ u, w=(3, 0), v=(0, 2), u=(3, 2))
+    start, end = ({name: size * weight.detach() for name, weight in made.named_parameters()} for size in (1.0, 1.5))
+    expected = oracle.tangent(made, inputs(5, 3), inputs(5, 3))
+    agree(secant_kernel(made, start, end, inputs(5, 3), inputs(5, 3)), expected, 1e-14)
+
+
 IN_PLACE = [
     op
     for schema in torch._C._jit_get_all_schemas()
