@@ -38,20 +38,36 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
     Plugins.instance().register(UserFolders)
     usual = choices.defaults()
     overrides = [f"{'' if group in usual else '+'}{group}={option}" for group, option in picked.items()]
-    for file in (choices.root(), *(choices.file(group, option) for group, option in (usual | dict(picked)).items())):
-        read(file)  # says what is wrong with a file, and in which line, more plainly than Hydra does
+    refuse_misread(choices, usual | dict(picked))
     token = user_folders.set(tuple(str(folder) for folder in choices.folders[:-1]))
     try:
         tree = composed(str(choices.folders[-1]), overrides)
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         # The package's own YAML is tested: what cannot be put together is the user's.
-        raise Mistake(f"{choices.folders[0]}: {' '.join(str(error).split())}") from None
+        said = next(
+            said for each in (error, error.__cause__, type(error).__name__) if (said := str(each or "").split())
+        )
+        raise Mistake(f"{choices.folders[0]}: {' '.join(said)}") from None
     finally:
         user_folders.reset(token)
     options = tree.hydra.runtime.choices
     with open_dict(tree):
         del tree["hydra"]
     return tree, {group: option for group, option in options.items() if group in choices.groups()}
+
+
+def refuse_misread(choices: Choices, chosen: Mapping[str, str]) -> None:
+    """What is wrong with a file, and in which line, more plainly than Hydra says it; and no file has a say in Hydra.
+
+    Its search path could name packages, which are imported to be searched.
+    """
+    files = [choices.root(), *(choices.file(group, option) for group, option in chosen.items())]
+    for file in files:
+        if "hydra" in read(file):
+            raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
+    if any("defaults" in read(file) for file in files[1:]):  # of files that are not chosen by themselves
+        for file in (file for folder in choices.folders[:-1] for file in folder.rglob("*.yaml")):
+            read(file)
 
 
 def composed(folder: str, overrides: list[str]) -> DictConfig:

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from ntkexp.config.document import parsed
 from ntkexp.mistake import Mistake, nearest
 
 NO_CHOICES = frozenset({"study", "sweep"})
@@ -35,7 +36,8 @@ class Choices:
 
     def options(self, group: str) -> list[str]:
         """The options of a group."""
-        return sorted({file.stem for folder in self.folders for file in (folder / group).glob("*.yaml")})
+        files = (file for folder in self.folders for file in (folder / group).glob("*.yaml"))
+        return sorted({file.stem for file in files if file.is_file()})
 
     def file(self, group: str, option: str) -> Path:
         """The file of an option."""
@@ -61,6 +63,8 @@ class Choices:
     def defaults(self) -> dict[str, str]:
         """The option of each group where nothing else is asked for."""
         entries = read(self.root()).get("defaults", [])
+        if not isinstance(entries, list):
+            raise Mistake(f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'")
         pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
         return {str(group).split()[-1].lstrip("/"): option for group, option in pairs if isinstance(option, str)}
 
@@ -68,7 +72,9 @@ class Choices:
 def read(file: Path) -> dict[str, Any]:
     """A YAML file, which must be a mapping."""
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found = parsed(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Mistake(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unparsed(error, file) from None
     if not isinstance(found, dict | None):
@@ -79,7 +85,7 @@ def read(file: Path) -> dict[str, Any]:
 def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
     """What is wrong with a YAML file, and where."""
     if not isinstance(error, yaml.MarkedYAMLError):
-        return Mistake(f"{file} cannot be read as YAML: it is not UTF-8 text")
+        return Mistake(f"{file} cannot be read as YAML: it is not plain text in UTF-8")
     mark = error.problem_mark or error.context_mark
     where = f", line {mark.line + 1}" if mark else ""
     return Mistake(f"{file}{where} cannot be read as YAML: {error.problem or error.context}")

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from ntkexp.config.document import parsed
 from ntkexp.config.spelling import spelled
 from ntkexp.mistake import Mistake, nearest
 
@@ -98,7 +99,8 @@ def plain(text: str) -> Value:
             except ValueError:
                 continue
     try:
-        return yaml.safe_load(text)
+        found: Value = parsed(text)
+        return found
     except yaml.YAMLError:
         return text
 
