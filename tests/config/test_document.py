@@ -90,7 +90,27 @@ def test_a_list_of_defaults_is_a_list(written: Path) -> None:
         compose([], written)
 
 
-PIECES = ("a", "b:", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ",", "&x ", "*x", "!!int ", "!!", "!x ", "'", '"', "|")
+PIECES: tuple[str, ...] = (
+    "a",
+    "b:",
+    ": ",
+    "- ",
+    "\n",
+    "  ",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    "&x ",
+    "*x",
+    "!!int ",
+    "!!",
+    "!x ",
+    "'",
+    '"',
+    "|",
+)
 PIECES += (
     "#",
     "?",
