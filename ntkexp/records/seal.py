@@ -116,9 +116,9 @@ class SealedFile:
 def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
     """A file that is there whole, with its seal at its end, or not at all; it can be written to, and nothing else."""
     with being_written(path) as file:
-        sealed = SealedFile(file, of)
-        yield cast(BinaryIO, sealed)
-        file.write(sealed.sealing.digest)
+        content = SealedFile(file, of)
+        yield cast(BinaryIO, content)
+        file.write(content.sealing.digest)
 
 
 def sealed_for(path: Path, of: str) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ntkexp import records
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.run import load_run, load_runs, read_run
+from tests.torture.damage import damage
 
 
 def test_a_run_reads_back(finished: dict[str, Path]) -> None:
@@ -61,6 +63,25 @@ def test_a_damaged_run_is_one_line(finished: dict[str, Path], tmp_path: Path, na
         (copy / name).write_bytes(DAMAGE[name])
     with pytest.raises(Mistake, match=rf"^[^\n]*{copy}[^\n]*$"):
         load_run(copy)
+
+
+SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 100))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_read_is_what_was_written(finished: dict[str, Path], tmp_path: Path, seed: int) -> None:
+    copy, right = Path(shutil.copytree(finished["regression"], tmp_path / "run")), load_run(finished["regression"])
+    done = damage(Random(seed), copy, finished["two classes"])
+    try:
+        found = load_run(copy)
+        assert (found.outcome, found.config, found.ladder) == (right.outcome, right.config, right.ladder), done
+        assert found.metrics.equals(right.metrics), done
+        assert found.kernels.identical(right.kernels), done
+        assert found.contributions.identical(right.contributions), done
+        assert found.predictions.identical(right.predictions), done
+        assert all(np.array_equal(found.data[name], right.data[name]) for name in right.data), done
+    except Mistake as mistake:
+        assert str(copy) in str(mistake)  # noqa: PT017  either end is right
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:

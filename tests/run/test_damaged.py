@@ -81,7 +81,7 @@ def test_a_run_that_cannot_say_what_it_was_is_not_resumed(
     told = (folder / "config.json").read_text("utf-8")
     (folder / "config.json").write_text(told.replace('"threads": 1', '"threads": 2'), encoding="utf-8")
     assert run(("resume", str(folder))) == 2
-    assert "config.json not as it was written; run the experiment anew" in capfd.readouterr().err
+    assert "config.json not as it was written; the command that began it" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.torture.stage import Stage
 
 MOMENTS = {
     "secant": [("stepped", 9)],
-    "adam": [("stepped", 9), ("retraced", 7), ("walked", 1)],
+    "adam": [("stepped", 4), ("retraced", 3), ("walked", 1)],
     "snapshots": [("stepped", 12), ("walked", 1)],
     "flow": [("stepped", 3)],
 }
