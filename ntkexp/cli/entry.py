@@ -1,7 +1,8 @@
 """The way in, and the way out: whatever ends a command early becomes one line on stderr and an exit status.
 
-    0   done        1   the machine failed (a full disk, a closed pipe)
-    2   the user can put it right       130   interrupted
+    0   done        1   the machine failed (a full disk, no memory, a closed pipe), or runs of a sweep are not done
+    2   the user can put it right: a key, an option, a file or folder that is not there, or that may not be used
+    130 interrupted, by Ctrl-C or SIGTERM, however often
 
 Bugs of the program keep their traceback.
 """
@@ -10,13 +11,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 
 from ntkexp.cli.app import app
-from ntkexp.fault import FAULTS, in_words
+from ntkexp.cli.surroundings import refuse_unfit, settle
+from ntkexp.fault import DENIED, FAULTS, exhausted, in_words
 from ntkexp.mistake import Mistake
 
 # Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
@@ -26,7 +30,7 @@ UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ i
 
 def main() -> None:
     """Run the command of `sys.argv`."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down whoever shares the cores
+    settle()
     status = run(sys.argv[1:])
     gc.freeze()  # at its end Python looks for garbage in all that was loaded: half a second, where torch was
     sys.exit(status)
@@ -35,21 +39,49 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
     try:
+        refuse_unfit()
         execute(list(arguments))
         sys.stdout.flush()
-    except Mistake as mistake:
-        return complain(str(mistake), 2)
-    except UsageError as error:
-        return complain(usage(error), 2)
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
-        return complain(str(interrupt) or "interrupted", 130)
-    except OSError as error:
-        if error.errno not in FAULTS:
+        with deaf():
+            return complain(str(interrupt) or "interrupted", 130)
+    except Exception as error:
+        if (known := failure(error)) is None:
             raise
-        return broken(error)
+        return complain(*known)
     return 0
+
+
+def failure(error: Exception) -> tuple[str, int] | None:
+    """The line and the exit status of an exception that is no bug."""
+    match error:
+        case Mistake():
+            return str(error), 2
+        case UsageError():
+            return usage(error), 2
+        case OSError() if error.errno in FAULTS:
+            let_go()
+            return in_words(error), 2 if error.errno in DENIED else 1
+        case RuntimeError() if "home directory" in str(error):
+            return "~ stands for no folder here; write the whole path, or set HOME", 2
+        case RuntimeError() | MemoryError() if said := exhausted(error):
+            return said, 1
+    return None
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Who presses Ctrl-C once more is on the way out already; `main` does not hear it either."""
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
 
 
 def execute(arguments: list[str]) -> None:
@@ -68,13 +100,12 @@ def usage(error: Exception) -> str:
     return f"{said[:1].lower()}{said[1:]}{advice}"
 
 
-def broken(error: OSError) -> int:
-    """The machine's fault."""
+def let_go() -> None:
+    """Of an output that cannot be written: Python would try once more at its end, and complain in its own words."""
     try:
         sys.stdout.flush()
-    except OSError:  # Python would try once more at its end, and complain in its own words
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return complain(in_words(error), 1)
 
 
 def complain(text: str, status: int) -> int:

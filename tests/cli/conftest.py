@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +25,10 @@ Command: TypeAlias = Callable[..., Ended]
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Command:
     def call(*arguments: str) -> Ended:
+        heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         status = run(arguments)
+        for number, handler in heard.items():
+            signal.signal(number, handler)
         return Ended(status, *capfd.readouterr())
 
     return call

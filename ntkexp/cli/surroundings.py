@@ -1,0 +1,69 @@
+"""What a process finds around itself, put right or refused before a library is loaded that would complain in its words.
+
+>>> refuse_threads({"OMP_NUM_THREADS": "four"})
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: OMP_NUM_THREADS=four: it takes a whole number ≥ 1 and ≤ 1024; unset it, or write threads=4
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+
+from ntkexp.mistake import Mistake
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+MOST = 1024
+
+
+def settle() -> None:
+    """Before everything else."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down whoever shares the cores
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
+    open_streams()
+
+
+def open_streams() -> None:
+    """Closed streams lead nowhere, lest a file of a run gets their number; letters that a terminal lacks get codes."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(opened)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # at its start, it is a text file
+
+
+def refuse_unfit() -> None:
+    """What no command can work in."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise Mistake("the working folder is gone; go to one that exists") from None
+    refuse_threads(os.environ)
+    refuse_without_threads()
+
+
+def refuse_threads(environment: Mapping[str, str]) -> None:
+    """Numbers of threads that are none; OpenMP takes a list, one for each level."""
+    for name in THREADS:
+        given = environment.get(name, "1")
+        counts = given.split(",") if name == "OMP_NUM_THREADS" else [given]
+        if not all(re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", count) and int(count) <= MOST for count in counts):
+            raise Mistake(f"{name}={given}: it takes a whole number ≥ 1 and ≤ {MOST}; unset it, or write threads=4")
+
+
+def refuse_without_threads() -> None:
+    """Libraries of linear algebra start a thread for every core when they are loaded; each says if it cannot."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    enough = threading.Event()
+    started = [threading.Thread(target=enough.wait) for _ in range(int(asked or len(os.sched_getaffinity(0))) - 1)]
+    try:
+        for thread in started:
+            thread.start()  # raises what `ntkexp.fault` puts in words
+    finally:
+        enough.set()
