@@ -60,10 +60,15 @@ def test_half_of_a_decay_is_its_half_life() -> None:
     assert half(times, np.exp(-times)) == pytest.approx(np.log(2) / 20, rel=1e-5)
 
 
+def seal(folder: Path) -> None:
+    """Declare a run finished as it is now."""
+    RunFolder(folder).finish([file.name for file in folder.iterdir() if file.name != "DONE.json"])
+
+
 def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tmp_path: Path) -> None:
     copy = shutil.copytree(finished["two classes"], tmp_path / "old")
     shutil.rmtree(copy / "kernels.zarr" / "output_gradient")
-    RunFolder(copy).finish([file.name for file in copy.iterdir() if file.name != "DONE.json"])
+    seal(copy)
     (found,) = explain(load_run(copy), "probe", [0])
     assert all(np.isnan(part.halfway) for part in found.parts)
     assert "–" in all_told([found], 3)
@@ -102,10 +107,12 @@ def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[s
     """Never by the kernel of a moment: where the pass kept nothing, as of a run of old, nothing is said."""
     copy = shutil.copytree(finished["two classes"], tmp_path / "remembering")
     (copy / "retraced.csv").write_text("step\n")
+    seal(copy)
     assert np.isnan(halfway(read_run(copy), "secant", 0, 0)).all()
     parts = read_run(copy).contributions["secant"].to_numpy()
     seen = np.linspace(0, 1, parts.size).reshape(parts.shape)
     write_contributions(copy / "contributions.zarr", {"secant": parts, "secant_half_by": seen})
+    seal(copy)
     (found,) = explain(read_run(copy), "train", [2])
     place = {part.example.index: part.halfway for part in found.parts}
     np.testing.assert_array_equal([place[k] for k in range(parts.shape[2])], seen[2, 0])
