@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,15 @@ from ntkexp.cli.kernel.ensemble import answer as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble.compare import Band, Trained, against
 from ntkexp.records.results import Result, at_points
-from ntkexp.report.analysis.sweep import Place, Sweep
+from ntkexp.report.analysis.sweep import Place, Sweep, read_sweep
+from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.page.headline import extent
+from ntkexp.report.page.view import points
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.together import errors, over_steps
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, load_tables
 from ntkexp.report.table import ladder_table, notes
+from tests.report.sweeps import write_sweep
 
 
 def run(**metrics: Sequence[float]) -> Run:
@@ -105,3 +109,16 @@ def test_points_without_spread_are_left_out_and_those_that_are_no_number_are_not
     assert math.isnan(found.mean) == any(map(math.isnan, spread))
     if math.isnan(found.mean):
         assert "by no number (all layers" in of_ensemble([found], compose(["data=circle"]))
+
+
+def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
+    """One run of the first point failed, and one of the second has no kernel that moved."""
+    record = write_sweep(tmp_path, failed=[0])
+    metrics = sorted((tmp_path / "runs").glob("mlp-w64-*"))[0] / "metrics.csv"
+    sweep, runs = read_sweep(record), {}
+    for place in sweep.places:
+        if place.state == "done":
+            runs[place.folder] = load_tables(place.folder)
+    (found,) = (run for run in runs.values() if run.path == metrics.parent)
+    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="drift"))
+    assert points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]

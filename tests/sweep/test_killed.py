@@ -58,8 +58,9 @@ def moment(process: subprocess.Popen[str], out: Path, kill: int, luck: random.Ra
 
 
 def results(out: Path) -> dict[str, bytes]:
-    """The record and the tables of the sweep, and what every run promises."""
-    tables = {file.name: file.read_bytes() for file in (out / "sweeps").iterdir() if file.name != "journal.jsonl"}
+    """The record and the tables of the sweep, wherever its command puts them, and what every run promises."""
+    files = [file for file in (out / "sweeps").iterdir() if file.name != "journal.jsonl"]
+    tables = {file.name: file.read_bytes().replace(str(out).encode(), b"out") for file in files}
     runs = {
         f"{run.name}/{name}": content
         for run in sorted((out / "runs").iterdir())

@@ -118,15 +118,26 @@ def describe_or_name(quantity: str) -> str:
 
 
 def points(analysis: Analysis) -> pd.DataFrame:
-    """The means that tell most, each with half the width of its interval; the CSV has all."""
+    """The means that tell most, each with half the width of its interval, and of how many runs; the CSV has all."""
     table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
     chosen = [q for q in analysis.quantities if q in TELLING or q.endswith(f".{split}")]
     found = table[list(analysis.sweep.axes)].copy()
+    found["runs"] = [from_to(row) for row in table[[f"{name}.count" for name in chosen]].to_numpy(dtype=int).tolist()]
     for name in chosen:
         found[name] = table[f"{name}.mean"]
         if table[f"{name}.low"].notna().any():
             found[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
     return found
+
+
+def from_to(counts: Sequence[int]) -> str:
+    """How many runs numbers are means of, which need not be as many for each.
+
+    >>> from_to([5, 5]), from_to([5, 3]), from_to([])
+    ('5', '3 to 5', '0')
+    """
+    low, high = min(counts, default=0), max(counts, default=0)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def lead(material: Material, command: str, folder: Path) -> Shown | None:
