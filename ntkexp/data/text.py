@@ -47,8 +47,8 @@ class Text(AbstractTokens):
     def windows(self, tokens: Int[Tensor, " position"]) -> Int[Tensor, "example window"]:
         """Pieces of the text, of which there have to be enough."""
         size = self.context + 1
-        whole = tokens[: len(tokens) // size * size].view(-1, size)
-        cut: Tensor = torch.unique(whole, dim=0)
+        count = len(tokens) // size
+        cut: Tensor = torch.unique(tokens[: count * size].view(count, size), dim=0) if count else tokens[:0]
         asked = self.train + self.probe + (self.test or 0)
         if asked > len(cut):
             raise Mistake(

@@ -9,6 +9,7 @@ The batches that are in the folder are read, the official test batch is not.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,9 +62,10 @@ def pickled(path: Path) -> Records:
         raise Mistake(f"{given(path)} is cut short or damaged: it is no CIFAR-10 batch") from error
 
 
-def joined(batch: object) -> Records:
-    """Labels in front of their images."""
-    match batch:
+def joined(batch: Any) -> Records:
+    """Labels in front of their images; a batch that was written anew may name them by texts."""
+    named = {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}
+    match named:
         case {b"data": Array(values=pixels), b"labels": [*labels]} if labels and pixels.shape == (len(labels), PIXELS):
             return np.column_stack([np.array(labels, np.uint8), pixels])
     raise ValueError("no images with labels")

@@ -10,6 +10,7 @@ import csv
 from io import StringIO
 from pathlib import Path
 
+from ntkexp.data.format.foreign import foreign
 from ntkexp.data.format.grid import Grid
 from ntkexp.data.format.place import contents, given
 from ntkexp.mistake import Mistake
@@ -33,6 +34,11 @@ def read(path: Path) -> Grid:
 def text(path: Path) -> str:
     """The file as text; a byte order mark is no part of the first name."""
     raw = contents(path)
+    if kind := foreign(raw):
+        raise Mistake(f"{given(path)} is {kind}, whatever its name says; save the table as text with commas")
+    if (place := raw.find(b"\0")) >= 0:
+        line = raw.count(b"\n", 0, place) + 1
+        raise Mistake(f"{given(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

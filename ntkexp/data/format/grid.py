@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief  # in quotes, on one line, shortened if it is long
 
@@ -21,6 +21,7 @@ class Grid:
     rows: list[list[str]]
     numbers: list[int]  # of the rows, as a person counts them
     unit: str  # what is counted: lines of a text, rows of a Parquet file
+    unlearned: Mapping[str, str] = field(default_factory=dict)  # columns of neither numbers nor texts, and their types
 
     def place(self, row: int, column: str) -> str:
         """Where a cell stands, and what it holds."""
@@ -52,6 +53,11 @@ class Grid:
             known = listed(self.columns)
             raise Mistake(
                 f"data.target={target!r}: {self.path.name!r} has no such column, only {known}{one_line(hint)}"
+            )
+        if target in self.unlearned:
+            raise Mistake(
+                f"data.target={target!r} is a column of type {one_line(self.unlearned[target])}; numbers, texts and "
+                "truth values can be learned, so write it as one of these"
             )
         if len(self.columns) == 1:
             raise Mistake(f"{given(self.path)} has a single column, {brief(target)}, so nothing to learn it from")

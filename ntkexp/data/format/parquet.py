@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from ntkexp.data.format.grid import Grid
 from ntkexp.data.format.place import contents, given
@@ -21,10 +22,20 @@ def read(path: Path) -> Grid:
     try:
         table = parquet.ParquetFile(BytesIO(raw)).read()
         columns = [[cell(value) for value in column.to_pylist()] for column in table.columns]
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
         raise Mistake(f"{given(path)} is cut short or damaged: it is no Parquet file that can be read") from error
     rows = [list(row) for row in zip(*columns, strict=True)]
-    return Grid(path, tuple(table.column_names), rows, list(range(1, len(rows) + 1)), "row")
+    unlearned = {column.name: str(column.type) for column in table.schema if not is_learned(column.type, pyarrow.types)}
+    return Grid(path, tuple(table.column_names), rows, list(range(1, len(rows) + 1)), "row", unlearned)
+
+
+def is_learned(kind: Any, types: Any) -> bool:
+    """Whether a type is one of numbers, texts or truth values; a dictionary is of what it stands for."""
+    if types.is_dictionary(kind):
+        return is_learned(kind.value_type, types)
+    text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    return bool(text or number or types.is_boolean(kind) or types.is_null(kind))
 
 
 def cell(value: object) -> str:

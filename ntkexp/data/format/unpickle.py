@@ -4,6 +4,8 @@ A pickle is a program. The few names that an array of bytes needs are answered h
 name is refused, so nothing that a file says is ever called:
 
     numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
+    numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
+    _codecs.encode(text, 'latin1')                                  bytes, before protocol 3
 
 >>> import pickle
 >>> plain(pickle.dumps({"labels": [1, 2]}))
@@ -16,6 +18,7 @@ ntkexp.data.format.unpickle.Forbidden: builtins.print
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -49,18 +52,35 @@ class Array:
         self.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_order else "C")
 
 
-STAND_INS = {
+def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
+    """Stands for the function of this name, and keeps the bytes."""
+    array = Array()
+    array.__setstate__((1, shape, kind, order == "F", raw))
+    return array
+
+
+def encoded(text: str, encoding: str) -> bytes:
+    """Stands for the codec that bytes come in."""
+    if encoding != "latin1":
+        raise Forbidden(f"_codecs.encode to {encoding}")
+    return text.encode("latin1")
+
+
+STAND_INS: dict[str, Callable[..., object]] = {
     "numpy.dtype": Type,
     "numpy.ndarray": Array,
     "numpy.core.multiarray._reconstruct": Array,
     "numpy._core.multiarray._reconstruct": Array,
+    "numpy.core.numeric._frombuffer": from_buffer,
+    "numpy._core.numeric._frombuffer": from_buffer,
+    "_codecs.encode": encoded,
 }
 
 
 class Restricted(pickle.Unpickler):
     """Knows the stand-ins, and no other name."""
 
-    def find_class(self, module: str, name: str) -> type:
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
         if f"{module}.{name}" not in STAND_INS:
             raise Forbidden(f"{module}.{name}")
         return STAND_INS[f"{module}.{name}"]
