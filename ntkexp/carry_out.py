@@ -80,9 +80,8 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         return path
     with folder.claim():
         if wrong := folder.broken(CONFIG, OVERRIDES):
-            raise Mistake(
-                f"{path} cannot be resumed: {several(wrong)} not as it was written; `ntkexp train` begins anew"
-            )
+            what = f"{several(wrong)} not as it was written"
+            raise Mistake(f"{path} cannot be resumed: {what}; the command that began it begins it anew")
         experiment = build(folder.read_json(CONFIG), trusted)
         if digits(folder_name(experiment)) != digits(path.resolve().name):
             raise Mistake(f"{path} was made by another version, or its data changed since: run the experiment anew")

@@ -33,6 +33,7 @@ def fill(
         tiling, done, left = matrix.layout.tiling, matrix.done, matrix.missing()
         if damaged := sum(bool(done[tile]) for tile in left):
             progress.say(f"{path} is damaged: {damaged} of its tiles are computed again")
+        matrix.unmark(left)
         if not left:
             progress.say(f"{path} is finished; --force computes it again")
             return matrix

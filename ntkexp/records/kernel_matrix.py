@@ -16,7 +16,7 @@ kernel, it holds for each of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,16 +78,25 @@ class KernelMatrix:
     def done(self) -> NDArray[np.uint64]:
         """The marks of the tiles; a row of marks that is cut off marks none."""
         rows, columns = self.layout.tiling.shape
-        found = np.zeros((rows, columns), MARK)
+        found, mirrored = np.zeros((rows, columns), MARK), np.triu(np.ones((rows, columns), bool), 1)
         for row in range(rows):
             content = self.marks(row).read_bytes() if self.marks(row).is_file() else b""
             if len(content) == found[row].nbytes:
                 found[row] = np.frombuffer(content, MARK)
-        return found
+        return np.where(mirrored, 0, found)
 
     def marks(self, row: int) -> Path:
         """The file of a row of marks."""
         return self.path / DONE / "c" / str(row) / "0"
+
+    def unmark(self, tiles: Sequence[tuple[int, int]]) -> None:
+        """Let only the marks of other tiles stand."""
+        done = self.done
+        for tile in tiles:
+            done[tile] = 0
+        for row, content in enumerate(map(bytes, done)):
+            if self.marks(row).is_file() and self.marks(row).read_bytes() != content:
+                write_atomically(self.marks(row), content)
 
     def missing(self) -> list[tuple[int, int]]:
         """The tiles that are not written, or not as they were."""

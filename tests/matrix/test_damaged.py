@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from ntkexp.matrix.entries import Entries
@@ -48,6 +49,16 @@ def test_it_is_filled_again(places: Path, tmp_path: Path, state: str, seed: int)
         assert str(path) in str(mistake)  # noqa: PT017  either end is right
         fill(path, subject(), Products(), 1, True, Silent())
     assert contents(path) == contents(places / "whole"), done
+
+
+def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> None:
+    """Of a tile that is missing, and of one that is the mirror image of another."""
+    path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
+    for row in range(2):
+        marks = np.frombuffer((path / "done" / "c" / str(row) / "0").read_bytes(), "<u8")
+        (path / "done" / "c" / str(row) / "0").write_bytes(np.where(marks, marks, 7).tobytes())
+    fill(path, subject(), Products(), 1, False, Silent())
+    assert contents(path) == contents(places / "whole")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
