@@ -44,7 +44,7 @@ def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planne
         f"{most / 1e9:.1f} GB with {engine.workers} workers{less(begun)}\n"
     )
     for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
-        sys.stderr.write(f"would fail: {mistake}\n")
+        sys.stderr.write(f"ntkexp: would fail: {mistake}\n")
     return 0
 
 

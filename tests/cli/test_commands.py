@@ -19,7 +19,7 @@ from ntkexp.experiment import Experiment
 from ntkexp.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.records.folder import RunFolder
+from ntkexp.records.folder import BEGUN, RunFolder
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
 
@@ -105,7 +105,7 @@ def interrupted(progress: AbstractProgress) -> Path:
 
 def test_an_interrupt_says_how_to_go_on(command: Command, training: Replace, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / folder_name(compose(["seed=4"]))
-    RunFolder(folder).write("config.json", "{}")
+    RunFolder(folder).write(BEGUN, "{}")
     training(interrupted)
     ended = command("train", "seed=4", "--out", str(tmp_path))
     assert (ended.status, ended.err.count("\n")) == (130, 1)

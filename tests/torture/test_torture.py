@@ -1,0 +1,29 @@
+"""A sample of the torture: every kind, a few cases of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.readme import ROOT
+
+COMMAND = [sys.executable, "-m", "tests.torture"]
+
+
+@pytest.mark.slow
+def test_a_few_cases_of_every_kind() -> None:
+    ended = subprocess.run([*COMMAND, "--count=6", "--seed=1"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_the_same_number_is_the_same_case() -> None:
+    """Also beside other kinds, and by other workers."""
+    told = [
+        subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        for words in (("sweeps", "--only=3"), ("sweeps", "--count=4", "--workers=1"), ("sweeps", "--count=4"))
+    ]
+    assert told[1][-1].split()[:5] == told[2][-1].split()[:5]
+    assert told[0][-1].split()[:2] == ["sweeps", "1"]
