@@ -107,10 +107,9 @@ def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example u
         return None
     times = torch.bincount(owner + 1, minlength=examples + 1)
     order = owner.argsort(stable=True)[int(times[0]) :]
-    before = times[1:].cumsum(0) - times[1:]
-    places = owner.new_full((examples, int(times[1:].max())), len(owner))
-    places[owner[order], torch.arange(len(order), device=owner.device) - before[owner[order]]] = order
-    return places
+    whose, before = owner[order], times[1:].cumsum(0) - times[1:]
+    nobody = owner.new_full((examples, int(times[1:].max())), len(owner))
+    return nobody.index_put((whose, torch.arange(len(order), device=owner.device) - before[whose]), order)
 
 
 def with_zeros(rows: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:

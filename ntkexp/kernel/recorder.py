@@ -49,7 +49,7 @@ class Recorder(DispatchMode):
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self.slots:
-            flat = self.flats.get(storage(value))
+            flat = self.flats.get(storage(value)) if value.numel() else None  # what is empty lives nowhere
             if flat is None:
                 self.slots[id(value)] = Slot(len(self.values))
                 self.values.append(value)
@@ -100,6 +100,8 @@ class Recorder(DispatchMode):
     def overwrite(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that writes into its first argument, written down as its twin that returns a new tensor."""
         target: Tensor = args[0]
+        if not target.numel():
+            return target
         home = storage(target)
         slots, named = tree_map(self.slot, (args, kwargs))
         flat = self.flats[home] if home in self.flats else self.flat(target)

@@ -61,7 +61,8 @@ def keeps_places(tape: Tape, entry: Entry) -> bool:
     if entry.name != "index_put":
         return torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
     _, (*before, last), value, *_ = entry.args
-    return before == [None] * len(before) and tape[last].dtype == torch.bool and tape[value].dim() == 0
+    is_number = tape[value].dim() == 0 and value not in tape.from_weights
+    return is_number and before == [None] * len(before) and tape[last].dtype == torch.bool
 
 
 def fingerprint(tape: Tape, slots: Iterable[Slot]) -> bytes:

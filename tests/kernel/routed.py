@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tests.kernel.problems import Problem
+
 POSITIONS, COUNTED = 4, 9  # of each example; of all five
 
 
@@ -155,6 +157,15 @@ class Segments(Layers):
         return outputs
 
 
+class Emptied(Ragged):
+    """A bucket without a row, which is written to in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        nothing = self.inner(x[x[:, 0, 0] > 1e9]).mul_(2.0)
+        outputs: Tensor = super().forward(torch.cat([x, nothing[:, :, :3] + 1]))
+        return outputs
+
+
 class Bags(nn.Module):
     """Tokens of every length, in bags of one table."""
 
@@ -245,6 +256,7 @@ ROUTED: dict[str, Callable[[], nn.Module]] = {
     "bucketed": Bucketed,
     "ragged": Ragged,
     "segments": Segments,
+    "an empty bucket": Emptied,
     "embedding bags": Bags,
     "tokens added up": Tokens,
     "top-1 experts": lambda: Experts(1),
@@ -262,3 +274,13 @@ def batch(generator: torch.Generator) -> Tensor:
     later[torch.randperm(len(later), generator=generator)[: COUNTED - 3]] *= -1
     x[:, 1:, 0] = later.view(5, -1)
     return x
+
+
+def routed(name: str) -> Problem:
+    """The module of this name with random weights, and a batch."""
+    generator = torch.Generator().manual_seed(0)
+    module = ROUTED[name]().double().eval()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(0.7 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return Problem(module, batch(generator), generator)

@@ -11,7 +11,7 @@ from ntkexp.library import secant_kernel, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree
 from tests.kernel.problems import READ, problem
-from tests.kernel.routed import ROUTED, batch
+from tests.kernel.routed import ROUTED, batch, routed
 
 EPS = torch.finfo(torch.float64).eps
 LONG = ("packed sequences", *READ)
@@ -20,15 +20,8 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for 
 
 def batches(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     """A network, and two batches of equal shape that it routes in different ways."""
-    generator = torch.Generator().manual_seed(0)
-    if name in READ:
-        given = problem(name)
-        return given.module, given.x, given.inputs(5)
-    module = ROUTED[name]().double().eval()
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(0.7 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return module, batch(generator), batch(generator)
+    given = problem(name) if name in READ else routed(name)
+    return given.module, given.x, given.inputs(5) if name in READ else batch(given.generator)
 
 
 @pytest.mark.filterwarnings("ignore:.*plain Jacobians")

@@ -151,7 +151,10 @@ def index_put(call: AbstractCall) -> Result:
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    if any(accumulate) or not alone or value.start.dim() > inner:
+    rows = value.delta is not None and not call.is_cut(value)  # each of an example, which the mask sends to its place
+    if rows and mask.delta is not None:
+        raise NoRule("a mask that changes between the ends of a step decides where rows are written")
+    if any(accumulate) or not alone or value.start.dim() > inner or rows:
         return joined(call)
     return selected(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
 
