@@ -87,8 +87,8 @@ class Reader:
             return self.along(tape, tape, chosen)
         owned = self.owned(tape)
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
-        uses = plain_products(tape, self.trained) if differentiable and self.is_as_it_runs(tape) else None
-        if uses is not None:
+        uses = plain_products(tape, self.trained) if differentiable else None
+        if uses is not None and self.is_as_it_runs(tape):
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return features(tape[tape.output], uses, owned, weights, those(tape, chosen))
         return self.secant(tape, tape, chosen).features
