@@ -29,6 +29,7 @@ from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.effort import core_seconds, refuse_endless
 from ntkexp.path.points import Points
+from ntkexp.path.rule.secant import Secant
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 from ntkexp.widen import widened
@@ -121,7 +122,7 @@ def prepare(experiment: Experiment) -> Setting:
         float(module.sizes(weights, points.inputs[chosen]).norm(dim=1).sum()),
         eps(few),
         widened(experiment, points.inputs, points.train, data.vocabulary),
-        remarked(experiment, module, few),
+        remarked(experiment, module, points, few),
     )
 
 
@@ -224,10 +225,11 @@ def refuse_vast(experiment: Experiment) -> None:
         )
 
 
-def remarked(experiment: Experiment, module: Reading, few: Tape) -> tuple[str, ...]:
-    """What the network's numbers cost."""
-    found = remark(function_of(module), few, experiment.path.casts)
-    return () if found is None else (found,)
+def remarked(experiment: Experiment, module: Reading, points: Points, few: Tape) -> tuple[str, ...]:
+    """What the network's numbers cost, and why its kernels do; a secant says by itself what it has no rule for."""
+    secant = any(isinstance(rule, Secant) for rule in experiment.path.rule)
+    found = (remark(function_of(module), few, experiment.path.casts), None if secant else points.reader.obstacle(few))
+    return tuple(each for each in found if each is not None)
 
 
 def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment) -> None:

@@ -20,6 +20,8 @@ from ntkexp.kernel.rules.base import NoRule
 from ntkexp.kernel.uses import Derived, Element, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
 
+BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
+
 
 def arrange(
     uses: Sequence[Use],
@@ -33,6 +35,8 @@ def arrange(
     factors: dict[Key, list[Factored]] = defaultdict(list)
     rows: dict[str, Float[Tensor, "example out _"]] = {}
     factorable = factorable_keys(uses)
+    if len(owned) < len(uses):
+        raise NoRule(BY_COMPARISON)
     for use, cotangent, owner in zip(uses, cotangents, owned, strict=True):
         if isinstance(use, Element):
             add_rows(rows, use.source, scattered(use, cotangent, owner, examples), leaves)
@@ -171,7 +175,7 @@ def summed(
 def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
     """What no example owned when it was asked must not matter now (only a mask that changed could make it)."""
     if cotangent.any():
-        raise NoRule("a value reaches the outputs through a comparison alone, which changes between the ends of a step")
+        raise NoRule(BY_COMPARISON)
 
 
 def add_rows(

@@ -9,7 +9,7 @@ a module whose gradients are not the derivatives of its values, is read example 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -80,6 +80,14 @@ class Reader:
     def dense(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The same from plain Jacobians, whatever the operations are."""
         return jacobian(self.function, tape, self.trained, those(tape, chosen))
+
+    def obstacle(self, tape: Tape) -> str | None:
+        """Why a tangent has to be read from plain Jacobians, if it has to."""
+        try:
+            replace(self, plan=None).factored(tape, (0,))
+        except NoRule as error:
+            return error.remark
+        return None
 
     def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features of a point through whose operations differences can be passed."""

@@ -134,7 +134,8 @@ class Call(AbstractCall):
         return self.replay.start is self.replay.end
 
     def is_cut(self, value: Ends) -> bool:
-        return value.from_weights and self.meets_inputs and value.start.numel() > 0
+        carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
+        return value.from_weights and self.meets_inputs and carries
 
     def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
         assert value.delta is not None, "a rule asked for the difference of a value that cannot change"

@@ -188,7 +188,7 @@ def selected(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
         jump = torch.where(changed, (yes.start + yes.end - no.start - no.end) / 2, zero)
         if not jump.isfinite().all():
             raise NoRule("a mask changes between the ends of a step where its value is infinite")
-        terms.append(jump * mask.delta.expand(shape))
+        terms.append(jump * call.delta(mask, shape))
     return total(terms, shape)
 
 

@@ -58,14 +58,15 @@ def batch_norm(call: AbstractCall) -> Result:
 
 def normalised(call: AbstractCall, x: Ends, dims: tuple[int, ...], eps: float) -> Ends:
     """c/√(mean c² + ε) at both ends, with its difference."""
-    c = x.view(lambda v: v - v.mean(dims, keepdim=True))
+    known = Ends(x.start, x.end, None if x.delta is None else call.delta(x), False, x.from_inputs)
+    c = known.view(lambda v: v - v.mean(dims, keepdim=True))
     variance = squared_mean(call, c, dims, eps)
     scale = Ends(variance.start.rsqrt(), variance.end.rsqrt(), None, x.from_weights, x.from_inputs)
     delta = None
     if c.delta is not None and variance.delta is not None:
         moved = variance.delta * call.slope(variance, lambda v0, v1: rsqrt(call, v0, v1))
         delta = c.delta * call.slope(scale, lambda r0, r1: (r0 + r1) / 2) + call.mean(c) * moved
-    return Ends(c.start * scale.start, c.end * scale.end, delta, x.from_weights, x.from_inputs)
+    return Ends(c.start * scale.start, c.end * scale.end, delta, False, x.from_inputs)
 
 
 def squared_mean(call: AbstractCall, c: Ends, dims: tuple[int, ...], eps: float) -> Ends:

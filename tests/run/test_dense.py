@@ -1,0 +1,47 @@
+"""A run whose network has an operation without a rule: kernels are read from plain Jacobians, and it is said."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor, nn
+
+from ntkexp import prepare
+from ntkexp.data.base import Data
+from ntkexp.experiment import Experiment
+from ntkexp.mistake import Mistake
+from ntkexp.model.output import Reading
+from tests.run.small import ran
+
+
+class Running(nn.Module):
+    """A network whose outputs pass through running products."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.network(x)
+        return outputs.cumprod(1)
+
+
+@pytest.fixture
+def _running(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = prepare.network
+
+    def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
+        return Reading(Running(usual(experiment, data, outputs)), 1.0)
+
+    monkeypatch.setattr(prepare, "network", network)
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
+    sentence = ran("path.rule=[left]").outcome.sentence
+    assert "no difference rule for the operation aten.cumprod.default: the tangent is read from plain" in sentence
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_secant_is_refused() -> None:
+    with pytest.raises(Mistake, match=r"no difference rule for the operation aten\.cumprod.*path\.rule=\[gauss,left\]"):
+        ran("path.rule=[secant]")
