@@ -2,8 +2,8 @@
 
     difference   mean of b − a                    ratio   exp of the mean of log b/a, where all are positive
 
-both with intervals over seeds. The last row of a quantity speaks of all points: a seed's pairs are averaged first,
-because they are one draw.
+both with intervals over seeds. The last row of a quantity speaks of all points, by the seeds that have a pair at each:
+a seed's pairs are averaged first, because they are one draw, and means over other points are means of something else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def rows(pairs: pd.DataFrame, axes: Sequence[str], name: str) -> list[dict[str, 
     for point, here in known.groupby(list(axes), sort=False, dropna=False):
         levels = dict(zip(axes, point, strict=True))
         found.append({"quantity": name, **levels, "pairs": len(here)} | measured(here))
-    return [*found, {"quantity": name, "pairs": len(known)} | measured(known)] if len(found) > 1 else found
+    whole = known[known.groupby("seed")["seed"].transform("count") == len(found)]
+    both = [{"quantity": name, "pairs": len(whole)} | measured(whole)] if len(found) > 1 and len(whole) else []
+    return [*found, *both]
 
 
 def measured(pairs: pd.DataFrame) -> dict[str, float]:

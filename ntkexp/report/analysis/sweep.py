@@ -7,14 +7,15 @@ outputs/sweeps/<name>.json   {name, axes: {key: [values]}, seeds: [...], base: [
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.seal import read_sealed
-from ntkexp.report.analysis.verdict import MARGIN, Expected
+from ntkexp.report.analysis.verdict import MARGIN, Bound, Expected
 
 Level: TypeAlias = float | int | str | bool | None
 """What an axis is set to."""
@@ -87,7 +88,7 @@ def fit(row: Mapping[str, Any]) -> Fit:
     if row.get("exponent") is None:
         return Fit(row["quantity"], row["axis"])
     margin, bound = float(row.get("margin", MARGIN)), row.get("bound")
-    if not margin > 0 or bound not in (None, "upper", "lower"):
+    if not 0 < margin < math.inf or bound not in (None, *get_args(Bound)):
         raise ValueError(f"a fit has margin={margin} and bound={bound}")
     return Fit(row["quantity"], row["axis"], Expected(float(row["exponent"]), margin, bound))
 

@@ -96,7 +96,10 @@ UNSEALED = '{"name": "width", "axes": {}, "runs": []}'
 NONE: tuple[dict[str, Json], ...] = ({}, {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]})
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "{", UNSEALED, *map(sealed_text, NONE)])
+FIT = '{"axes": {}, "name": "", "runs": [], "fits": [{"quantity": "a", "axis": "b", "exponent": 1, "margin": -1}]}'
+
+
+@pytest.mark.parametrize("text", [FIT, "[]", "{}", "{", UNSEALED, *map(sealed_text, NONE)])
 def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text(text)
     with pytest.raises(Mistake, match=rf"^[^\n]*{tmp_path / 'broken.json'}[^\n]*$"):
@@ -113,6 +116,17 @@ def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
         np.testing.assert_allclose(table[column], 2.0, rtol=1e-12)  # logarithms, rounded
     own = [float(np.mean([law(width, seed) for width in WIDTHS])) for seed in range(3)]
     assert table["difference_high"].iloc[-1] == pytest.approx(mean_of(own).high)
+
+
+def test_a_seed_that_lacks_a_pair_has_no_say_in_what_is_said_of_all_points(tmp_path: Path) -> None:
+    """The ratio is another at every point and the same for every seed, so that nothing is left to chance."""
+    path, other = write_sweep(tmp_path, "width", failed=[1]), write_sweep(tmp_path, "wider")
+    first, second = analysed(path), analysed(other)
+    second.runs["drift"] *= second.runs["model.width"]
+    last = compare(first, second).set_index("quantity").loc["drift"].iloc[-1]
+    assert last["pairs"] == 2 * len(WIDTHS)
+    middle = float(np.exp(np.mean(np.log(WIDTHS))))
+    assert [last["ratio_low"], last["ratio_high"]] == pytest.approx([middle, middle], rel=1e-12)  # logarithms, rounded
 
 
 def test_sweeps_along_different_axes_are_not_compared(tmp_path: Path) -> None:
