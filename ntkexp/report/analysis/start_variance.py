@@ -23,12 +23,16 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ntkexp.mistake import Mistake
+from ntkexp.records.data import read_data
 from ntkexp.records.kernels import read_snapshot, read_steps
 from ntkexp.report.analysis.sweep import Sweep
 from ntkexp.report.quantity import START_VARIANCE, diverged
 from ntkexp.report.run import Run
 
 NEEDS = ", which takes two seeds or more at a point, all on the same data, such as with data.seed=0"
+
+KERNELS = "kernels.zarr"
 
 T = TypeVar("T")
 
@@ -38,7 +42,7 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
     found: dict[Path, float] = {}
     for point in dict.fromkeys(place.point for place in sweep.places):
         here = [runs[place.folder] for place in sweep.places if place.point == point and place.folder in runs]
-        found |= of_point([run for run in here if not diverged(run) and 0 in read_steps(stored(run))])
+        found |= of_point([run for run in here if not diverged(run) and kept_start(run)])
     return {folder: {START_VARIANCE: value} for folder, value in found.items()}
 
 
@@ -62,18 +66,21 @@ def dependence(seeds: int) -> float:
     return math.sqrt((seeds - 1) / (seeds - 2)) if seeds > 2 else math.inf
 
 
+def kept_start(run: Run) -> bool:
+    """Whether the first kernel is there, as it was written, and so are the data."""
+    try:
+        return bool(run.sealed("data.npz")) and 0 in read_steps(run.sealed(KERNELS))
+    except Mistake:
+        return False
+
+
 def first_kernel(run: Run) -> NDArray[np.float64]:
     """K_0 among the training examples, or at all points that were read if those were not."""
-    path = stored(run)
-    kernel = read_snapshot(path, read_steps(path).tolist().index(0))
+    steps = read_steps(run.path / KERNELS).tolist()
+    kernel = read_snapshot(run.path / KERNELS, steps.index(0))
     return kernel[: kernel.shape[2]] if "train" in run.read else kernel
 
 
 def digest(run: Run) -> str:
     """What tells apart the data that runs learned."""
-    return sha256(run.data["train_inputs"].tobytes()).hexdigest()
-
-
-def stored(run: Run) -> Path:
-    """Where the kernels of a run lie."""
-    return run.path / "kernels.zarr"
+    return sha256(read_data(run.path / "data.npz")["train_inputs"].tobytes()).hexdigest()

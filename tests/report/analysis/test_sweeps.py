@@ -93,13 +93,16 @@ def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
 
 
 UNSEALED = '{"name": "width", "axes": {}, "runs": []}'
-NONE: tuple[dict[str, Json], ...] = ({}, {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]})
+FIT: dict[str, Json] = {"quantity": "drift", "axis": "model.width", "exponent": -1.0}
+NONE: tuple[dict[str, Json], ...] = (
+    {},
+    {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]},
+    {"name": "", "axes": {}, "runs": [], "fits": [FIT | {"margin": -1}]},
+    {"name": "", "axes": {}, "runs": [], "fits": [FIT | {"bound": True}]},
+)
 
 
-FIT = '{"axes": {}, "name": "", "runs": [], "fits": [{"quantity": "a", "axis": "b", "exponent": 1, "margin": -1}]}'
-
-
-@pytest.mark.parametrize("text", [FIT, "[]", "{}", "{", UNSEALED, *map(sealed_text, NONE)])
+@pytest.mark.parametrize("text", ["[]", "{}", "{", UNSEALED, *map(sealed_text, NONE)])
 def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text(text)
     with pytest.raises(Mistake, match=rf"^[^\n]*{tmp_path / 'broken.json'}[^\n]*$"):
