@@ -20,7 +20,7 @@ from tests.matrix.subjects import Products
 from tests.torture.damage import damage
 
 subject = cache(subjects.subject)
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))]
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))]
 
 
 @pytest.fixture(scope="module")

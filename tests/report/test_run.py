@@ -65,7 +65,7 @@ def test_a_damaged_run_is_one_line(finished: dict[str, Path], tmp_path: Path, na
         load_run(copy)
 
 
-SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 100))]
+SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 100))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
