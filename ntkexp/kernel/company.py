@@ -27,6 +27,12 @@ CHANGING = (
     "random numbers from outside torch, or for something that it counts"
 )
 
+SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_view", "expand", "squeeze", "unsqueeze"})
+"""Operations whose result rounds at the size of what they are given."""
+
+ROUNDINGS = 100.0
+"""How often terms may round before anybody is accused."""
+
 
 def refuse_company(function: Function, tape: Tape) -> None:
     """Run all examples once more, the first by itself, and the others without it."""
@@ -40,7 +46,18 @@ def refuse_company(function: Function, tape: Tape) -> None:
 
 def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape, reason: str) -> None:
     """What examples give apart from the others must be what they give among them."""
-    # √eps is far more than what another order of summation changes, and far less than what other examples change
-    tolerance = eps(tape) ** 0.5 * float(tape.outputs.abs().max())
+    # √eps is far more than what another order of summation changes, and far less than what other examples change; where
+    # outputs are differences of larger numbers, as of a network and its start, those are what rounds
+    tolerance = eps(tape) ** 0.5 * float(tape.outputs.abs().max()) + ROUNDINGS * eps(tape) * size_of_terms(tape)
     if bool(((apart - among).abs() > tolerance).any()):
         raise Mistake(reason)
+
+
+def size_of_terms(tape: Tape) -> float:
+    """The largest of the numbers that outputs are added up from."""
+    reached = {tape.output}
+    for entry in reversed(tape.entries):
+        if entry.name in SUMS and not reached.isdisjoint(entry.results):
+            reached.update(entry.slots)
+    terms = [tape[slot].detach() for slot in reached]
+    return max(float(term.abs().max()) for term in terms if term.is_floating_point() and term.numel())
