@@ -177,6 +177,8 @@ def plain_kernels() -> Iterator[None]:
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """The function's outputs as a matrix, a row an example."""
     outputs, count = function(weights, inputs), examples(inputs)
+    if outputs.is_complex():
+        raise Mistake("the module gives complex outputs; let it give their parts, by torch.view_as_real")
     if outputs.dim() == 0 or len(outputs) != count:
         raise Mistake(
             f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
@@ -187,12 +189,23 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
 
 def record(function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False) -> Tape:
     """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
+    refuse_complex(weights)
     run = partial(columns, function)
     tape = functional_tape(run, weights, inputs, differentiable)
     if all(entry.name != "mkldnn_rnn_layer" for entry in tape.entries):
         return tape
     with unfused():
         return functional_tape(run, weights, inputs, differentiable)
+
+
+def refuse_complex(weights: Weights) -> None:
+    """A kernel sums over real numbers."""
+    for name, weight in weights.items():
+        if weight.is_complex():
+            raise Mistake(
+                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the module hold its parts, "
+                "and put them together by torch.view_as_complex"
+            )
 
 
 @contextmanager

@@ -169,6 +169,16 @@ def test_outputs_that_are_not_one_an_example_are_refused(function: Callable[...,
         tangent_kernel(module(function, w=(3, 2)), inputs(4, 3))
 
 
+def test_complex_numbers_are_refused() -> None:
+    made = module(lambda x, w: torch.complex(x @ w, x @ w), w=(3, 2))
+    with pytest.raises(Mistake, match=r"complex outputs.*torch\.view_as_real"):
+        tangent_kernel(made, inputs(4, 3))
+    real = module(lambda x, w: (x.to(w.dtype) @ w).abs(), w=(3, 2))
+    real.w = nn.Parameter(torch.ones(3, 2, dtype=torch.complex128))
+    with pytest.raises(Mistake, match=r"'w' is complex.*torch\.view_as_complex"):
+        tangent_kernel(real, inputs(4, 3))
+
+
 def test_rrelu_in_evaluation_draws_nothing() -> None:
     made = nn.Sequential(nn.Linear(3, 4), nn.RReLU(0.1, 0.5), nn.Linear(4, 1)).double().eval()
     agree(tangent_kernel(made, inputs(5, 3)), oracle.tangent(made, inputs(5, 3), inputs(5, 3)), 1e-14)
