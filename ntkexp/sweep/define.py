@@ -18,7 +18,7 @@ from ntkexp.config.refusal import refusal
 from ntkexp.config.spelling import spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition, Fit
-from ntkexp.sweep.values import Value, values
+from ntkexp.sweep.values import MOST, Value, values
 
 KEYS = ("axes", "seeds", "base", "fits")
 
@@ -109,6 +109,8 @@ def listed(key: str, value: Any) -> list[Any]:
 def counted(given: object) -> tuple[int, ...]:
     """Seeds from a count, a list, or a range."""
     if isinstance(given, int) and not isinstance(given, bool):
+        if given > MOST:
+            raise Mistake(f"seeds={given}: {MOST} are the most")
         given = list(range(given))
     return whole_numbers(values("seeds", given))
 

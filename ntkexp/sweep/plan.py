@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from ntkexp.config.compose import Composer
 from ntkexp.experiment import Experiment
 from ntkexp.identity import folder_name
+from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder
 from ntkexp.sweep.definition import Definition, Point
 from ntkexp.sweep.journal import NAME, Journal
+from ntkexp.sweep.values import MOST
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Plan:
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
     """Compose every run."""
+    count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
+    if count > MOST:
+        raise Mistake(f"{sweep.name}: {' × '.join([*sweep.axes, 'seed'])} are {count} runs; {MOST} are the most")
     runs = []
     for point in sweep.points:
         overrides = sweep.overrides(point)

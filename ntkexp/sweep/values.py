@@ -25,8 +25,9 @@ from ntkexp.mistake import Mistake, nearest
 
 Value: TypeAlias = Any  # what YAML can write on one line: a number, text, null, or a list or mapping of these
 
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::(\d+)(?::(\w+))?)?")
+NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::([0-9]+)(?::(\w+))?)?")
+MOST = 10**5  # values of a key, and runs of a sweep
 SCALES = ("linear", "log")
 KEYS = ("from", "to", "count", "scale")
 OPENING, CLOSING, QUOTES = "([{", ")]}", "'\""
@@ -139,5 +140,7 @@ def refuse_contradictions(key: str, start: float, stop: float, count: int, scale
         raise Mistake(f"{key}: the range from {start} to {stop} is empty; write it as {stop}..{start}")
     if count < 1 or (count == 1) != (start == stop):
         raise Mistake(f"{key}: {count} values cannot reach from {start} to {stop}; give a count of at least 2")
+    if count > MOST:
+        raise Mistake(f"{key}: from {start} to {stop} there would be {count} values; {MOST} are the most")
     if scale == "log" and start <= 0:
         raise Mistake(f"{key}: equal ratios cannot start from {start}; give a number above 0, or scale: linear")

@@ -120,6 +120,8 @@ def test_one_line(given: str, advice: str, command: Command, request: pytest.Fix
         (["sweep", "model=mlp,cnm"], "did you mean 'cnn'?"),
         (["sweep", "model.width=8,16", "seed=-1"], "seed=-1"),
         (["sweep", "width", "--workers=0"], "--workers"),
+        (["sweep", "seed=0..100000000000"], "seed: from 0 to 100000000000 there would be 100000000001 values"),
+        (["sweep", "model.width=1..9999", "data.train=1..9999"], "are 99980001 runs; 100000 are the most"),
         (["sweep", "width", "--engine=lokal"], "did you mean 'local'?"),
         (["sweep", "width", "--out=pyproject.toml"], "a folder that can be written to"),
     ],

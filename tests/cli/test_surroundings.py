@@ -102,3 +102,12 @@ def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
     process.start()
     process.join()
     assert (process.exitcode, (tmp_path / "said").read_text()) == (130, "ntkexp: interrupted\n")
+
+
+def test_a_home_that_cannot_be_written() -> None:
+    program = "import ntkexp.report.plots.style, matplotlib.pyplot"
+    environment = {name: value for name, value in os.environ.items() if name not in {"MPLCONFIGDIR", "XDG_CONFIG_HOME"}}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment | {"HOME": "/dev/null"}, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")

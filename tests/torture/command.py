@@ -20,7 +20,7 @@ from typing import TypeAlias
 from tests.torture.judge import Ended
 
 FORKS = multiprocessing.get_context("fork")
-PROCESSOR, WALL = 20, 300.0  # seconds
+PROCESSOR, WALL = 40, 300.0  # seconds
 MEMORY = 9 << 30  # bytes of addresses: memory_gb's default, and what was loaded, twice
 
 Command: TypeAlias = Callable[[Sequence[str]], int]
