@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import PARTIAL, write_atomically
 from ntkexp.records.folder import several
-from ntkexp.records.json_file import Json, read_object, to_text
+from ntkexp.records.json_file import read_object, to_text
 from ntkexp.records.kernels import KERNEL_DIMS
-from ntkexp.records.seal import SEAL, Damaged, broken, seal, sealed
+from ntkexp.records.seal import SEAL, Damaged, Seals, broken, seal, sealed
 from ntkexp.records.store import Facts, create_store, put_array
 from ntkexp.records.tiles import Tiling
 
@@ -65,29 +65,31 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
 
 
 def seal_attributes(path: Path) -> None:
-    """Let the attributes of a store seal the files that are in it, and themselves."""
+    """Let the attributes of a store seal the files that are in it, and what it says of itself."""
     store = read_object(path / GROUP)
     entries = [entry.name for entry in path.iterdir() if entry.name != GROUP]
-    attributes = store["attributes"] | {SEALS: sealed(path, entries)}
-    write_atomically(path / GROUP, to_text(store | {"attributes": attributes | {SEAL: seal_of(attributes)}}))
+    store["attributes"][SEALS] = sealed(path, entries)
+    store["attributes"][SEAL] = seal(to_text(store).encode()).hex()
+    write_atomically(path / GROUP, to_text(store))
 
 
 def check_attributes(path: Path) -> None:
     """Refuse a store that is none of ours, or not as it was begun."""
-    if not (path / DONE / GROUP).is_file():
+    if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
         raise Mistake(f"{path} is no kernel file: it is no store of arrays with marks of what is done")
-    try:
-        attributes = dict(read_object(path / GROUP).get("attributes", {}))
-        right = attributes.pop(SEAL, None) == seal_of(attributes)
-    except (ValueError, TypeError):
-        right = False
-    if wrong := broken(path, attributes[SEALS]) if right else [GROUP]:
+    seals = own_seals(path)
+    if wrong := [GROUP] if seals is None else broken(path, seals):
         raise Damaged(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew with --force")
 
 
-def seal_of(attributes: Mapping[str, Json]) -> str:
-    """The seal of what a store says of itself."""
-    return seal(to_text(attributes).encode()).hex()
+def own_seals(path: Path) -> Seals | None:
+    """The seals of what was written when the file was begun; none, if its attributes are not as they were."""
+    try:
+        store = read_object(path / GROUP)
+        found = store["attributes"].pop(SEAL)
+        return store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def preallocate(

@@ -51,6 +51,25 @@ def test_it_is_filled_again(places: Path, tmp_path: Path, state: str, seed: int)
     assert contents(path) == contents(places / "whole"), done
 
 
+@pytest.mark.parametrize("word", ["group", "zarr_format", "identity", "splits"])
+def test_every_word_that_a_file_says_of_itself_is_sealed(places: Path, tmp_path: Path, word: str) -> None:
+    path = Path(shutil.copytree(places / "whole", tmp_path / "k.zarr"))
+    told = (path / "zarr.json").read_text("utf-8")
+    (path / "zarr.json").write_text(told.replace(word, word.upper()), encoding="utf-8")
+    with pytest.raises(Mistake, match=r"zarr\.json; compute it anew with --force"):
+        open_matrix(path)
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "done/zarr.json", "ntk_self/zarr.json"])
+def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: str) -> None:
+    path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
+    (path / name).unlink()
+    with pytest.raises(Mistake, match="compute it anew with --force"):
+        open_matrix(path)
+    fill(path, subject(), Products(), 1, True, Silent())
+    assert contents(path) == contents(places / "whole")
+
+
 def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> None:
     """Of a tile that is missing, and of one that is the mirror image of another."""
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
