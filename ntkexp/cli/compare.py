@@ -42,7 +42,7 @@ def runs(one: Material, other: Material) -> None:
     for name, run, alone in zip(("first", "second"), (first, second), of_one_alone(first, second), strict=True):
         if diverged(run):
             sys.stdout.write(f"{name} diverged, so it has no numbers\n")
-        elif alone:
+        elif alone and not (diverged(first) or diverged(second)):
             sys.stdout.write(f"{name} alone has {', '.join(alone)}\n")
 
 
