@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -138,7 +139,9 @@ def assign(
 def followed(config: DictConfig, chosen: Mapping[str, str], builder: Builder) -> dict[str, Any]:
     """Plain data, with every `${…}` replaced by what it refers to."""
     try:
-        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # ${oc.deprecated:…} speaks of keys, in the words of a library
+            tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise missing(config, str(error.full_key), builder) from None
     except OmegaConfBaseException as error:

@@ -76,6 +76,7 @@ MISTAKES = [
     ("model.width=${nope}", "'nope' not found"),
     ("model.width=${model.width}", "ecursive"),
     ("model.width=${oc.env:NTKEXP_NOPE}", "NTKEXP_NOPE"),
+    ("path.casts=${oc.deprecated:seed}", "path.casts=0: it takes 'keep' or 'ignore'"),
     # targets
     ("model._target_=os.system", "lies outside ntkexp"),
     ("model._target_=ntkexp.model.mlp.MPL", "did you mean 'MLP'?"),
