@@ -176,6 +176,20 @@ def test_a_weight_meets_the_inputs_in_any_place(name: str) -> None:
     agree(applied(reading.features, problem.step(before, after)), change, 100 * EPS, scale)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda h: functional.softplus(1 / 3 + h, 3.0, threshold=1.0), lambda h: torch.logit(0.1 + h, eps=0.1)],
+    ids=["softplus", "logit"],
+)
+def test_a_short_step_across_a_break_closes(function: Callable[[Tensor], Tensor]) -> None:
+    """Where the numbers that an operation is given put its break."""
+    module, problem = Formula(lambda x, w: function(x @ w), w=(4, 6)).double(), sampled("add")
+    reader = Reader(function_of(module), frozenset({"w"}))
+    before, after = (reader.record({"w": size * problem.direction["w"]}, problem.x) for size in (-1e-3, 1e-3))
+    # what a break adds, or leaves out, is 1e-4 of the outputs and more
+    agree(reader.secant(before, after).push, after.outputs - before.outputs, 1e-12, after.outputs.abs().max())
+
+
 def test_celu_is_differentiated_in_double_precision() -> None:
     """torch's own derivative takes 1/α in single precision, which closes no step for most α."""
     module = Formula(lambda x, w: functional.celu(x @ w, 0.7), w=(4, 6)).double()
