@@ -83,7 +83,9 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
     if not laws:
         return ""
     fits = [law.law for law in laws if law.law is not None]
-    over = f", with 95 % intervals over {extent([law.seeds for law in fits])} seeds, {draws}" if fits else ""
+    interval = "with 95 % intervals" if any(law.exponent.known for law in fits) else "without intervals"
+    many = "seed" + "s" * any(law.seeds != 1 for law in fits)
+    over = f", {interval} over {extent([law.seeds for law in fits])} {many}, {draws}" if fits else ""
     without = f"; {len(laws) - len(fits)} of them not fitted" * (len(fits) < len(laws))
     return f"{counted(len(laws), 'law')}{over}{without}.{verdicts(laws)}"
 

@@ -89,23 +89,8 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
 def fits(analysis: Analysis) -> pd.DataFrame:
     """The laws in few columns."""
     found = analysis.fits.assign(theory=pd.Series(map(allowed, analysis.laws), dtype=object))
-    columns = [
-        "quantity",
-        *analysis.sweep.axes,
-        "axis",
-        "exponent",
-        "low",
-        "high",
-        "theory",
-        "margin",
-        "bound",
-        "verdict",
-    ]
-    kept = [
-        column
-        for column in [*columns, "more_seeds", "curved", "from", "to", "points", "seeds", "left_out"]
-        if column in found
-    ]
+    judged = ["quantity", *analysis.sweep.axes, "exponent", "low", "high", "theory", "verdict", "more_seeds", "curved"]
+    kept = [column for column in [*judged, "axis", "from", "to", "points", "seeds", "left_out"] if column in found]
     return found[kept].assign(quantity=[describe_or_name(str(name)) for name in found["quantity"]])
 
 

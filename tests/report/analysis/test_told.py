@@ -76,6 +76,7 @@ def test_all_laws_are_counted() -> None:
     )
     assert summary(rows[-1:], "") == "1 law; 1 of them not fitted."
     assert "Theory" not in summary(rows[3:], "")
+    assert summary([law([-1.0], None)], "x") == "1 law, without intervals over 1 seed, x."
 
 
 @pytest.mark.parametrize(
