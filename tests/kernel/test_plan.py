@@ -18,7 +18,10 @@ from tests.kernel.compare import agree
 from tests.kernel.problems import READ, Problem, problem
 from tests.kernel.routed import ROUTED, batch, routed
 
-ROUTING = ("sorted rows", "sorted outside torch", "ragged", "last position", "nested masks", "switched experts")
+ROUTING = (
+    *("sorted rows", "sorted outside torch", "switched experts"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("ragged", "last position", "nested masks")),
+)
 ROUNDING = 300 * torch.finfo(torch.float64).eps  # all outputs at once are summed in another order
 
 
@@ -109,6 +112,7 @@ def test_a_program_is_not_believed_of_another_routing(name: str) -> None:
         same(reader.tangent(tape), usual.secant(plain, plain).features)
 
 
+@pytest.mark.slow
 def test_what_is_known_of_routings_is_bounded() -> None:
     """More batches than are remembered, each with an order of its own."""
     given = routed("sorted rows")

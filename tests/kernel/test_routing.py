@@ -14,7 +14,7 @@ from tests.kernel.problems import READ, problem
 from tests.kernel.routed import ROUTED, batch, routed
 
 EPS = torch.finfo(torch.float64).eps
-LONG = ("packed sequences", *READ)
+LONG = ("packed sequences", "top-2 experts", "masked scatter", "masked select", "segments", *READ)
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in [*ROUTED, *READ]]
 
 
