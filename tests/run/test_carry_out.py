@@ -19,6 +19,8 @@ from ntkexp.identity import folder_name
 from ntkexp.records.folder import RunFolder
 from tests.run.commands import TINY, only_run, promised
 
+SHORT = (*TINY, "steps=6")
+
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -46,7 +48,7 @@ def stand_in(run: object, folder: Path) -> None:
 
 
 def train(out: Path, *overrides: str) -> tuple[str, ...]:
-    return ("train", *TINY, *overrides, f"--out={out}", "--quiet")
+    return ("train", *SHORT, *overrides, f"--out={out}", "--quiet")
 
 
 def stamp(folder: Path) -> int:
@@ -104,7 +106,7 @@ def test_a_data_file_that_changed_is_another_run(tmp_path: Path, command: Comman
 
 
 def test_two_processes_do_not_write_the_same_run(tmp_path: Path, command: Command) -> None:
-    folder = RunFolder(tmp_path / "runs" / folder_name(compose(TINY)))
+    folder = RunFolder(tmp_path / "runs" / folder_name(compose(SHORT)))
     with folder.claim():
         status, out, error = command(*train(tmp_path))
     assert (status, out, error.count("\n")) == (2, "", 1)
@@ -153,7 +155,7 @@ def test_resume_goes_on_with_the_threads_of_the_checkpoint(
     tmp_path: Path, command: Command, undisturbed: dict[str, bytes]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        full_disk(patch, "checkpoint.pt", room=20)
+        full_disk(patch, "checkpoint.pt", room=4)
         command(*train(tmp_path))
     torch.set_num_threads(2)
     folder = only_run(tmp_path)
@@ -174,7 +176,7 @@ def test_a_trajectory_that_does_not_fit_is_found_out_before_the_first_step(
     monkeypatch.setattr(ntkexp.records.trajectory, "disk_usage", lambda place: SimpleNamespace(free=1000))
     status, out, error = command(*train(tmp_path, *ADAM))
     assert (status, out, error.count("\n")) == (2, "", 1), error
-    assert "the trajectory takes 0.0003 GB and" in error
+    assert "the trajectory takes 6.8e-05 GB and" in error
     assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
 
 
