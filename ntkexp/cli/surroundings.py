@@ -53,8 +53,17 @@ def refuse_threads(environment: Mapping[str, str]) -> None:
     for name in THREADS:
         given = environment.get(name, "1")
         counts = given.split(",") if name == "OMP_NUM_THREADS" else [given]
-        if not all(re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", count) and int(count) <= MOST for count in counts):
+        if not all(map(is_count, counts)):
             raise Mistake(f"{name}={given}: it takes a whole number ≥ 1 and ≤ {MOST}; unset it, or write threads=4")
+
+
+def is_count(given: str) -> bool:
+    """Whether so many threads can be meant.
+
+    >>> [count for count in ("1", " 08", "1024", "0", "1025", "four", "") if is_count(count)]
+    ['1', ' 08', '1024']
+    """
+    return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", given) is not None and int(given) <= MOST
 
 
 def refuse_without_threads() -> None:

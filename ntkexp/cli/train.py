@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ntkexp.cli.progress import listener
+from ntkexp.cli.surroundings import is_count
 from ntkexp.mistake import Mistake
 from ntkexp.records.command import options
 from ntkexp.records.folder import BEGUN
@@ -80,7 +81,7 @@ def keep_events(folder: Path, wanted: bool) -> None:
 def limit_threads(overrides: Sequence[str]) -> None:
     """Libraries of linear algebra read their number of threads when torch is imported, which is before validation."""
     given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
-    if given and given[-1].isdecimal() and int(given[-1]):
+    if given and is_count(given[-1]):
         os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
 
 

@@ -2,10 +2,10 @@
 
 New arrays are counted as torch is asked for them, by their shapes; the one that goes beyond the allowance is not made.
 
->>> with Allowance(1.0, "the data", "data.train"):
+>>> with Allowance(1.0, "the data", "data.train"):  # doctest: +ELLIPSIS
 ...     numbers = torch.zeros(10**6, 10**6)
 Traceback (most recent call last):
-ntkexp.mistake.Mistake: memory_gb=1: the data takes an array of [1000000, 1000000], with which there are 4000 GB; …
+ntkexp.mistake.Mistake: memory_gb=1: the data takes an array of [1000000, 1000000], with which there are 4000 GB; ...
 """
 
 from __future__ import annotations
