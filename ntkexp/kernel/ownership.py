@@ -55,6 +55,8 @@ def same_owners(one: Owners, other: Owners) -> bool:
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
     """The whole numbers above/below − 1; −1 for an element that reaches no output."""
+    if not (above.isfinite().all() and below.isfinite().all()):
+        raise NoRule("numbers overflow where it is asked which example owns which element")
     reached = below != 0
     ratio = torch.where(reached, above / torch.where(reached, below, 1.0), 0.0)
     whole = ratio.round()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ntkexp.kernel.level import Level
 from ntkexp.kernel.patches import with_shift
 from ntkexp.kernel.rules import RULES
 from ntkexp.kernel.rules.base import AbstractCall, Ends, NoRule, Rule
@@ -97,6 +98,8 @@ class Replay:
         for slot, delta, (v0, v1) in pairs:
             if delta is not None:
                 self.deltas[slot] = delta
+                if self.scramble is not None and delta.requires_grad:
+                    delta.register_hook(Level())
             elif not is_settled(v0, v1):
                 self.unknown[slot] = f"no difference rule for this result of {entry.op}"
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.ownership import owners
+from ntkexp.kernel.ownership import owner, owners
+from ntkexp.kernel.rules.base import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel.problems import READ, Formula, problem
@@ -81,6 +82,23 @@ def test_there_is_no_false_alarm(name: str) -> None:
     found = owners(reader.record(own, given.x), reader.trained)
     assert found
     assert {int(owner) for owned in found for owner in owned.flatten()} - {-1} == set(range(len(given.x)))
+
+
+def test_what_overflows_has_no_owner() -> None:
+    below = torch.ones(3, dtype=torch.float64)
+    for bad in (torch.inf, torch.nan):
+        above = torch.tensor([1.0, bad, 2.0], dtype=torch.float64)
+        with pytest.raises(NoRule, match="numbers overflow"):
+            owner(above, below)
+
+
+def test_the_depth_of_a_network_is_no_coupling() -> None:
+    """Coefficients in [1, 2] over 350 layers of 6 units grow to 10³³⁴."""
+    layers = [part for _ in range(350) for part in (nn.Linear(6, 6), nn.ReLU())]
+    made = nn.Sequential(nn.Linear(3, 6), *layers, nn.Linear(6, 2)).double()
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    reader, own = reader_of(made)
+    assert all(torch.equal(row, torch.arange(4)) for row in owners(reader.record(own, x), reader.trained))
 
 
 def test_a_wide_deep_network_in_single_precision_is_no_false_alarm() -> None:
