@@ -71,6 +71,14 @@ def test_the_files_of_a_folder(tmp_path: Path, seed: int) -> None:
         folder.check("kernels.zarr")
 
 
+def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:
+    """JSON reads the last of them."""
+    path = tmp_path / "told.json"
+    path.write_text(sealed_text({"steps": 3}).replace("{", '{\n  "steps": 3,', 1), encoding="utf-8")
+    with pytest.raises(Mistake, match="not as it was written"):
+        read_sealed(path)
+
+
 def test_what_nobody_vouches_for_is_broken(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write("config.json", "{}")

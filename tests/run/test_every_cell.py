@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ntkexp.records.results import Result
-from tests.run.small import ran
+from tests.run.small import Ran, ran
 from tests.run.test_exactness import exact
 
 OWN = Path(__file__).with_name("own_nets.py")
@@ -39,7 +38,7 @@ OPTIMIZERS = {
         *("optimizer.clip_norm=0.1", "optimizer.batch=5", "schedule=cosine"),
     ),
 }
-SIZES = ("data.train=7", "data.probe=3", "data.test=3", "model.width=8", "steps=3")  # an odd batch never balances
+SIZES = ("data.train=6", "data.probe=3", "data.test=3", "model.width=8", "steps=3")
 EPS = torch.finfo(torch.float64).eps
 DIAGONAL = [
     (network, LOSSES[(row + column) % len(LOSSES)], optimizer)
@@ -47,18 +46,20 @@ DIAGONAL = [
 ]
 
 
-def cell(network: str, loss: str, optimizer: str) -> list[Result]:
-    """What the secant machine misses on every split."""
+def cell(network: str, loss: str, optimizer: str) -> Ran:
+    """A short run, read by the secant machine."""
     torch.set_num_threads(1)
     chosen = (*NETWORKS[network], f"loss={loss}", *OPTIMIZERS[optimizer])
-    return ran(*SIZES, *chosen, "path.rule=[secant]", "ladder.machine=[secant]", trust=[str(OWN)]).rows("secant")
+    return ran(*SIZES, *chosen, "path.rule=[secant]", "ladder.machine=[secant]", trust=[str(OWN)])
 
 
-def check(rows: list[Result]) -> None:
-    """Every split is there, and exact."""
+def check(run: Ran) -> None:
+    """Every split is there, and exact; where parts cancel, their sum loses as many digits."""
+    rows, cancellation = run.rows("secant"), run.outcome.evidence.path.facts["cancellation"]
     assert {row.split for row in rows} == {"train", "probe", "test"}
     for row in rows:
-        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
+        known = exact(row) or (row.relative_error or 0.0) < 10 * EPS * cancellation
+        assert known, f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}, {cancellation:.1e}-fold"
 
 
 @pytest.mark.parametrize(("network", "loss", "optimizer"), DIAGONAL)
@@ -74,7 +75,7 @@ def test_every_cell(network: str, loss: str, optimizer: str) -> None:
     check(cell(network, loss, optimizer))
 
 
-BALANCED = ("data.train=6", "seed=1", "data.seed=0")
+BALANCED = ("seed=1", "data.seed=0")
 """Some batches of which hold as many of one class as of the other."""
 
 
@@ -93,7 +94,7 @@ def table() -> str:
     lines = [f"| |{'|'.join(OPTIMIZERS)}|", f"|---{'|---' * len(OPTIMIZERS)}|"]
     for network in NETWORKS:
         errors = [
-            max(row.relative_error or 0.0 for loss in LOSSES for row in cell(network, loss, optimizer))
+            max(row.relative_error or 0.0 for loss in LOSSES for row in cell(network, loss, optimizer).rows("secant"))
             for optimizer in OPTIMIZERS
         ]
         lines.append(f"|{network}|{'|'.join(f'{error:.0e}' for error in errors)}|")
