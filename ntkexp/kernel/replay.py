@@ -99,7 +99,7 @@ class Replay:
             if delta is not None:
                 self.deltas[slot] = delta
                 if self.scramble is not None and delta.requires_grad:
-                    delta.register_hook(Level())
+                    delta.register_hook(Level())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
                 self.unknown[slot] = f"no difference rule for this result of {entry.op}"
 
