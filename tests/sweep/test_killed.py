@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ntkexp.records.json_file import to_text
+from ntkexp.records.seal import read_sealed
 from tests.run.commands import promised
 from tests.sweep.commands import TINY, begun, children, journal, states, swept, workers
 
@@ -60,7 +62,8 @@ def moment(process: subprocess.Popen[str], out: Path, kill: int, luck: random.Ra
 def results(out: Path) -> dict[str, bytes]:
     """The record and the tables of the sweep, wherever its command puts them, and what every run promises."""
     files = [file for file in (out / "sweeps").iterdir() if file.name != "journal.jsonl"]
-    tables = {file.name: file.read_bytes().replace(str(out).encode(), b"out") for file in files}
+    texts = {file.name: to_text(read_sealed(file)) if file.suffix == ".json" else file.read_text() for file in files}
+    tables = {name: text.replace(str(out), "out").encode() for name, text in texts.items()}
     runs = {
         f"{run.name}/{name}": content
         for run in sorted((out / "runs").iterdir())
