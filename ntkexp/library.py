@@ -187,5 +187,6 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; the very same tensor does, even where some are none."""
-    return one.data_ptr() == other.data_ptr() or (one.dtype == other.dtype and torch.equal(one, other))
+    """Whether two tensors hold the same numbers; one view of the same memory does, even where some are none."""
+    one_view = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return one.dtype == other.dtype and (one_view or torch.equal(one, other))

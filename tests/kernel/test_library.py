@@ -70,9 +70,13 @@ def test_the_state_of_a_tied_module_is_its_weights() -> None:
     assert torch.equal(ntkexp.tangent_kernel(module, x, weights=module.state_dict()), expected)
 
 
-def test_two_names_of_one_weight_may_not_contradict() -> None:
+SQUARE = torch.arange(9.0, dtype=torch.float64).view(3, 3)
+
+
+@pytest.mark.parametrize("other", [2 * SQUARE, SQUARE.t()], ids=["other numbers", "another view of the same memory"])
+def test_two_names_of_one_weight_may_not_contradict(other: Tensor) -> None:
     module, x = Tied().double(), torch.eye(3, dtype=torch.float64)
-    weights = {"one.weight": torch.eye(3).double(), "two.weight": 2 * torch.eye(3).double()}
+    weights = {"one.weight": SQUARE, "two.weight": other}
     with pytest.raises(
         Mistake, match=r"weights\['one.weight'\] and weights\['two.weight'\] are one parameter"
     ) as caught:
