@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.library import secant_kernel, tangent_kernel
-    from ntkexp.limit.infinite import infinite_kernel
+    from ntkexp.limit.infinite_kernel import infinite_kernel
     from ntkexp.report.run import load_run
 
 __all__ = ["infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
 
 HOMES = {
-    "infinite_kernel": "ntkexp.limit.infinite",
+    "infinite_kernel": "ntkexp.limit.infinite_kernel",
     "load_run": "ntkexp.report.run",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",

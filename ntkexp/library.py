@@ -19,16 +19,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.casts import Casts, remark, with_casts
-from ntkexp.kernel.closure import Closure, explained
-from ntkexp.kernel.features import Features
-from ntkexp.kernel.gram import gram, trace
-from ntkexp.kernel.inputs import examples
-from ntkexp.kernel.outputs import Outputs, chunks, wanted
-from ntkexp.kernel.precision import eps
-from ntkexp.kernel.reader import Found, Reader
-from ntkexp.kernel.rules.base import NoRule
-from ntkexp.kernel.tape import Tape
+from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.gram import gram, trace
+from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
+from ntkexp.kernel.read.reader import Found, Reader
+from ntkexp.kernel.record.casts import Casts, remark, with_casts
+from ntkexp.kernel.record.inputs import examples
+from ntkexp.kernel.record.precision import eps
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.closure import Closure, explained
+from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs, Weights

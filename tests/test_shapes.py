@@ -6,8 +6,8 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from ntkexp.kernel.features import Rows
-from ntkexp.kernel.gram import inner, with_itself
+from ntkexp.kernel.features.features import Rows
+from ntkexp.kernel.features.gram import inner, with_itself
 
 
 def test_a_function_refuses_sizes_that_differ() -> None:

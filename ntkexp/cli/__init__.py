@@ -1,5 +1,1 @@
 """The command line. Nothing heavy is imported before a command needs it: `ntkexp --help` knows no torch."""
-
-from ntkexp.cli.entry import main
-
-__all__ = ["main"]

@@ -111,7 +111,7 @@ def config(
 
         text = tree(Choices(folders(config_dir)))
     elif cost:
-        from ntkexp.cli.plan import plan
+        from ntkexp.cli.kernel_cost import plan
         from ntkexp.config.compose import compose
 
         text = plan(compose(overrides or [], config_dir, trust or []))

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
     from ntkexp.sweep.plan import Plan, Planned
-    from ntkexp.sweep.record import Standing
+    from ntkexp.sweep.status import Standing
 
 
 def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
     """What would run, for how long, and how much memory it takes."""
-    from ntkexp.config.spelling import spelled
-    from ntkexp.duration import duration
-    from ntkexp.report.text import aligned
+    from ntkexp.config.as_text import spelled
     from ntkexp.sweep.cost import Estimator
+    from ntkexp.text import aligned, duration
 
     estimate = Estimator()
     costs = {run.name: estimate(run.experiment) for run in plan.distinct}

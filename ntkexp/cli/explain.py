@@ -22,7 +22,7 @@ def explain(
 ) -> None:
     """The points that were asked for: by number, or those that the network misses most."""
     from ntkexp.report import explain as explanations
-    from ntkexp.report.explained import all_told
+    from ntkexp.report.explain_text import all_told
     from ntkexp.report.run import load_run
     from ntkexp.report.table import main_split
 

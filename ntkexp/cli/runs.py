@@ -41,7 +41,7 @@ def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json
 def listed(found: Sequence[Entry]) -> str:
     """A table: the runs, their states, what sets them apart, and what became of them."""
     from ntkexp.report.inventory import varying
-    from ntkexp.report.text import MISSING, aligned
+    from ntkexp.text import MISSING, aligned
 
     keys = varying(found)
     rows = [[one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.said] for one in found]

@@ -73,6 +73,6 @@ def refuse_without_threads() -> None:
     started = [threading.Thread(target=enough.wait) for _ in range(int(asked or len(os.sched_getaffinity(0))) - 1)]
     try:
         for thread in started:
-            thread.start()  # raises what `ntkexp.fault` puts in words
+            thread.start()  # raises what `ntkexp.engine.fault` puts in words
     finally:
         enough.set()

@@ -18,7 +18,7 @@ from ntkexp.records.command import command, options
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended
     from ntkexp.sweep.plan import Plan, Planned
-    from ntkexp.sweep.record import Standing
+    from ntkexp.sweep.status import Standing
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def sweep(asked: Asked) -> int:
 
     engine = choose(asked.engine, asked.workers)
     engine.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.sweep.record import standings
+    from ntkexp.sweep.status import standings
 
     plan = planned(asked)
     before = standings(plan, plan.journal.failures(), {})
@@ -72,7 +72,7 @@ def planned(asked: Asked) -> Plan:
     from ntkexp.config.choices import Choices
     from ntkexp.config.compose import composer
     from ntkexp.config.folders import folders
-    from ntkexp.sweep.define import define
+    from ntkexp.sweep.parse import define
     from ntkexp.sweep.plan import plan
 
     definition = replace(define(asked.words, Choices(folders(asked.config_dir))), options=tuple(asked.repeated))
@@ -89,9 +89,9 @@ def carried_out(
 ) -> dict[str, Ended]:
     """Run, and write down what became of it."""
     from ntkexp.cli.sweep_progress import watcher
-    from ntkexp.sweep.conduct import Conductor
+    from ntkexp.sweep.conductor import Conductor
     from ntkexp.sweep.cost import Estimator
-    from ntkexp.sweep.record import standings
+    from ntkexp.sweep.status import standings
 
     trust = tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in asked.trust)
     conductor = Conductor(plan, engine, watcher(asked.quiet), trust, asked.fail_fast)
@@ -112,7 +112,7 @@ def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) 
     from ntkexp.records.atomic import write_atomically
     from ntkexp.records.lock import waited_for
     from ntkexp.records.seal import sealed_text
-    from ntkexp.sweep.record import fields
+    from ntkexp.sweep.status import fields
 
     text = sealed_text(fields(plan, standings)).encode()
     with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
@@ -152,7 +152,7 @@ def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping
 def show_json(plan: Plan, standings: Mapping[str, Standing]) -> None:
     """The record, on stdout."""
     from ntkexp.records.json_file import to_text
-    from ntkexp.sweep.record import fields
+    from ntkexp.sweep.status import fields
 
     sys.stdout.write(to_text({**fields(plan, standings), "record": str(plan.record)}))
 

@@ -8,9 +8,9 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from ntkexp.duration import duration
 from ntkexp.engine.base import Began, Ended, Event, Stepped
-from ntkexp.sweep.watch import AbstractWatcher, Unwatched
+from ntkexp.sweep.listener import AbstractWatcher, Unwatched
+from ntkexp.text import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

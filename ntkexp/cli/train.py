@@ -38,8 +38,8 @@ def train(
 
     experiment = compose(overrides, config_dir, trust)
     place = writable(out.expanduser())
-    from ntkexp.carry_out import carry_out
-    from ntkexp.identity import folder_name
+    from ntkexp.experiment.identity import folder_name
+    from ntkexp.run.execute import carry_out
 
     folder = place / "runs" / folder_name(experiment)
     with interruptible(folder, f"the same command, or {resuming(folder, trust)}, goes on from the last checkpoint"):
@@ -53,7 +53,7 @@ def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: S
     from ntkexp.config.target import admit
 
     admitted = admit(trust)
-    from ntkexp import carry_out
+    from ntkexp.run import execute as carry_out
 
     with interruptible(run, f"{resuming(run, trust)} goes on from the last checkpoint"):
         folder = carry_out.resume(run.expanduser(), listener(quiet), admitted)

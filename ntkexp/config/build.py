@@ -18,12 +18,12 @@ from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
 from ntkexp.config import target
-from ntkexp.config.allowed import bases, is_list, kinds, takes
+from ntkexp.config.as_text import spelled
 from ntkexp.config.choices import Choices, read
+from ntkexp.config.field_types import bases, is_list, kinds, takes
 from ntkexp.config.folders import folders
-from ntkexp.config.refusal import refusal
-from ntkexp.config.spelling import spelled
-from ntkexp.experiment import Experiment
+from ntkexp.config.validation import refusal
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import layer, names_layer
 from ntkexp.mistake import Mistake
 

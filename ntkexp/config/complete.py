@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ntkexp.config.as_text import spelled
 from ntkexp.config.choices import Choices
-from ntkexp.config.spelling import spelled
 
 
 def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[str]:

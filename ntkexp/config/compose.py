@@ -22,15 +22,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic.fields import FieldInfo
 
-from ntkexp.config.allowed import takes
-from ntkexp.config.assemble import assemble
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
+from ntkexp.config.field_types import takes
 from ntkexp.config.folders import folders
+from ntkexp.config.hydra_compose import assemble
 from ntkexp.config.keys import keys, unknown
 from ntkexp.config.override import Override, split, value
 from ntkexp.config.target import admit
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake, first_line, nearest
 
 

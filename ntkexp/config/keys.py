@@ -9,9 +9,9 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
-from ntkexp.config.allowed import bases
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
+from ntkexp.config.field_types import bases
 from ntkexp.mistake import Mistake, nearest
 
 TARGET = FieldInfo(annotation=str)

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from pydantic.fields import FieldInfo
 
-from ntkexp.config.allowed import is_list, is_text, may_be_text, takes
+from ntkexp.config.field_types import is_list, is_text, may_be_text, takes
 from ntkexp.mistake import Mistake
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)

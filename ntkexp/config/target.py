@@ -20,7 +20,7 @@ from types import ModuleType
 
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.model.source import load
+from ntkexp.model.foreign.source import load
 
 HOME = "ntkexp"
 

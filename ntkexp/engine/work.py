@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ntkexp.carry_out import carry_out
 from ntkexp.config.build import build
 from ntkexp.config.target import admit
 from ntkexp.engine.base import Ended, Ending, Event, Stepped, Task
-from ntkexp.experiment import Experiment
-from ntkexp.fault import FAULTS, in_words
-from ntkexp.identity import folder_name
+from ntkexp.engine.fault import FAULTS, in_words
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.folder import Held
+from ntkexp.run.execute import carry_out
 
 PAUSE = 0.2  # seconds between two words on how far a run is
 

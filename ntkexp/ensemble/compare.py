@@ -18,18 +18,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.closed_form.ensemble import Ensemble, Kernels
+from ntkexp.closed_form.gain import Descent
+from ntkexp.closed_form.modes import Modes, modes_of
 from ntkexp.ensemble.problem import Problem
 from ntkexp.ensemble.train import Training
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.infinite_width import kernels
 from ntkexp.limit.blocks import Place, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.base import Limit
 from ntkexp.model.task import Task
-from ntkexp.prepare import network as drawn_network
-from ntkexp.process.ensemble import Ensemble, Kernels
-from ntkexp.process.gain import Descent
-from ntkexp.process.modes import Modes, modes_of
-from ntkexp.widen import kernels
+from ntkexp.run.setting import network as drawn_network
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.data.base import Data
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.init.ntk import NTK
 from ntkexp.loss.squared import Squared
 from ntkexp.mistake import Mistake

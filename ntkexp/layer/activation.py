@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from ntkexp.layer.by_name import named
 from ntkexp.layer.entire import GELU, Erf, Sin
-from ntkexp.layer.named import named
 from ntkexp.layer.pointwise import AbstractPointwise, LeakyReLU, Linear, ReLU
 from ntkexp.layer.smooth import SiLU, Tanh
 

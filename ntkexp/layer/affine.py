@@ -25,14 +25,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ntkexp.covariance.coarse import Coarse, needed
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
+from ntkexp.covariance.window import box
+from ntkexp.layer.affine_module import CONVOLUTIONS, Affine, Convolution
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.coarse import Coarse, needed
-from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.pairs import Pairs
 from ntkexp.layer.scale import NotNegative, Positive, number
-from ntkexp.layer.signal import Signal
-from ntkexp.layer.weighted import CONVOLUTIONS, Affine, Convolution
-from ntkexp.layer.window import box
 from ntkexp.mistake import Mistake
 from ntkexp.size import LARGEST, Depth
 

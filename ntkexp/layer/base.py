@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ntkexp.component import Component
-from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.mistake import Mistake
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
 
 Layers = tuple[AbstractLayer, ...]
 

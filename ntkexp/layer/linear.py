@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.covariance.coarse import Coarse
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.coarse import Coarse
-from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
 
 
 class Flatten(AbstractLayer):

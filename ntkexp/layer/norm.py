@@ -16,11 +16,11 @@ from jaxtyping import Float
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.named import named
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
+from ntkexp.layer.by_name import named
 from ntkexp.mistake import Mistake
 from ntkexp.size import Count
 

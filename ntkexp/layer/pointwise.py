@@ -23,10 +23,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.covariance.covariance import Covariance, End
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.covariance import Covariance, End
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
 
 ROUNDING = 16
 """Correlations within so many units of rounding of one count as one."""

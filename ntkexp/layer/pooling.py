@@ -13,12 +13,12 @@ import torch
 from pydantic import BeforeValidator
 from torch import nn
 
+from ntkexp.covariance.coarse import Coarse, needed
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.coarse import Coarse, needed
-from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.named import named
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
+from ntkexp.layer.by_name import named
 from ntkexp.mistake import Mistake
 from ntkexp.size import Depth
 

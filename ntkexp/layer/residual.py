@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.layer import chain
 from ntkexp.layer.base import AbstractLayer, build
-from ntkexp.layer.covariance import Covariance
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
 from ntkexp.mistake import Mistake
 
 

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.layer.covariance import End
+from ntkexp.covariance.covariance import End
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ntkexp.limit.engine import Engine, engine_of
 from ntkexp.limit.network import Network, network
-from ntkexp.limit.recursion import cuts
+from ntkexp.limit.torch_engine import cuts
 
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
 SIDES = (16, 2048)

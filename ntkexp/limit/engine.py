@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ntkexp.layer.width import affine
-from ntkexp.limit import recursion
-from ntkexp.limit.fused.program import Program, program
+from ntkexp.limit import torch_engine
+from ntkexp.limit.fused.operations import Program, program
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.mistake import Mistake, nearest
 
@@ -26,7 +26,7 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     """The engine that is asked for, or the faster one for so many pairs of examples."""
     if engine not in ENGINES:
         raise Mistake(f"engine={engine} is none of {', '.join(ENGINES)}{nearest(engine, ENGINES)}")
-    by_torch = partial(recursion.kernels, net, memory_gb=memory_gb)
+    by_torch = partial(torch_engine.kernels, net, memory_gb=memory_gb)
     if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
     reason = why_not(net, x)

@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.covariance.cross import Cross, Variances
+from ntkexp.covariance.own import Own
+from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.signal import Signal
 from ntkexp.layer import chain
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.cross import Cross, Variances
 from ntkexp.layer.linear import Flatten
-from ntkexp.layer.own import Own
-from ntkexp.layer.pairs import Pairs
-from ntkexp.layer.signal import Signal
 from ntkexp.mistake import Mistake
 
 CHUNK = 2**20  # numbers in a tensor, so that what follows one another meets in the cache

@@ -20,7 +20,7 @@ from ntkexp.optimizer.base import AbstractOptimizer
 
 @dataclass(frozen=True)
 class PathKernel:
-    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`path.summary`)."""
+    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics.contributions`)."""
 
     kernel: Float[Tensor, "probe out train out_"]
     contributions: Float[Tensor, "probe out train"]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
-from ntkexp.machine.processes import descent, flow
+from ntkexp.machine.frozen_training import descent, flow
 
 
 class Frozen(AbstractMachine):

@@ -6,7 +6,7 @@ In function space these are steps of gradient descent with the kernel K_0.
 from __future__ import annotations
 
 from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
-from ntkexp.machine.processes import descent
+from ntkexp.machine.frozen_training import descent
 
 
 class Linearised(AbstractMachine):

@@ -6,10 +6,10 @@ Bayesian networks are it, and networks of which only the readout is trained; not
 
 from __future__ import annotations
 
+from ntkexp.closed_form.ensemble import Kernels
+from ntkexp.closed_form.posterior import conditioned
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 from ntkexp.mistake import Mistake
-from ntkexp.process.ensemble import Kernels
-from ntkexp.process.posterior import conditioned
 
 
 class NNGP(AbstractMachine):

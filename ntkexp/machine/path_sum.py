@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import isfinite
 
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
-from ntkexp.report.text import percent, short
+from ntkexp.text import percent, short
 
 
 class PathSum(AbstractMachine):

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ntkexp.mistake import Mistake
-from ntkexp.model.answer import picked
+from ntkexp.model.foreign.answer import picked
 from ntkexp.shapes import Function, Inputs, Weights
 
 

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.model.adapted import adapted
 from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.elsewhere import refuse_elsewhere, refuse_parts_elsewhere
-from ntkexp.model.extra import Option, library
+from ntkexp.model.foreign.adapted import adapted
+from ntkexp.model.foreign.elsewhere import refuse_elsewhere, refuse_parts_elsewhere
+from ntkexp.model.foreign.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import along, dividing, fitting
 from ntkexp.records.json_file import read_object

@@ -30,9 +30,9 @@ from torch import nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest, nearest_file
-from ntkexp.model.adapted import adapted, refuse_chance
 from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.source import load, made_of
+from ntkexp.model.foreign.adapted import adapted, refuse_chance
+from ntkexp.model.foreign.source import load, made_of
 from ntkexp.model.task import Task
 
 

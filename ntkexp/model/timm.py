@@ -21,9 +21,9 @@ from torch import nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.model.adapted import adapted
 from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.extra import Option, library
+from ntkexp.model.foreign.adapted import adapted
+from ntkexp.model.foreign.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import dividing, fitting
 from ntkexp.size import Count, Depth

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ntkexp.mistake import Mistake
-from ntkexp.path.halves import STRETCHES
+from ntkexp.path.backward.half_times import STRETCHES
 
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features import Features
-from ntkexp.kernel.segment import Segment, point
+from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.secant.segment import Segment, point
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.optimizer.arc import Arc
 from ntkexp.optimizer.base import AbstractOptimizer, Memory, Sizes

@@ -8,9 +8,9 @@ What would outlast its user is refused before it begins; a run that ends at a lo
 
 from __future__ import annotations
 
-from ntkexp.duration import YEAR, duration
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
+from ntkexp.text import YEAR, duration
 
 START, BASE, RATE = 3.0, 0.01, 8e-11
 PER_NUMBER = 64  # of a tape, in weights: rows of the features are multiplied with those of the training examples

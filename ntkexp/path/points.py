@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features import Features
-from ntkexp.kernel.gram import gram
-from ntkexp.kernel.reader import Reader
-from ntkexp.kernel.segment import Segment
-from ntkexp.kernel.tape import Tape
+from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.segment import Segment
 from ntkexp.path.rule.base import Piece
 from ntkexp.shapes import Weights
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from ntkexp.component import Component
-from ntkexp.kernel.casts import Casts
+from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 from ntkexp.path.rule.secant import Secant

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.report.half_time import halfway
 from ntkexp.report.run import Run
-from ntkexp.report.when import halfway
 
 Array: TypeAlias = NDArray[np.float64]
 Split: TypeAlias = Literal["train", "probe", "test"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.report.run import SPLITS, Run
-from ntkexp.report.text import spoken
+from ntkexp.text import spoken
 
 START_VARIANCE = "start_variance"
 MEASURES = {

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ntkexp.records.results import Result
-from ntkexp.report.text import listed, share, short
 from ntkexp.report.verdict import COMPARED, Verdict, verdict
+from ntkexp.text import listed, share, short
 
 SPOKEN = {
     "secant": "the secant kernel machine",

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ntkexp.records.results import Result
-from ntkexp.report.text import listed, share, short
 from ntkexp.report.verdict import COMPARED, Verdict, verdict
+from ntkexp.text import listed, share, short
 
 SAID = {
     Verdict.EXACT: "reproduces {} to rounding ({})",

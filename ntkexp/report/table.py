@@ -11,7 +11,7 @@ import pandas as pd
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.results import Result, at_points
 from ntkexp.report.run import SPLITS, Run
-from ntkexp.report.text import aligned, listed, short
+from ntkexp.text import aligned, listed, short
 
 SHARED = frozenset({"layer", "machine"})
 """Chapters in which several components share a file."""

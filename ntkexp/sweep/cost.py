@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
-from ntkexp.prepare import effort, glimpsed
+from ntkexp.run.setting import effort, glimpsed
 
 
 @dataclass(frozen=True)

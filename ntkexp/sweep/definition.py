@@ -1,6 +1,6 @@
 """What a sweep is: a YAML file in `configs/sweep/`, or what the command line says.
 
-    axes:                  each KEY with its values (`ntkexp.sweep.values`); runs are made at all combinations
+    axes:                  each KEY with its values (`ntkexp.sweep.axis_values`); runs are made at all combinations
       model.width: {from: 32, to: 1024, count: 6, scale: log}
     seeds: 5               at each point: a count, or a list
     base: [steps=300]      what all runs have in common
@@ -8,7 +8,7 @@
       - {quantity: drift, axis: model.width, exponent: -1.0, margin: 0.1}      to be met within the margin
       - {quantity: drift, axis: model.width, exponent: -0.5, bound: upper}     at most this, and the margin
 
-Nothing here knows where it was written: `ntkexp.sweep.define` reads both.
+Nothing here knows where it was written: `ntkexp.sweep.parse` reads both.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from itertools import product
 from pydantic import Field
 
 from ntkexp.component import Component
+from ntkexp.config.as_text import spelled
 from ntkexp.config.override import split
-from ntkexp.config.spelling import spelled
 from ntkexp.records.command import command
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.json_file import Json
 from ntkexp.report.analysis.verdict import MARGIN, Bound
-from ntkexp.sweep.values import Value
+from ntkexp.sweep.axis_values import Value
 
 
 class Fit(Component):

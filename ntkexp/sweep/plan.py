@@ -8,13 +8,13 @@ from math import prod
 from pathlib import Path
 
 from ntkexp.config.compose import Composer
-from ntkexp.experiment import Experiment
-from ntkexp.identity import folder_name
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder
+from ntkexp.sweep.axis_values import MOST
 from ntkexp.sweep.definition import Definition, Point
-from ntkexp.sweep.journal import NAME, Journal
-from ntkexp.sweep.values import MOST
+from ntkexp.sweep.event_log import NAME, Journal
 
 
 @dataclass(frozen=True)

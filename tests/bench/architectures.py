@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.plan import Plan
-from ntkexp.kernel.recorder import plain_kernels
+from ntkexp.kernel.read.program_cache import Plan
+from ntkexp.kernel.record.recorder import plain_kernels
 from ntkexp.library import reader_of, tangent_kernel
 from tests.bench.stopwatch import medians, milliseconds, table
 from tests.bench.tangent import check, multiplied_out

@@ -17,13 +17,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.journal import AbstractJournal
-from ntkexp.observe import Row
-from ntkexp.prepare import prepare
 from ntkexp.records.trajectory import Trajectory
-from ntkexp.retrace import Retrace
-from ntkexp.run import go, go_back, recorded
-from ntkexp.walk import Walk, begin
+from ntkexp.run.listener import AbstractJournal
+from ntkexp.run.loop import go, go_back, recorded
+from ntkexp.run.metrics import Row
+from ntkexp.run.second_pass import Retrace
+from ntkexp.run.setting import prepare
+from ntkexp.run.state import Walk, begin
 from tests.bench.stopwatch import milliseconds, table
 
 STEPS = 6

@@ -7,10 +7,10 @@ from functools import partial
 from itertools import islice
 
 from ntkexp.config.compose import compose
-from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.accumulate.integrals import Integrals, Tally
 from ntkexp.path.points import Block
-from ntkexp.prepare import Setting, prepare
-from ntkexp.walk import opened
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.state import opened
 from tests.bench.stopwatch import medians, milliseconds, table
 
 RULES = ("secant", "left", "gauss")

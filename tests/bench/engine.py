@@ -13,13 +13,13 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
-from ntkexp.carry_out import carry_out
 from ntkexp.config.compose import compose
 from ntkexp.engine.base import Ended, Task
 from ntkexp.engine.child import ignored
 from ntkexp.engine.local import Local, cores
 from ntkexp.engine.work import work
 from ntkexp.progress import Silent
+from ntkexp.run.execute import carry_out
 from tests.bench.stopwatch import milliseconds, seconds, table
 
 TINY = (

@@ -14,9 +14,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ntkexp.config.compose import compose
-from ntkexp.prepare import Setting, prepare
 from ntkexp.report.plots.style import GREY, NARROW, RC, colour, heading
-from ntkexp.walk import Walk, begin
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.state import Walk, begin
 from tests.bench.stopwatch import seconds, table
 
 SHARED = ("model.activation=tanh", "path.error_samples=0", "path.probes=[probe]")

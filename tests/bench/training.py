@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.reader import Reader
+from ntkexp.kernel.read.reader import Reader
 from ntkexp.loss.squared import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.path.accumulate.integrals import Integrals, Tally
 from ntkexp.path.descent import Descent
-from ntkexp.path.integrals import Integrals, Tally
 from ntkexp.path.points import Block, Points
 from ntkexp.path.rule.secant import Secant
 from ntkexp.schedule.constant import Constant

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import pytest
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 
 
 class Ended(NamedTuple):

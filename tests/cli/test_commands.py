@@ -15,8 +15,8 @@ import pytest
 
 from ntkexp.cli.progress import Bar, Lines, listener
 from ntkexp.config.compose import compose
-from ntkexp.experiment import Experiment
-from ntkexp.identity import folder_name
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.folder import BEGUN, RunFolder
@@ -36,7 +36,7 @@ def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
     def replace(act: Callable[[AbstractProgress], Path]) -> None:
-        module = ModuleType("ntkexp.carry_out")
+        module = ModuleType("ntkexp.run.execute")
 
         def carry_out(
             experiment: Experiment,
@@ -54,8 +54,8 @@ def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
             return act(progress)
 
         vars(module).update(carry_out=carry_out, resume=resume)
-        monkeypatch.setitem(sys.modules, "ntkexp.carry_out", module)
-        monkeypatch.setattr("ntkexp.carry_out", module, raising=False)
+        monkeypatch.setitem(sys.modules, "ntkexp.run.execute", module)
+        monkeypatch.setattr("ntkexp.run.execute", module, raising=False)
 
     return replace
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import compose, composer
 from ntkexp.config.folders import folders
-from ntkexp.identity import canonical
+from ntkexp.experiment.identity import canonical
+from ntkexp.kernel_file.predict.entries import Entries
+from ntkexp.kernel_file.study import study
 from ntkexp.library import tangent_kernel
-from ntkexp.matrix.entries import Entries
-from ntkexp.matrix.study import study
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.functional import weights_of
-from ntkexp.prepare import network
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import to_text
-from ntkexp.records.kernel_matrix import open_matrix
+from ntkexp.records.kernel_file.store import open_matrix
+from ntkexp.run.setting import network
 from tests.cli.conftest import Command
 from tests.cli.test_mistakes import check
 

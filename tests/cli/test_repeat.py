@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.carry_out import begun_by
 from ntkexp.cli.sweep import Asked, planned
 from ntkexp.records.command import options
 from ntkexp.records.folder import RunFolder
-from ntkexp.report.page.shown import command_of
+from ntkexp.report.page.picture import command_of
 from ntkexp.report.run import load_run
+from ntkexp.run.execute import begun_by
 from tests.cli.conftest import Command
 
 NET = """
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, to work in; runs draw nothing there."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ntkexp.carry_out.save_plots", lambda run, folder: folder.mkdir())
+    monkeypatch.setattr("ntkexp.run.execute.save_plots", lambda run, folder: folder.mkdir())
     return folder
 
 

@@ -17,7 +17,7 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     program = (
         "import atexit, sys\n"
         f"atexit.register(lambda: sys.stderr.write(' '.join(m for m in {HEAVY!r} if m in sys.modules)))\n"
-        "from ntkexp.cli import main\n"
+        "from ntkexp.cli.main import main\n"
         "main()\n"
     )
     return subprocess.run(
@@ -55,7 +55,7 @@ def test_a_run_loads_no_compiler() -> None:
     """What torch would load by itself to shield a dispatch mode, and to be deterministic."""
     program = (
         "import sys, torch, ntkexp\n"
-        "from ntkexp.circumstances import settle\n"
+        "from ntkexp.run.environment import settle\n"
         "from ntkexp.config.compose import compose\n"
         "settle(compose([]))\n"
         "assert torch.are_deterministic_algorithms_enabled()\n"

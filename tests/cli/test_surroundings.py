@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from ntkexp.cli import entry
+from ntkexp.cli import main
 from ntkexp.cli.surroundings import settle
 from tests.cli.conftest import Command
 from tests.run.commands import FORKS
@@ -47,7 +47,7 @@ def test_no_more_threads(command: Command, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    ended = shell(f"cd {tmp_path}/gone; rmdir ../gone; ntkexp config", PYTHONPATH=str(Path(entry.__file__).parents[2]))
+    ended = shell(f"cd {tmp_path}/gone; rmdir ../gone; ntkexp config", PYTHONPATH=str(Path(main.__file__).parents[2]))
     assert ended == (2, "", "ntkexp: the working folder is gone; go to one that exists\n")
 
 
@@ -82,17 +82,17 @@ def interrupted_throughout(said: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-    def complain(text: str, status: int, say: object = entry.complain) -> int:
+    def complain(text: str, status: int, say: object = main.complain) -> int:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         assert callable(say)
         return int(say(text, status))
 
     with (
-        mock.patch.object(entry, "execute", side_effect=lambda _: signal.raise_signal(signal.SIGTERM)),
-        mock.patch.object(entry, "complain", complain),
+        mock.patch.object(main, "execute", side_effect=lambda _: signal.raise_signal(signal.SIGTERM)),
+        mock.patch.object(main, "complain", complain),
     ):
-        status = entry.run([])
+        status = main.run([])
     signal.raise_signal(signal.SIGTERM)
     raise SystemExit(status)
 

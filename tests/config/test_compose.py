@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from ntkexp.component import Component
-from ntkexp.config.allowed import bases
 from ntkexp.config.build import Builder, build
 from ntkexp.config.choices import NO_CHOICES, Choices, read
 from ntkexp.config.compose import compose, resolve
+from ntkexp.config.field_types import bases
 from ntkexp.config.folders import folders, shipped
 from ntkexp.config.keys import keys
 from ntkexp.config.show import shown, tree
 from ntkexp.config.target import component
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 
 FILES = sorted(file for file in shipped().glob("*/*.yaml") if file.parent.name not in NO_CHOICES)

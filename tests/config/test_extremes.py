@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 
 import ntkexp
 from ntkexp.component import Component
-from ntkexp.config.allowed import flat
-from ntkexp.kernel.allowance import Allowance
+from ntkexp.config.field_types import flat
+from ntkexp.kernel.record.allowance import Allowance
 from ntkexp.mistake import Mistake
 from ntkexp.path.effort import refuse_endless
 from tests.cli.conftest import Command, command
@@ -32,7 +32,7 @@ def components() -> Iterator[type[Component]]:
     for module in walk_packages(ntkexp.__path__, "ntkexp."):
         if module.name.split(".")[1] in {"data", "model", "init", "loss", "optimizer", "schedule", "path", "layer"}:
             import_module(module.name)
-    import_module("ntkexp.experiment")
+    import_module("ntkexp.experiment.experiment")
     left = [Component]
     while left:
         for kind in left.pop().__subclasses__():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp import identity as module
 from ntkexp import version
 from ntkexp.config.compose import compose
-from ntkexp.identity import folder_name, identity
+from ntkexp.experiment import identity as module
+from ntkexp.experiment.identity import folder_name, identity
 from ntkexp.mistake import Mistake
 
 

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 from ntkexp.component import Component
-from ntkexp.config.allowed import kinds
 from ntkexp.config.build import build
 from ntkexp.config.choices import read
 from ntkexp.config.compose import compose
+from ntkexp.config.field_types import kinds
 from ntkexp.config.folders import shipped
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
-from ntkexp.prepare import network
-from tests.layer.components import REQUIRED, choices, configured
+from ntkexp.run.setting import network
+from tests.config.components import REQUIRED, choices, configured
 
 GROUPS = ("data", "model", "init", "loss", "optimizer", "schedule")
 SMALL = ("data.train=4", "data.probe=1", "data.test=1", "model.width=2")
@@ -75,7 +75,7 @@ class Trap:
 
     def trees(self) -> tuple[dict[str, Any], ...]:
         """Whatever a mapping could."""
-        targets = ("leaves_a_mark.Net", "os.system", "subprocess.run", "hydra.utils.call", "ntkexp.cli.entry.main")
+        targets = ("leaves_a_mark.Net", "os.system", "subprocess.run", "hydra.utils.call", "ntkexp.cli.main.main")
         return (
             *({"_target_": target, "command": self.shell, "args": self.shell} for target in targets),
             {"_target_": "builtins.eval", "_args_": ["__import__('leaves_a_mark')"]},

@@ -20,15 +20,15 @@ import ntkexp
 from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.data.sphere import Sphere
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.init.ntk import NTK
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.mlp import MLP
 from ntkexp.optimizer.base import AbstractOptimizer
-from ntkexp.prepare import network, prepare
+from ntkexp.run.setting import network, prepare
 from ntkexp.stream import Purpose, stream
+from tests.config.components import choices, configured
 from tests.data.conftest import READY, source_of
-from tests.layer.components import choices, configured
 
 PACKAGE = Path(ntkexp.__file__).parent
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
@@ -157,7 +157,7 @@ def test_chance_has_one_door() -> None:
         str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if doors(ast.parse(file.read_text("utf-8")))
     }
     # `adapted` starts torch's own generator where that of the weights starts; a report computes no result
-    assert found == {"stream.py", "model/adapted.py"}
+    assert found == {"stream.py", "model/foreign/adapted.py"}
 
 
 def test_every_purpose_is_asked_for_in_one_file() -> None:

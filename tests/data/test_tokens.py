@@ -12,7 +12,7 @@ import torch
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.data.modular_addition import ModularAddition
 from ntkexp.data.text import Text
-from tests.layer.components import asked_for
+from tests.config.components import asked_for
 from tests.run.small import ran
 from tests.run.test_exactness import exact
 

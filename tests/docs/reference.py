@@ -16,12 +16,12 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
-from ntkexp.config.allowed import takes
+from ntkexp.config.as_text import spelled
 from ntkexp.config.choices import Choices, dotted, read
+from ntkexp.config.field_types import takes
 from ntkexp.config.folders import folders
 from ntkexp.config.show import title
-from ntkexp.config.spelling import spelled
-from ntkexp.sweep.values import values
+from ntkexp.sweep.axis_values import values
 from tests.docs.readme import ROOT
 
 FILE = ROOT / "docs" / "reference.md"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import composer, resolve
 from ntkexp.config.folders import folders
-from ntkexp.sweep.define import define
+from ntkexp.sweep.parse import define
 from ntkexp.sweep.plan import plan
 from tests.docs import orders
 from tests.docs.pages import PAGES, Page

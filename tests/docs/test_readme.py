@@ -10,7 +10,7 @@ from io import StringIO
 
 import pytest
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import resolve
 from ntkexp.config.folders import folders

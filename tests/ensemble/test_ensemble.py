@@ -11,7 +11,7 @@ from ntkexp.ensemble.compare import compared, ensemble
 from ntkexp.ensemble.problem import problem
 from ntkexp.ensemble.train import Training, last
 from ntkexp.mistake import Mistake
-from ntkexp.prepare import network
+from ntkexp.run.setting import network
 
 CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features import Factored, Features
+from ntkexp.kernel.features.features import Factored, Features
 from ntkexp.shapes import Weights
 
 

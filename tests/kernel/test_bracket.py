@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel import bracket as chapter
-from ntkexp.kernel.bracket import Bracket, empty
-from ntkexp.kernel.features import Factored, Features
+from ntkexp.kernel.features import bracket as chapter
+from ntkexp.kernel.features.bracket import Bracket, empty
+from ntkexp.kernel.features.features import Factored, Features
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights
 from tests.kernel.compare import agree

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.casts import with_casts
-from ntkexp.kernel.precision import eps
+from ntkexp.kernel.record.casts import with_casts
+from ntkexp.kernel.record.precision import eps
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ntkexp.kernel import reader
-from ntkexp.kernel.closure import closure
-from ntkexp.kernel.ownership import owners
-from ntkexp.kernel.rules import RULES
-from ntkexp.kernel.rules.base import AbstractCall, Result
+from ntkexp.kernel.read import reader
+from ntkexp.kernel.secant.closure import closure
+from ntkexp.kernel.secant.ownership import owners
+from ntkexp.kernel.secant.rules import RULES
+from ntkexp.kernel.secant.rules.base import AbstractCall, Result
 from ntkexp.library import reader_of, secant_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel.problems import READ, problem

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ntkexp.kernel.cost import JACOBIANS, costs
-from ntkexp.kernel.features import Factored
-from ntkexp.kernel.gram import double_sum_is_cheaper
-from ntkexp.kernel.plan import parts
+from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.gram import double_sum_is_cheaper
+from ntkexp.kernel.read.cost import JACOBIANS, costs
+from ntkexp.kernel.read.program_cache import parts
 from ntkexp.library import reader_of
 from tests.kernel.problems import DENSE, READ, problem
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.ownership import owner, owners
-from ntkexp.kernel.rules.base import NoRule
+from ntkexp.kernel.secant.ownership import owner, owners
+from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel.problems import READ, Formula, problem

@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from ntkexp.kernel import gram as chapter
-from ntkexp.kernel.features import Factored, Features, Rows
-from ntkexp.kernel.gram import STRIP, contributions, double_sum, double_sum_is_cheaper, gram, inner, with_itself
+from ntkexp.kernel.features import gram as chapter
+from ntkexp.kernel.features.features import Factored, Features, Rows
+from ntkexp.kernel.features.gram import (
+    STRIP,
+    contributions,
+    double_sum,
+    double_sum_is_cheaper,
+    gram,
+    inner,
+    with_itself,
+)
 from ntkexp.library import reader_of
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree

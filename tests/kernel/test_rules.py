@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ntkexp.kernel.reader import Reader, Reading
-from ntkexp.kernel.replay import Replay
-from ntkexp.kernel.rules import RULES
-from ntkexp.kernel.rules.base import NoRule
-from ntkexp.kernel.tape import Tape
+from ntkexp.kernel.read.reader import Reader, Reading
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.replay import Replay
+from ntkexp.kernel.secant.rules import RULES
+from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import tangent_kernel
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ntkexp.kernel.reader import Reader, Reading
-from ntkexp.kernel.tape import Tape
+from ntkexp.kernel.read.reader import Reader, Reading
+from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.shapes import Weights
 from tests.kernel import oracle

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from ntkexp.kernel.rules import elementwise, power, smooth
-from ntkexp.kernel.rules.elementwise import NEAR
+from ntkexp.kernel.secant.rules import elementwise, power, smooth
+from ntkexp.kernel.secant.rules.elementwise import NEAR
 
 SLOPES = elementwise.SLOPES | power.SLOPES | smooth.SLOPES
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel import reader
-from ntkexp.kernel.features import Factored
-from ntkexp.kernel.gram import gram
+from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.read import reader
 from ntkexp.library import reader_of, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.applied import applied

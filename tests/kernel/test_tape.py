@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.program import program
-from ntkexp.kernel.reader import Reader
-from ntkexp.kernel.recorder import Recorder, functional_twin
-from ntkexp.kernel.rules.base import NoRule
-from ntkexp.kernel.tape import Tape
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.program import program
+from ntkexp.kernel.record.recorder import Recorder, functional_twin
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle

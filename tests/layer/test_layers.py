@@ -9,8 +9,8 @@ from torch import Tensor
 from ntkexp.layer.activation import ACTIVATIONS
 from ntkexp.layer.affine import Dense
 from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.layer.by_name import named
 from ntkexp.layer.linear import Flatten
-from ntkexp.layer.named import named
 from ntkexp.layer.pointwise import LeakyReLU
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree

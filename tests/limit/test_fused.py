@@ -161,7 +161,7 @@ def test_what_the_fused_engine_does_not_know_is_left_to_torch(
     many = 10**9
     left_to = engine_of("auto", net, x, many, 1.0, 1)
     assert isinstance(left_to, partial)
-    assert left_to.func.__module__ == "ntkexp.limit.recursion"
+    assert left_to.func.__module__ == "ntkexp.limit.torch_engine"
     with pytest.raises(Mistake, match=words):
         engine_of("fused", net, x, many, 1.0, 1)
 
@@ -177,5 +177,5 @@ def test_blocks_are_parts_of_the_whole() -> None:
 
 
 def test_numba_is_loaded_when_it_is_needed() -> None:
-    code = "import sys, ntkexp.limit.infinite; sys.exit('numba' in sys.modules)"
+    code = "import sys, ntkexp.limit.infinite_kernel; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -25,9 +25,9 @@ from ntkexp.layer.residual import Residual
 from ntkexp.layer.smooth import Tanh
 from ntkexp.layer.width import affine, widened
 from ntkexp.model.base import AbstractLayered
-from tests.layer.components import choices, configured
+from tests.config.components import choices, configured
 from tests.limit.drawn import image_networks
-from tests.limit.test_recursion import points
+from tests.limit.test_torch_engine import points
 
 EPS = torch.finfo(torch.float64).eps
 Layers = tuple[AbstractLayer, ...]

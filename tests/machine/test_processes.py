@@ -13,9 +13,9 @@ from torch import Tensor
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Limit
 from ntkexp.machine.fixed_coefficients import FixedCoefficients
 from ntkexp.machine.frozen import Frozen
+from ntkexp.machine.frozen_training import descent, flow
 from ntkexp.machine.linearised import Linearised
 from ntkexp.machine.nngp import NNGP
-from ntkexp.machine.processes import descent, flow
 from tests.machine.evidence import OTHERS, POINTS, STEP_SIZE, STEPS, TRAIN, evidence, kernel_of, random, stepping
 
 TIME = STEPS * STEP_SIZE / TRAIN  # w Σ η

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.cli.entry import run
-from tests.layer.components import OWN
+from ntkexp.cli.main import run
+from tests.config.components import OWN
 from tests.run.commands import TINY, only_run
-from tests.run.test_carry_out import full_disk
+from tests.run.test_execute import full_disk
 
 TRUST = ("--trust", str(OWN))
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ntkexp.identity import identity
+from ntkexp.experiment.identity import identity
 from ntkexp.mistake import Mistake
-from ntkexp.model import extra
-from ntkexp.model.elsewhere import ELSEWHERE
-from ntkexp.prepare import prepare
+from ntkexp.model.foreign import extra
+from ntkexp.model.foreign.elsewhere import ELSEWHERE
+from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
 from tests.run.test_exactness import exact
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ntkexp.config.compose import compose
-from ntkexp.experiment import Experiment
-from ntkexp.identity import identity
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import identity
 from ntkexp.mistake import Mistake
-from ntkexp.prepare import prepare
+from ntkexp.run.setting import prepare
 from tests.model.unfit import UNFIT
 from tests.run.small import ran, small
 from tests.run.test_exactness import exact

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.accumulate.integrals import Integrals, Tally
 from ntkexp.path.points import Block
 from ntkexp.path.rule.base import Piece
-from ntkexp.prepare import Setting, prepare
+from ntkexp.run.setting import Setting, prepare
 from tests.run.small import small
 
 Ways = Mapping[str, tuple[Piece, ...]]

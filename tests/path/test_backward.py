@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features import Features
+from ntkexp.kernel.features.features import Features
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.gd import GradientDescent
-from ntkexp.path.attributed import shares
-from ntkexp.path.halves import STRETCHES, empty
+from ntkexp.path.backward.half_times import STRETCHES, empty
 from ntkexp.path.points import Block
-from ntkexp.prepare import Setting, prepare
-from ntkexp.retrace import Retrace
-from ntkexp.run import run
+from ntkexp.run.attributed_points import shares
+from ntkexp.run.loop import run
+from ntkexp.run.second_pass import Retrace
+from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Memory, ran, small
 
 ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.look_back import Outcome
 from ntkexp.path.points import Points
-from ntkexp.prepare import prepare
-from ntkexp.run import run
+from ntkexp.run.loop import run
+from ntkexp.run.outcome import Outcome
+from ntkexp.run.setting import prepare
 from tests.run.small import Memory, small
 
 SIZES = ("data.train=10", "data.probe=6", "data.test=4", "steps=5", "path.count=2")

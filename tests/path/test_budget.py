@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
-from ntkexp.prepare import prepare
+from ntkexp.run.setting import prepare
 from tests.run.small import small
 
 BASE = Budget(

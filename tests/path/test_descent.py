@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.prepare import prepare
+from ntkexp.run.setting import prepare
 from tests.run.small import Ran, ran, small
 
 LOSSES = ("squared", "cross_entropy", "logistic", "hinge")

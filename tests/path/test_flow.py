@@ -11,8 +11,8 @@ import torch
 from ntkexp.machine.base import Prediction
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.flow import Flow
-from ntkexp.prepare import prepare
-from ntkexp.run import run
+from ntkexp.run.loop import run
+from ntkexp.run.setting import prepare
 from ntkexp.shapes import Weights
 from tests.path.test_snapshots import Stopped, Stopping, restored
 from tests.run.small import Memory, Ran, ran, small

@@ -12,7 +12,7 @@ import pytest
 MEASURED = """
 import sys
 from pathlib import Path
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 status = run(sys.argv[1:])
 told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 sys.stderr.write(told["VmHWM"].split()[0])  # ru_maxrss would count what the tests held when they forked

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 from ntkexp.path.points import Block
-from ntkexp.prepare import Setting, prepare
-from ntkexp.run import run
-from ntkexp.walk import Walk
+from ntkexp.run.loop import run
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.state import Walk
 from tests.run.small import Memory, Ran, ran, small
 
 CASES = (

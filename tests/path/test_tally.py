@@ -6,8 +6,8 @@ from math import inf, nan
 
 import pytest
 
-from ntkexp.look_back import unclosed
-from ntkexp.path.integrals import Tally
+from ntkexp.path.accumulate.integrals import Tally
+from ntkexp.run.outcome import unclosed
 
 EPS = 2.0**-52
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_results
 from ntkexp.report.events import PLACE

@@ -12,10 +12,10 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.explain import explain, worst
-from ntkexp.report.explained import all_told
+from ntkexp.report.explain_text import all_told
+from ntkexp.report.half_time import half, halfway
 from ntkexp.report.plots.explanation import save
 from ntkexp.report.run import Run, load_run, read_run
-from ntkexp.report.when import half, halfway
 from tests.report.synthetic import digits, regression, write_run
 
 

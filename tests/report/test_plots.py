@@ -18,8 +18,8 @@ from ntkexp.report.analysis.sweep import Fit
 from ntkexp.report.analysis.verdict import Expected
 from ntkexp.report.plots.figures.contributions import image
 from ntkexp.report.plots.figures.time_profile import profile
-from ntkexp.report.plots.gallery import gallery, save
 from ntkexp.report.plots.labels import spread
+from ntkexp.report.plots.run_plots import gallery, save
 from ntkexp.report.plots.style import NARROW, RC, WIDE
 from ntkexp.report.plots.together.laws import picture
 from ntkexp.report.run import load_run

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import walk_packages
 from random import Random
 
 import numpy as np
@@ -115,13 +116,13 @@ def test_reading_needs_no_torch_and_a_table_no_matplotlib() -> None:
 
 
 def test_writing_needs_neither_torch_nor_pandas() -> None:
-    names = [file.stem for file in Path(records.__path__[0]).glob("[!_]*.py")]
-    code = "import sys\n" + "".join(f"import ntkexp.records.{name}\n" for name in names) + "print(*sys.modules)"
+    names = [module.name for module in walk_packages(records.__path__, "ntkexp.records.")]
+    code = "import sys\n" + "".join(f"import {name}\n" for name in names) + "print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "pandas", "matplotlib"} & set(modules)
 
 
 def test_drawing_needs_no_torch() -> None:
-    code = "import sys; from ntkexp.report.plots.gallery import gallery; list(gallery()); print(*sys.modules)"
+    code = "import sys; from ntkexp.report.plots.run_plots import gallery; list(gallery()); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" not in modules

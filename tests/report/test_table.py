@@ -15,7 +15,7 @@ from ntkexp.config.folders import folders
 from ntkexp.records.results import Result
 from ntkexp.report.run import load_runs
 from ntkexp.report.table import combined, ladder_table, named, to_text
-from ntkexp.report.text import aligned, short
+from ntkexp.text import aligned, short
 
 WORD = st.text("abc μ", min_size=1, max_size=9).map(str.strip).filter(bool)
 

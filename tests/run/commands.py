@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from ntkexp.records.folder import DONE
 from ntkexp.records.json_file import read_object
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["ntkexp.carry_out", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"])
+FORKS.set_forkserver_preload(["ntkexp.run.execute", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"])
 
 TINY = (
     *("data.train=12", "data.probe=6", "data.test=6", "model.width=8", "threads=1"),

@@ -14,17 +14,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.config.compose import compose, composer
-from ntkexp.experiment import Experiment
-from ntkexp.journal import AbstractJournal
-from ntkexp.look_back import Outcome
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.machine.ladder import results
-from ntkexp.observe import Row
-from ntkexp.prepare import Setting, prepare
 from ntkexp.records.results import Result
 from ntkexp.records.trajectory import Trajectory
-from ntkexp.retrace import Retrace
-from ntkexp.run import run
-from ntkexp.walk import Walk
+from ntkexp.run.listener import AbstractJournal
+from ntkexp.run.loop import run
+from ntkexp.run.metrics import Row
+from ntkexp.run.outcome import Outcome
+from ntkexp.run.second_pass import Retrace
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.state import Walk
 
 COMPOSER = composer()
 SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.layer.components import OWN, asked_for, choices
+from tests.config.components import OWN, asked_for, choices
 from tests.run.small import ran
 from tests.run.test_exactness import exact
 

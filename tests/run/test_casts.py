@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp import prepare
 from ntkexp.data.base import Data
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.model.output import Reading
+from ntkexp.run import setting as prepare
 from tests.run.small import ran
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from ntkexp.kernel.rules import RULES
-from ntkexp.kernel.rules.base import AbstractCall
+from ntkexp.kernel.secant.rules import RULES
+from ntkexp.kernel.secant.rules.base import AbstractCall
 from tests.run.small import ran
 
 QUICK = ("model.activation=tanh", "steps=4", "path.rule=[secant]", "ladder.machine=[secant]")

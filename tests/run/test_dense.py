@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from torch import Tensor, nn
 
-from ntkexp import prepare
 from ntkexp.data.base import Data
-from ntkexp.experiment import Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.model.output import Reading
+from ntkexp.run import setting as prepare
 from tests.run.small import ran
 
 

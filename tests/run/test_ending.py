@@ -10,7 +10,7 @@ import pytest
 from ntkexp.optimizer.gd import GradientDescent
 from ntkexp.optimizer.momentum import Momentum
 from ntkexp.optimizer.stable import AbstractStable
-from ntkexp.run import advised
+from ntkexp.run.loop import advised
 from tests.run.small import ran
 
 LINEAR = ("model.depth=0", "steps=200", "ladder.machine=[secant,left,linearised]", "path.schedule=1000")

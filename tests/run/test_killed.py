@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from ntkexp.diary import Diary
+from ntkexp.run.folder_listener import Diary
 from tests.run.commands import TINY, obey, only_run, promised, started
 
 STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ntkexp.limit.infinite import infinite_kernel
+from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.machine.base import DoesNotApply, Limit
 from ntkexp.model.base import AbstractLayered
-from ntkexp.prepare import prepare
+from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
 
 RUNGS = "ladder.machine=[frozen_start,frozen_limit,nngp]"
@@ -58,7 +58,7 @@ def test_the_log_measures_the_distance() -> None:
 def test_without_a_limit_there_is_a_reason(
     settings: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntkexp.widen.MOST", 10**6)
+    monkeypatch.setattr("ntkexp.experiment.infinite_width.MOST", 10**6)
     run = ran(RUNGS, "steps=2", *settings)
     for machine in ("frozen_limit", "nngp"):
         for row in run.rows(machine):

@@ -13,7 +13,7 @@ from torch.func import functional_call, jacrev
 
 from ntkexp.machine.base import Prediction
 from ntkexp.optimizer.base import Memory
-from ntkexp.prepare import Setting, prepare
+from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Ran, ran, small
 
 BATCHES = (

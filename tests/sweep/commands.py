@@ -86,7 +86,7 @@ def workers(pid: int) -> list[int]:
 
 def main(arguments: Sequence[str]) -> int:
     """The command, with workers that draw nothing."""
-    from ntkexp.cli.entry import run  # noqa: PLC0415  not needed by tests
+    from ntkexp.cli.main import run  # noqa: PLC0415  not needed by tests
     from ntkexp.engine import local  # noqa: PLC0415
 
     local.PRELOADED.append("tests.sweep.undrawn")

@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from tests.docs.readme import ROOT
 from tests.sweep.commands import TINY, begun, ended, journal, record, states, swept
 

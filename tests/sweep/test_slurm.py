@@ -12,7 +12,7 @@ from submitit.core.job_environment import SignalHandler
 from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import SlurmJobEnvironment
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from ntkexp.engine.base import Task
 from ntkexp.engine.slurm import REQUEUES, USUAL, open_engine
 from tests.sweep.commands import TINY, states, swept

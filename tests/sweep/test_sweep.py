@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.cli.entry import run
+from ntkexp.cli.main import run
 from tests.run.commands import promised
 from tests.sweep.commands import TINY, begun, children, ended, journal, record, states, swept, workers
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import ntkexp.carry_out
-from tests.run.test_carry_out import stand_in
+import ntkexp.run.execute
+from tests.run.test_execute import stand_in
 
 FULL = os.environ.get("TESTS_FULL_DISK", "")  # the file for which there is no room
 
@@ -23,5 +23,5 @@ def moved(partial: Path, place: Path) -> Path:
     return replace(partial, place)
 
 
-patch.setattr(ntkexp.carry_out, "save_plots", stand_in)
+patch.setattr(ntkexp.run.execute, "save_plots", stand_in)
 patch.setattr(Path, "replace", moved)

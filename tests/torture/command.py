@@ -28,7 +28,7 @@ Command: TypeAlias = Callable[[Sequence[str]], int]
 
 def ntkexp(arguments: Sequence[str]) -> int:
     """The command itself, as its entry point runs it."""
-    from ntkexp.cli.entry import run  # noqa: PLC0415  the numbers of threads must be set before torch is imported
+    from ntkexp.cli.main import run  # noqa: PLC0415  the numbers of threads must be set before torch is imported
 
     return run(arguments)
 
@@ -37,7 +37,7 @@ def warm() -> None:
     """Load what commands load, once for all of them."""
     from importlib import import_module  # noqa: PLC0415
 
-    for name in ("cli.train", "cli.report", "cli.kernel.fill", "carry_out", "sweep.conduct", "report.page.build"):
+    for name in ("cli.train", "cli.report", "cli.kernel.fill", "run.execute", "sweep.conductor", "report.page.build"):
         import_module(f"ntkexp.{name}")
     from ntkexp.config.compose import compose  # noqa: PLC0415
 

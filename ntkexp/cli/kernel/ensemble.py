@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from ntkexp.cli.progress import listener
 from ntkexp.cli.train import limit_threads, writable
-from ntkexp.report.text import aligned, short
+from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
     from ntkexp.ensemble.compare import Comparison, Trained
     from ntkexp.ensemble.problem import Problem
-    from ntkexp.experiment import Experiment
+    from ntkexp.experiment.experiment import Experiment
 
 USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
 
@@ -43,9 +43,9 @@ def ensemble(asked: Asked) -> None:
 
     experiment = compose([*USUAL, *asked.overrides], asked.config_dir, asked.trust)
     folder = writable(asked.out.expanduser())
-    from ntkexp.circumstances import settle
     from ntkexp.ensemble.compare import compared, ensemble
     from ntkexp.ensemble.problem import problem
+    from ntkexp.run.environment import settle
 
     settle(experiment)
     given, listening = problem(experiment), listener(asked.quiet)
@@ -70,7 +70,7 @@ def written(
 
     from ntkexp.cli.kernel.tables import save
     from ntkexp.report.plots.ensemble import Panel, draw
-    from ntkexp.report.plots.gallery import METADATA, write
+    from ntkexp.report.plots.run_plots import METADATA, write
     from ntkexp.report.plots.style import RC
 
     name = f"ensemble-{experiment.model.kind}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"

@@ -17,11 +17,11 @@ from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
     from ntkexp.data.base import Data
-    from ntkexp.experiment import Experiment
-    from ntkexp.kernel.outputs import Outputs
-    from ntkexp.matrix.filler import AbstractFiller
+    from ntkexp.experiment.experiment import Experiment
+    from ntkexp.kernel.read.outputs import Outputs
+    from ntkexp.kernel_file.fill.filler import AbstractFiller
     from ntkexp.records.json_file import Json
-    from ntkexp.records.kernel_matrix import KernelMatrix
+    from ntkexp.records.kernel_file.store import KernelMatrix
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
     from ntkexp.engine.local import cores
 
     experiment = composed(asked)
-    from ntkexp.matrix.limit import limit_of
+    from ntkexp.kernel_file.fill.limit import limit_of
 
     data = experiment.draw()
     return filled(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
@@ -57,9 +57,9 @@ def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
 def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
     """Of networks as they are drawn."""
     experiment = composed(asked)
-    from ntkexp.matrix.tangent import at_start
-    from ntkexp.sweep.define import whole_numbers
-    from ntkexp.sweep.values import values
+    from ntkexp.kernel_file.fill.tangent import at_start
+    from ntkexp.sweep.axis_values import values
+    from ntkexp.sweep.parse import whole_numbers
 
     chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
     data = experiment.draw()
@@ -76,7 +76,7 @@ def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, whe
         raise Mistake(f"--run={run} is no run folder: it has no config.json")
     from ntkexp.config.build import build
     from ntkexp.config.target import admit
-    from ntkexp.matrix.tangent import at_checkpoint
+    from ntkexp.kernel_file.fill.tangent import at_checkpoint
     from ntkexp.records.folder import CONFIG, RunFolder
 
     written = RunFolder(folder)
@@ -114,10 +114,10 @@ def filled(
     asked: Asked, experiment: Experiment, data: Data, filler: AbstractFiller, folder: Path = Path("outputs/kernels")
 ) -> KernelMatrix:
     """The file, finished."""
-    from ntkexp.circumstances import settle
     from ntkexp.engine.local import cores
-    from ntkexp.matrix.fill import fill
-    from ntkexp.matrix.subject import Subject
+    from ntkexp.kernel_file.fill.fill import fill
+    from ntkexp.kernel_file.fill.subject import Subject
+    from ntkexp.run.environment import settle
 
     settle(experiment)
     subject = Subject(experiment, data, filler.kernel, filler.outputs)

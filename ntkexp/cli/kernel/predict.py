@@ -14,9 +14,9 @@ from ntkexp.cli.kernel.tables import outputs, save, table
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
-    from ntkexp.matrix.question import Question
-    from ntkexp.matrix.score import Score
-    from ntkexp.records.kernel_matrix import KernelMatrix
+    from ntkexp.kernel_file.predict.question import Question
+    from ntkexp.kernel_file.predict.score import Score
+    from ntkexp.records.kernel_file.store import KernelMatrix
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Asked:
 def predict(asked: Asked) -> None:
     """Solve, compare, write and show."""
     from ntkexp.cli.progress import listener
-    from ntkexp.matrix.entries import Entries
-    from ntkexp.matrix.predict import predict
-    from ntkexp.records.kernel_matrix import open_matrix
+    from ntkexp.kernel_file.predict.entries import Entries
+    from ntkexp.kernel_file.predict.predict import predict
+    from ntkexp.records.kernel_file.store import open_matrix
 
     question = question_of(asked)
     matrix = open_matrix(asked.file.expanduser())
@@ -64,7 +64,7 @@ def predict(asked: Asked) -> None:
 
 def question_of(asked: Asked) -> Question:
     """What is asked for, in numbers."""
-    from ntkexp.matrix.question import Question
+    from ntkexp.kernel_file.predict.question import Question
 
     if asked.times and asked.steps is not None:
         raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
@@ -91,7 +91,7 @@ def number(option: str, text: str, allowed: str) -> float:
 def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
     """The file must be of the data that is named."""
     from ntkexp.config.compose import compose
-    from ntkexp.matrix.subject import Subject
+    from ntkexp.kernel_file.fill.subject import Subject
 
     experiment = compose(asked.overrides, asked.config_dir, asked.trust)
     subject = Subject(experiment, experiment.draw(), {}, 1)

@@ -15,11 +15,11 @@ from ntkexp.cli.kernel.fill import Asked as Filling
 from ntkexp.cli.kernel.fill import computed_limit
 from ntkexp.cli.kernel.predict import ridge
 from ntkexp.cli.kernel.tables import rate, save
-from ntkexp.report.text import aligned, short
+from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
-    from ntkexp.matrix.question import Question
-    from ntkexp.matrix.score import Score
+    from ntkexp.kernel_file.predict.question import Question
+    from ntkexp.kernel_file.predict.score import Score
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ def study(asked: Asked) -> None:
     """Kernel by kernel."""
     from ntkexp.config.choices import Choices
     from ntkexp.config.folders import folders
-    from ntkexp.matrix.question import Question
-    from ntkexp.matrix.study import study
+    from ntkexp.kernel_file.predict.question import Question
+    from ntkexp.kernel_file.study import study
 
     found = study(asked.name, Choices(folders(asked.filling.config_dir)))
     question, place = Question((math.inf,), ridge=ridge(asked.ridge)), asked.filling.out or Path("outputs/kernels")
@@ -54,8 +54,8 @@ def study(asked: Asked) -> None:
 
 def tested(filling: Filling, place: Path, question: Question) -> list[Score]:
     """The scores of one kernel file on its test points."""
-    from ntkexp.matrix.entries import Entries
-    from ntkexp.matrix.predict import predict
+    from ntkexp.kernel_file.predict.entries import Entries
+    from ntkexp.kernel_file.predict.predict import predict
 
     entries = Entries(computed_limit(filling, place))
     answers = list(predict(entries, question, lambda text: None))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
-    from ntkexp.matrix.entries import Entries
-    from ntkexp.matrix.predict import Answer
-    from ntkexp.matrix.score import Score
+    from ntkexp.kernel_file.predict.entries import Entries
+    from ntkexp.kernel_file.predict.predict import Answer
+    from ntkexp.kernel_file.predict.score import Score
 
 
 def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Iterable[Sequence[object]]]:
@@ -54,7 +54,7 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
 def table(scores: Sequence[Score]) -> str:
     """As a reader wants it."""
-    from ntkexp.report.text import aligned, short
+    from ntkexp.text import aligned, short
 
     header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
     rows = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.loops import cleaned, moved, total
 from ntkexp.limit.fused.tile import walked
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.jit import compiled
 
 Array = np.ndarray[Any, Any]
 

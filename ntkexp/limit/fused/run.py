@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ntkexp.covariance.cross import Cross
+from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
-from ntkexp.layer.cross import Cross
 from ntkexp.layer.linear import Flatten
-from ntkexp.layer.pairs import Pairs
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.program import Program
+from ntkexp.limit.fused.operations import Program
 from ntkexp.limit.fused.vectors import vectors
 from ntkexp.limit.network import Kernels, Network, Side
-from ntkexp.limit.recursion import COPIES, cuts, symmetric
+from ntkexp.limit.torch_engine import COPIES, cuts, symmetric
 
 Array = np.ndarray[Any, Any]
 Place = tuple[slice, slice]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ntkexp.limit.fused.arc import angle, gap
-from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.loops import added, cleared, copied, summed
-from ntkexp.limit.fused.program import ADD, BEND, COPY, WEIGH
+from ntkexp.limit.fused.operations import ADD, BEND, COPY, WEIGH
 
 Array = np.ndarray[Any, Any]
 

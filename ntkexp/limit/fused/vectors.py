@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.limit.fused.compiled import compiled
+from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import PowerLaw
 from ntkexp.report.analysis.verdict import Bound, Expected, Verdict, Word
 from ntkexp.report.quantity import describe
-from ntkexp.report.text import short
+from ntkexp.text import short
 
 WORDS: tuple[Word, ...] = ("agrees", "larger", "smaller", "undecided")
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}

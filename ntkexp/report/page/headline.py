@@ -10,7 +10,7 @@ from ntkexp.report.quantity import diverged
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import SPOKEN, sentence
 from ntkexp.report.standing import clause, standing
-from ntkexp.report.text import listed
+from ntkexp.text import listed
 
 
 def what_was_run(material: Material) -> str:

@@ -1,6 +1,6 @@
 """A picture's SVG as a part of the page: names that no other picture uses, the page's colours, its text still text.
 
-What is not a plain picture, such as one with a script in it, is refused (`page.plain`).
+What is not a plain picture, such as one with a script in it, is refused (`report.page.plain`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from ntkexp.report.table import written
-from ntkexp.report.text import MISSING
+from ntkexp.text import MISSING
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from ntkexp.report.analysis.told import allowed, summary
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import extent
 from ntkexp.report.page.inline import slug
-from ntkexp.report.page.shown import Shown, command_of, link, of_run, of_sweep
+from ntkexp.report.page.picture import Shown, command_of, link, of_run, of_sweep
 from ntkexp.report.page.table import Table, table, tabled
-from ntkexp.report.plots.exhibition import exhibition
 from ntkexp.report.plots.strip import strip
+from ntkexp.report.plots.sweep_plots import exhibition
 from ntkexp.report.quantity import describe
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence

@@ -10,9 +10,9 @@ from matplotlib import rc_context
 
 from ntkexp.report.explain import Example, Explanation
 from ntkexp.report.plots.figures import contributions
-from ntkexp.report.plots.gallery import write
+from ntkexp.report.plots.run_plots import write
 from ntkexp.report.plots.style import RC, heading
-from ntkexp.report.text import percent
+from ntkexp.text import percent
 
 
 def save(explanations: Sequence[Explanation], path: Path) -> None:

@@ -13,12 +13,12 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ntkexp.report.plots.exhibition import Picture
 from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading
+from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
 from ntkexp.report.table import main_split
-from ntkexp.report.text import listed, short, spoken
 from ntkexp.report.verdict import Verdict, verdict
+from ntkexp.text import listed, short, spoken
 
 LEAST = 1e-17  # where an error of exactly zero is drawn
 CONTROLS = frozenset({"rbf_identity", "rbf_regression"})

@@ -8,7 +8,7 @@ import numpy as np
 
 from ntkexp.report.analysis.start_variance import dependence
 from ntkexp.report.analysis.verdict import MARGIN, Expected
-from ntkexp.report.text import MISSING, aligned, percent
+from ntkexp.text import MISSING, aligned, percent
 from tests.report.analysis.trials import DESIGNS, SWEEPS, Design, Laws, laws, variances
 
 HEADER = ("design", "seeds", "held", "bends", "agrees", "differs", "−1 agrees with −½", "agrees (true)", "bends (true)")

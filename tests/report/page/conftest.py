@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from ntkexp.report.material import gather
 from ntkexp.report.page.build import write
-from ntkexp.report.plots.gallery import save
+from ntkexp.report.plots.run_plots import save
 from ntkexp.report.run import load_run
 from tests.report.sweeps import WIDTHS, write_sweep
 

@@ -14,7 +14,7 @@ from ntkexp.report.markdown import markdown
 from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, write
 from ntkexp.report.page.inline import inline
-from ntkexp.report.page.shown import link
+from ntkexp.report.page.picture import link
 from tests.report.page.conftest import HOSTILE
 from tests.report.sweeps import write_small_run
 

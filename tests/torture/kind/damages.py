@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-from ntkexp.diary import Diary
+from ntkexp.run.folder_listener import Diary
 from tests.torture.command import Command
 from tests.torture.damage import damage
 from tests.torture.judge import Fault, Outcome, agree, judged

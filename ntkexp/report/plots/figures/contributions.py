@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ntkexp.report.explain import largest_known, read_at
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, VERMILION, WIDE, heading
 from ntkexp.report.run import Run
-from ntkexp.report.text import percent, short
+from ntkexp.text import percent, short
 
 TOP = 8
 LONGEST = 11  # letters that fit below an image

@@ -15,7 +15,7 @@ from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
 from ntkexp.report.table import main_split
-from ntkexp.report.text import short, spoken
+from ntkexp.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}
 LEAST = 1e-17  # where an error of exactly zero is drawn

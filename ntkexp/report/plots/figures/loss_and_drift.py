@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, heading, step_axis
 from ntkexp.report.run import Run
-from ntkexp.report.text import percent, short
+from ntkexp.text import percent, short
 
 FEW = 40  # points that are shown one by one
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ntkexp.report.plots.style import BLACK, NARROW, heading
 from ntkexp.report.run import Run
-from ntkexp.report.text import short
+from ntkexp.text import short
 
 MOST = 256  # more examples than this are averaged in blocks: a page has no room for them
 

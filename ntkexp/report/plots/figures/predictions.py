@@ -14,7 +14,7 @@ from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
 from ntkexp.report.table import main_split
-from ntkexp.report.text import short, spoken
+from ntkexp.text import short, spoken
 
 ACROSS = (4, 5)  # panels side by side: whichever leaves fewer places empty
 MANY = 400  # points in a panel beyond which they are pixels in the SVG

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import NARROW, VERMILION, heading, step_axis
 from ntkexp.report.run import Run
-from ntkexp.report.text import percent, short
+from ntkexp.text import percent, short
 
 TOP = 10
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, heading
 from ntkexp.report.run import Run
-from ntkexp.report.text import percent
+from ntkexp.text import percent
 
 TENTHS = np.linspace(0, 1, 11)
 SHOWN = {"contribution_mass": ("parts", BLUE), "contribution_sum": ("net", BLACK), "kernel_mass": ("kernel", GREY)}

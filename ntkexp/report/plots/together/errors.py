@@ -19,7 +19,7 @@ from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import WIDE, colour, heading
 from ntkexp.report.run import SPLITS, Run
-from ntkexp.report.text import short, spoken
+from ntkexp.text import short, spoken
 
 LEAST = 1e-17  # where an error of exactly zero is drawn
 PREFERRED = ("probe", "test", "train")

@@ -23,7 +23,7 @@ from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, heading, wrapped
 from ntkexp.report.quantity import describe
 from ntkexp.report.run import Run
-from ntkexp.report.text import short
+from ntkexp.text import short
 
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:

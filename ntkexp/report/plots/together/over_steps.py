@@ -16,7 +16,7 @@ from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import WIDE, heading, step_axis
 from ntkexp.report.run import Run
-from ntkexp.report.text import percent
+from ntkexp.text import percent
 
 SHOWN = {"loss": "loss", "drift": "movement of the kernel", "lambda_max": "largest eigenvalue"}
 MOST = 24  # lines that can still be told apart

@@ -1,0 +1,50 @@
+"""`ntkexp config --plan`: how the kernel of an experiment would be read, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.kernel.read.cost import Cost
+from ntkexp.run.setting import kernel_costs
+
+HEADER = ("parameters", "way", "uses", "MB", "GFLOP")
+WAYS = """
+one product       ⟨a, a′⟩⟨β, β′⟩ from one pair of factors an example
+double sum        the same for every pair of uses
+multiplied out    gradients from their factors, and inner products of them
+gradients         inner products of gradients: of gains, positions, shared and computed weights
+Jacobians         the same, from a back-propagation for every example and output: an operation has no rule
+"""
+
+
+def plan(experiment: Experiment) -> str:
+    """A line for each group of parameters."""
+    points, found = kernel_costs(experiment)
+    title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
+    total = Cost("in total", "", 0, sum(each.bytes for each in found), sum(each.multiplications for each in found))
+    return f"{title}\n\n{aligned([HEADER, *map(cells, [*found, total])])}\n{WAYS.strip()}\n"
+
+
+def cells(cost: Cost) -> tuple[str, ...]:
+    """A multiplication and an addition are two operations."""
+    size, speed = cost.bytes / 1e6, 2 * cost.multiplications / 1e9
+    return (cost.parameters, cost.way, str(cost.uses or ""), f"{size:.1f}", f"{speed:.3f}")
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Words to the left, numbers to the right.
+
+    >>> print(aligned([("a", "b", "n"), ("long", "b", "10")]), end="")
+    a     b   n
+    long  b  10
+    """
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    rows = (
+        "  ".join(
+            cell.ljust(width) if k < 2 else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+    return "".join(f"{row.rstrip()}\n" for row in rows)

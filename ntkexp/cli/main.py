@@ -1,0 +1,115 @@
+"""The way in, and the way out: whatever ends a command early becomes one line on stderr and an exit status.
+
+    0   done        1   the machine failed (a full disk, no memory, a closed pipe), or runs of a sweep are not done
+    2   the user can put it right: a key, an option, a file or folder that is not there, or that may not be used
+    130 interrupted, by Ctrl-C or SIGTERM, however often
+
+Bugs of the program keep their traceback.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+
+from ntkexp.cli.app import app
+from ntkexp.cli.surroundings import refuse_unfit, settle
+from ntkexp.engine.fault import DENIED, FAULTS, exhausted, in_words
+from ntkexp.mistake import Mistake
+
+# Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
+# click's, and recent versions of Typer bring their own copy of click.
+UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
+
+
+def main() -> None:
+    """Run the command of `sys.argv`."""
+    settle()
+    status = run(sys.argv[1:])
+    gc.freeze()  # at its end Python looks for garbage in all that was loaded: half a second, where torch was
+    sys.exit(status)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; its exit status."""
+    try:
+        refuse_unfit()
+        execute(list(arguments))
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return end.exit_code
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        with deaf():
+            return complain(str(interrupt) or "interrupted", 130)
+    except Exception as error:
+        if (known := failure(error)) is None:
+            raise
+        return complain(*known)
+    return 0
+
+
+def failure(error: Exception) -> tuple[str, int] | None:
+    """The line and the exit status of an exception that is no bug."""
+    match error:
+        case Mistake():
+            return str(error), 2
+        case UsageError():
+            return usage(error), 2
+        case OSError() if error.errno in FAULTS:
+            let_go()
+            return in_words(error), 2 if error.errno in DENIED else 1
+        case RuntimeError() if "home directory" in str(error):
+            return "~ stands for no folder here; write the whole path, or set HOME", 2
+        case RuntimeError() | MemoryError() if said := exhausted(error):
+            return said, 1
+    return None
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Who presses Ctrl-C once more is on the way out already; `main` does not hear it either."""
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+
+
+def execute(arguments: list[str]) -> None:
+    """Typer's own `main` is for answering a shell only: it would swallow closed pipes and interrupts."""
+    command = typer.main.get_command(app)
+    if "_NTKEXP_COMPLETE" in os.environ:
+        command(arguments, prog_name="ntkexp")
+    with command.make_context("ntkexp", arguments) as context:
+        command.invoke(context)
+
+
+def usage(error: Exception) -> str:
+    """A usage error of Typer's, in the form of ours."""
+    said = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
+    advice = "" if "Did you mean" in said or "Possible" in said else "; `ntkexp --help` lists what there is"
+    return f"{said[:1].lower()}{said[1:]}{advice}"
+
+
+def let_go() -> None:
+    """Of an output that cannot be written: Python would try once more at its end, and complain in its own words."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(text: str, status: int) -> int:
+    """One line on stderr, whatever was typed: control characters are shown by their codes."""
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    sys.stderr.write(f"ntkexp: {line}\n")
+    return status

@@ -1,0 +1,1 @@
+"""Covariances between the pixels of two examples, and what layers do to them at infinite width."""

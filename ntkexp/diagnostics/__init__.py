@@ -1,0 +1,1 @@
+"""What matrices and patterns of a run say in numbers."""

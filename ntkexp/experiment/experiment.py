@@ -1,0 +1,72 @@
+"""One experiment, as a value: what is trained on what, how, and what is measured."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from ntkexp.component import Component
+from ntkexp.data.base import AbstractSource, Data
+from ntkexp.init.base import AbstractInit
+from ntkexp.kernel.record.allowance import Allowance
+from ntkexp.loss.base import AbstractLoss
+from ntkexp.machine.ladder import Ladder
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import AbstractArchitecture
+from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.path.settings import Path
+from ntkexp.schedule.base import AbstractSchedule
+from ntkexp.size import Steps
+
+
+class Experiment(Component):
+    """Everything that decides what a run computes, and the circumstances (`records.folder`) in which it does."""
+
+    data: AbstractSource
+    model: AbstractArchitecture
+    init: AbstractInit
+    loss: AbstractLoss
+    optimizer: AbstractOptimizer
+    schedule: AbstractSchedule
+    path: Path
+    ladder: Ladder
+    steps: Steps = 300
+    stop_at_loss: PositiveFloat | None = None
+    seed: int = Field(0, ge=0, lt=2**40)
+    dtype: Literal["float64", "float32"] = "float64"
+    device: str = "cpu"
+    threads: int | None = Field(None, ge=1, le=1024)
+    memory_gb: float = Field(4.0, gt=0, le=1e6)
+    checkpoint_seconds: float = Field(30.0, ge=0)
+
+    def draw(self) -> Data:
+        """The data, if there is memory for it."""
+        with Allowance(self.memory_gb, "the data", "data.train, data.probe, data.test or the size of an example"):
+            return self.data.split(self.seed)
+
+    @model_validator(mode="after")
+    def refuse_too_many_kernels(self) -> Self:
+        """The timetable knows how many there can be."""
+        self.path.timetable(self.steps)
+        return self
+
+    @model_validator(mode="after")
+    def refuse_snapshots_of_a_flow(self) -> Self:
+        """Its path is integrated arc by arc."""
+        if self.optimizer.flows and self.path.every == "snapshots":
+            raise Mistake(
+                "path.every=snapshots: a flow is integrated over time on each of its arcs, not step by step; use "
+                "path.every=1 (path.nodes and path.probes limit its cost), or optimizer=gd"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def refuse_snapshots_of_what_remembers(self) -> Self:
+        """The bracket of the sum backwards needs every step."""
+        if self.optimizer.remembers and self.path.every == "snapshots":
+            raise Mistake(
+                f"path.every=snapshots: {type(self.optimizer).__name__} carries past gradients from step to step, so "
+                "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
+            )
+        return self

@@ -1,0 +1,80 @@
+"""The identity of an experiment: two commands that would compute the same thing share it, and with it a run folder.
+
+identity = sha256(canonical JSON of the validated fields without the circumstances,
+                  sha256 of every file that a component reads or, outside this package, is written in,
+                  results_version)
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ntkexp.component import Component
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.mistake import Mistake
+from ntkexp.records.folder import CIRCUMSTANCES
+from ntkexp.version import results_version
+
+
+def canonical(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as plain data; `ntkexp.config.build` takes it back."""
+    return experiment.fields()
+
+
+def identity(experiment: Experiment) -> str:
+    """64 hexadecimal digits."""
+    fields = {name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES}
+    contents = [
+        digest(file) for component in components(experiment) for file in (*component.files(), *source(component))
+    ]
+    whole = {"experiment": fields, "files": contents, "results_version": results_version}
+    return sha256(json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+
+
+def folder_name(experiment: Experiment) -> str:
+    """The name of the run's folder: what a person looks for first, then 12 digits of the identity."""
+    model = type(experiment.model).__name__.lower()
+    return f"{model}-w{experiment.model.width}-s{experiment.seed}-{identity(experiment)[:12]}"
+
+
+def components(value: object) -> Iterator[Component]:
+    """Every component in a value, itself included, in the order of the fields."""
+    if isinstance(value, Component):
+        yield value
+        for name in type(value).model_fields:
+            yield from components(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from components(item)
+
+
+def source(component: Component) -> tuple[Path, ...]:
+    """The file of a component that comes from elsewhere: it changes without a new `results_version`."""
+    if type(component).__module__.split(".")[0] == "ntkexp":
+        return ()
+    return (Path(inspect.getfile(type(component))),)
+
+
+def digest(file: Path) -> str:
+    """The sha256 of a file's contents."""
+    try:
+        state = file.stat()
+        return contents(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+    except OSError as error:
+        raise Mistake(f"{file} belongs to the experiment and cannot be read: {error.strerror}") from None
+
+
+@cache  # a thousand runs of a sweep share their data
+def contents(file: Path, state: tuple[int, int, int]) -> str:
+    """The sha256 of a file in this state."""
+    found = sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()

@@ -1,0 +1,1 @@
+"""Features: Jacobians in factored form, and the kernels that they have."""

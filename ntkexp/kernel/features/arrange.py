@@ -1,0 +1,205 @@
+"""Arranging what was pulled back to the uses of weights into features, example by example.
+
+Parameters that are always used together, in products alone, keep their factors. A parameter that is used in several
+ways (a tied weight, a gain, a weight made of other weights) gets its gradients multiplied out: the sum over its uses
+is then an ordinary sum.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.features.features import Block, Factored, Features, Key, Rows, spread
+from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.uses import Derived, Element, Product, Source, Use, View, rows_of
+from ntkexp.shapes import Weights
+
+BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
+
+
+def arrange(
+    uses: Sequence[Use],
+    cotangents: Sequence[Float[Tensor, "out ..."]],
+    owned: Sequence[Int[Tensor, "..."]],
+    examples: int,
+    outputs: int,
+    leaves: Weights,
+) -> Features:
+    """Features from β at every use; `owned` says whose each element (each row, of a product) is."""
+    factors: dict[Key, list[Factored]] = defaultdict(list)
+    rows: dict[str, Float[Tensor, "example out _"]] = {}
+    factorable = factorable_keys(uses)
+    if len(owned) < len(uses):
+        raise NoRule(BY_COMPARISON)
+    for use, cotangent, owner in zip(uses, cotangents, owned, strict=True):
+        if isinstance(use, Element):
+            add_rows(rows, use.source, scattered(use, cotangent, owner, examples), leaves)
+            continue
+        factors[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
+    blocks: dict[Key, Block] = {}
+    for key, parts in factors.items():
+        block = joined(parts)
+        if key in factorable:
+            blocks[key] = block
+            continue
+        bias, weight = torch.split(block.dense(), [block.biases, block.inputs.shape[2] - block.biases], dim=2)
+        for source, gradient in zip(key, (weight, bias), strict=True):
+            if isinstance(source, View | Derived):
+                add_rows(rows, source, gradient.flatten(2), leaves)
+    blocks.update({(name, None): Rows(row, name) for name, row in rows.items()})
+    return Features(blocks, examples, outputs)
+
+
+def factorable_keys(uses: Sequence[Use]) -> set[Key]:
+    """The pairs of weight and bias whose parameters meet inputs in this pair's products and in no other way."""
+    ways: dict[str, set[object]] = defaultdict(set)
+    pairs: set[tuple[Source | None, Source | None]] = set()
+    for use in uses:
+        pair = (use.weight, use.bias) if isinstance(use, Product) else (use.source, None)
+        plain = isinstance(use, Product) and not any(isinstance(source, Derived) for source in pair)
+        for name in names(pair[0]) | names(pair[1]):
+            ways[name].add(pair if plain else use)
+        if plain:
+            pairs.add(pair)
+    return {pair for pair in pairs if all(len(ways[name]) == 1 for name in names(pair[0]) | names(pair[1]))}
+
+
+def names(source: Source | None) -> frozenset[str]:
+    """The parameters behind a source."""
+    if source is None:
+        return frozenset()
+    return frozenset({source.name}) if isinstance(source, View) else source.names
+
+
+def by_example(
+    use: Product, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
+) -> Factored:
+    """The rows of a product, grouped by the example they belong to."""
+    inputs = use.factor
+    weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
+    places = in_turn(owner, examples)
+    if places is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
+        outputs = cotangent.flatten(3).mT  # pixels are uses, and need not become rows
+    else:
+        rows = rows_of(cotangent, batch=1)
+        if places is not None:
+            refuse_unowned(rows[:, owner < 0])
+            inputs, rows = with_zeros(inputs.flatten(0, -2), 0)[places], with_zeros(rows, 1)[:, places]
+        uses = len(owner) // examples if places is None else places.shape[1]
+        outputs = rows.reshape(len(rows), examples, uses, rows.shape[-1])
+    inputs = inputs.reshape(examples, outputs.shape[2], inputs.shape[-1])
+    return Factored(inputs, outputs.transpose(0, 1), weight, bias, int(use.bias is not None))
+
+
+def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
+    """The rows that each example uses; None where they follow each other example by example, as many of each.
+
+    Of an example with fewer than others, rows that are not there: those after the last.
+
+    >>> in_turn(torch.tensor([0, 0, 1, 1]), 2), in_turn(torch.tensor([1, 0, -1, 1]), 2)
+    (None, tensor([[1, 4],
+            [0, 3]]))
+    """
+    uses, rest = divmod(len(owner), examples)
+    if not rest and torch.equal(owner, torch.arange(examples, device=owner.device).repeat_interleave(uses)):
+        return None
+    times = torch.bincount(owner + 1, minlength=examples + 1)
+    order = owner.argsort(stable=True)[int(times[0]) :]
+    whose, before = owner[order], times[1:].cumsum(0) - times[1:]
+    nobody = owner.new_full((examples, int(times[1:].max())), len(owner))
+    return nobody.index_put((whose, torch.arange(len(order), device=owner.device) - before[whose]), order)
+
+
+def with_zeros(rows: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
+    """The rows, and one of zeros after the last."""
+    shape = [1 if d == axis else n for d, n in enumerate(rows.shape)]
+    return torch.cat([rows, rows.new_zeros(shape)], axis)
+
+
+def joined(parts: Sequence[Factored]) -> Factored:
+    """Several uses of the same weights, as one sum over uses."""
+    if len(parts) == 1:
+        return parts[0]
+    inputs = torch.cat([part.inputs for part in parts], dim=1)
+    outputs = torch.cat([part.outputs for part in parts], dim=2)
+    return Factored(inputs, outputs, parts[0].weight, parts[0].bias, parts[0].biases)
+
+
+def scattered(
+    use: Element, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
+) -> Float[Tensor, "example out size"]:
+    """The gradient of each example with respect to the elements that a weight was expanded from."""
+    reached = owner >= 0
+    if not reached.all():
+        refuse_unowned(cotangent.masked_fill(reached, 0.0))
+    positions = use.positions
+    size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
+    axis = axis_of_examples(positions, owner, examples)
+    if axis is not None:
+        return summed(positions.movedim(axis, 0), cotangent.movedim(axis + 1, 1), size)
+    target = (owner * size + positions.to(owner.device))[reached]
+    flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
+    return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
+
+
+def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], examples: int) -> int | None:
+    """The axis that counts examples, if a weight was copied along it, as gains and biases are."""
+    for axis in range(owner.dim()):
+        if owner.shape[axis] == examples and (positions.stride(axis) == 0 or examples == 1):
+            index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - axis - 1))
+            if bool(((owner == index) | (owner < 0)).all()):
+                return axis
+    return None
+
+
+def summed(
+    positions: Int[Tensor, "example ..."], cotangent: Float[Tensor, "out example ..."], size: int
+) -> Float[Tensor, "example out size"]:
+    """The sum over the axes that the weight was copied along, and what is left by its place in the weight."""
+    copied = [d for d in range(1, positions.dim()) if positions.stride(d) == 0]
+    rows = cotangent.sum([d + 1 for d in copied]) if copied else cotangent
+    rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
+    once = positions[tuple(0 if d in (0, *copied) else slice(None) for d in range(positions.dim()))]
+    places = once.reshape(-1).to(rows.device)
+    if not torch.equal(places, torch.arange(size, device=rows.device)):
+        rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
+    return rows.transpose(0, 1)
+
+
+def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
+    """What no example owned when it was asked must not matter now (only a mask that changed could make it)."""
+    if cotangent.any():
+        raise NoRule(BY_COMPARISON)
+
+
+def add_rows(
+    rows: dict[str, Float[Tensor, "example out _"]],
+    source: Source,
+    gradient: Float[Tensor, "example out size"],
+    leaves: Weights,
+) -> None:
+    """Carry a gradient back from a source to its parameters."""
+    if isinstance(source, View):
+        size = leaves[source.name].numel()
+        carried = {source.name: gradient if source.is_whole(size) else spread(gradient, source, size)}
+    else:
+        carried = pulled_back(source, gradient, leaves)
+    for name, row in carried.items():
+        rows[name] = rows[name] + row if name in rows else row
+
+
+def pulled_back(source: Derived, gradient: Float[Tensor, "example out size"], leaves: Weights) -> Weights:
+    """Through the operations on weights alone, one back-propagation for every example and output."""
+    wanted = sorted(source.names)
+    cotangents = gradient.reshape(-1, *source.delta.shape)
+    found = torch.autograd.grad(
+        source.delta, [leaves[name] for name in wanted], cotangents, retain_graph=True, is_grads_batched=True
+    )
+    shape = gradient.shape[:2]
+    return {name: row.reshape(*shape, -1) for name, row in zip(wanted, found, strict=True)}

@@ -1,0 +1,167 @@
+"""The bracket U of the sum backwards: what the steps to come make of a gradient, one dense vector per output.
+
+A bracket takes in Jacobians, each scaled weight by weight, U ← scale ⊙ J + carry · U, and is multiplied with features:
+
+    ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
+
+either as it stands there or with the gradients multiplied out, whichever takes fewer operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features.features import Block, Factored, Features, Key, Rows, apart, laid_out
+from ntkexp.kernel.features.gram import inner
+from ntkexp.kernel.secant.uses import View
+from ntkexp.shapes import Weights
+
+CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic does
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """U of a weight and its bias, in the order in which products use them."""
+
+    total: Float[Tensor, "probe out in_ features"]
+    weight: View | None
+    bias: View | None
+    biases: int
+
+    def take(self, block: Factored, scale: Weights, carry: float) -> None:
+        """U ← scale ⊙ J + carry · U."""
+        arranged = laid_out(self.weight, self.bias, scale)
+        for part in turns(len(self.total), self.total[0].numel()):
+            total, latest = self.total[part], block.only(part).dense().mul_(arranged)
+            torch.add(latest, total, alpha=carry, out=total)
+
+    def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
+        """⟨U, v⟩, for a v in the shape of the weights."""
+        return self.total.flatten(2) @ laid_out(self.weight, self.bias, weights).flatten()
+
+    def kernel(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
+        """⟨U, J(x′)⟩."""
+        if not left_first_is_cheaper(self.total, right):
+            return inner(self.total.flatten(2), right.dense().flatten(2))
+        each = self.total.shape[1] * right.inputs.shape[:2].numel() * self.total.shape[3]
+        return torch.cat([left_first(self.total[part], right) for part in turns(len(self.total), each)])
+
+    def by_name(self) -> list[Vector]:
+        """U of each parameter by itself, up to the last element that is used."""
+        return [Vector(rows.rows, rows.name) for rows in apart(self.total, self.weight, self.bias, self.biases)]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """U of a parameter, up to the last element that is used."""
+
+    total: Float[Tensor, "probe out size"]
+    name: str
+
+    def take(self, block: Rows, scale: Weights, carry: float) -> None:
+        """U ← scale ⊙ J + carry · U."""
+        self.total.mul_(carry).addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
+
+    def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
+        """⟨U, v⟩, for a v in the shape of the weights."""
+        return self.total @ weights[self.name].reshape(-1)[: self.total.shape[2]]
+
+    def kernel(self, right: Rows) -> Float[Tensor, "probe out train out_"]:
+        """⟨U, J(x′)⟩, where elements that one side lacks count as zero."""
+        size = min(self.total.shape[2], right.size)
+        return inner(self.total[..., :size], right.rows[..., :size])
+
+    def by_name(self) -> list[Vector]:
+        """As it is."""
+        return [self]
+
+
+Part: TypeAlias = Matrix | Vector
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """U, part by part, for the features of one function at the same inputs."""
+
+    parts: Mapping[Key, Part]
+
+    def take(self, features: Features, scale: Weights, carry: float) -> None:
+        """U ← scale ⊙ J + carry · U."""
+        if features.blocks.keys() != self.parts.keys():
+            raise ValueError("features of different functions have no common bracket")
+        for key, block in features.blocks.items():
+            match self.parts[key], block:
+                case Matrix() as matrix, Factored():
+                    matrix.take(block, scale, carry)
+                case Vector() as vector, Rows():
+                    vector.take(block, scale, carry)
+
+    def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
+        """⟨U, v⟩, for a v in the shape of the weights."""
+        first, *rest = (part.applied(weights) for part in self.parts.values())
+        return sum(rest, start=first)
+
+    def kernel(self, right: Features) -> Float[Tensor, "probe out train out_"]:
+        """⟨U, J(x′)⟩."""
+        if right.blocks.keys() == self.parts.keys():
+            found = [product(part, right.blocks[key]) for key, part in self.parts.items()]
+        else:  # torch computed a few examples in another way than many
+            ones = [vector for part in self.parts.values() for vector in part.by_name()]
+            others = [rows for block in right.blocks.values() for rows in block.by_name()]
+            found = [one.kernel(other) for one in ones for other in others if one.name == other.name]
+        return sum(found[1:], start=found[0])
+
+
+def product(part: Part, block: Block) -> Float[Tensor, "probe out train out_"]:
+    """⟨U, J(x′)⟩ over the parameters of one block."""
+    match part, block:
+        case Matrix(), Factored():
+            return part.kernel(block)
+        case Vector(), Rows():
+            return part.kernel(block)
+    raise TypeError("features of different functions have no common kernel")
+
+
+def left_first(
+    total: Float[Tensor, "probe out in_ features"], right: Factored
+) -> Float[Tensor, "probe out train out_"]:
+    """Σ_u (a_uᵀ U) β_u."""
+    (train, uses, _), (_, outputs, _, _) = right.inputs.shape, right.outputs.shape
+    products = right.inputs.flatten(0, 1) @ total.flatten(0, 1)  # [probe·out, train·use, features]
+    rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
+    found = rows @ right.outputs.reshape(train, outputs, -1).mT  # [train, probe·out, out_]
+    return found.transpose(0, 1).reshape(*total.shape[:2], train, outputs)
+
+
+def turns(probes: int, each: int) -> list[slice]:
+    """Probes in turns, so many at a time that what is made of them, `each` numbers of one, stays in the cache."""
+    step = max(1, CACHED // each)
+    return [slice(at, at + step) for at in range(0, probes, step)]
+
+
+def empty(features: Features) -> Bracket:
+    """U = 0, for features like these."""
+    return Bracket({key: empty_part(block) for key, block in features.blocks.items()})
+
+
+def empty_part(block: Block) -> Part:
+    """U = 0 over the parameters of one block."""
+    if isinstance(block, Rows):
+        return Vector(torch.zeros_like(block.rows), block.name)
+    shape = (*block.outputs.shape[:2], block.inputs.shape[2], block.outputs.shape[3])
+    return Matrix(block.outputs.new_zeros(shape), block.weight, block.bias, block.biases)
+
+
+def left_first_is_cheaper(total: Float[Tensor, "probe out in_ features"], right: Factored) -> bool:
+    """Multiplications of Σ_u (a_uᵀ U) β_u, against those of multiplying out and one inner product."""
+    probe, out, inputs, features = total.shape
+    (train, uses, _), outputs = right.inputs.shape, right.outputs.shape[1]
+    left_first = probe * out * train * uses * features * (inputs + outputs)
+    multiplied_out = train * outputs * inputs * features * (uses + probe * out)
+    return left_first <= 2 * multiplied_out  # what is multiplied out has to be written and read as well

@@ -1,0 +1,109 @@
+"""Faithfulness: whether a module's gradients are the derivatives of its values.
+
+With `detach`, a straight-through estimator or an autograd.Function of its own a module may train by something else.
+Difference rules see values alone, so one random vector-Jacobian product is taken both ways: by the rules on a segment
+of length zero, and by autograd through the module as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features.arrange import arrange
+from ntkexp.kernel.record.precision import eps
+from ntkexp.kernel.record.recorder import columns, plain_kernels
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.ownership import Owners
+from ntkexp.kernel.secant.replay import Replay
+from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.shapes import Function, Weights
+from ntkexp.stream import stream
+
+UNFAITHFUL = (
+    "the module's gradients are not the derivatives of its values (look for detach, a straight-through estimator or an "
+    "autograd.Function), so what a secant explains is not what trains it"
+)
+
+
+def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
+    """Rules and autograd agree, up to what rounding could do."""
+    refuse_no_numbers(tape)
+    cotangent = random_cotangent(tape)
+    gradients = by_autograd(function, tape, trained, cotangent)
+    if any(gradient.isnan().any() for gradient in gradients.values()):
+        raise NoRule(f"autograd's gradients are no numbers{spoiled(function, tape, trained, cotangent)}")
+    values = by_rules(tape, trained, owned, cotangent)
+    if any(value.isnan().any() for value in values.values()):
+        raise NoRule("the difference rules give no numbers, where something infinite cancels")
+    return agree(values, gradients, tape)
+
+
+def is_as_it_runs(function: Function, tape: Tape, trained: frozenset[str]) -> bool:
+    """The graph that was recorded is the module's own; a write under no_grad, once rewritten, has another."""
+    cotangent = random_cotangent(tape)
+    leaves = {name: tape[slot] for slot, name in tape.weights.items() if name in trained}
+    found = torch.autograd.grad(
+        tape[tape.output], list(leaves.values()), cotangent, retain_graph=True, materialize_grads=True
+    )
+    return agree(dict(zip(leaves, found, strict=True)), by_autograd(function, tape, trained, cotangent), tape)
+
+
+def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
+    """One for all outputs."""
+    noise = torch.randn(tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64)
+    return noise.to(tape.outputs)
+
+
+def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
+    """Whether two ways to the same gradients differ by rounding alone."""
+    # √eps is far more than another order of summation changes, and far less than a gradient that is left out
+    largest = max(float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel())
+    return all(bool(((values[name] - gradients[name]).abs() <= eps(tape) ** 0.5 * largest).all()) for name in gradients)
+
+
+def refuse_no_numbers(tape: Tape) -> None:
+    """Outputs that are no numbers have no differences; said is which operation made the first."""
+    if not tape.outputs.isnan().any():
+        return
+    known = [value.is_floating_point() and bool(value.isnan().any()) for value in tape.values]
+    made = (entry.op for entry in tape.entries if any(known[slot] for slot in entry.results))
+    raise NoRule(f"outputs of the module are no numbers, from {next(made, 'its inputs or weights')} on")
+
+
+def spoiled(function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]) -> str:
+    """Where autograd's gradients stop being numbers, by its own account."""
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
+            by_autograd(function, tape, trained, cotangent)
+    except RuntimeError as error:
+        found = re.search(r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error))
+        return f", from {found[1]} on" if found else ""
+    return ""
+
+
+def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Float[Tensor, "example out"]) -> Weights:
+    """Through the replay on a segment of length zero."""
+    replay = Replay(tape, tape, trained)
+    taps = [use.tap for use in replay.uses]
+    pulled = torch.autograd.grad(replay.delta, taps, cotangent, retain_graph=True, materialize_grads=True)
+    found = arrange(replay.uses, [part[None] for part in pulled], owned, len(cotangent), 1, replay.leaves)
+    return found.total({name: leaf.detach() for name, leaf in replay.leaves.items()})
+
+
+def by_autograd(
+    function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
+) -> Weights:
+    """Through the module as it is."""
+    weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
+    leaves = {name: weight for name, weight in weights.items() if name in trained}
+    with torch.enable_grad(), plain_kernels():
+        output = columns(function, weights, tape.given)
+    if not output.requires_grad:
+        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    found = torch.autograd.grad(output, list(leaves.values()), cotangent, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))

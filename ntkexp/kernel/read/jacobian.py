@@ -1,0 +1,47 @@
+"""Plain Jacobians, one back-propagation for every example and output: right for any module, and slow.
+
+For the tangent of a module with an operation that no difference rule knows, or whose gradients are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.features.features import Block, Features, Key, Rows
+from ntkexp.kernel.record.independence import COUPLED, refuse_change
+from ntkexp.kernel.record.inputs import part
+from ntkexp.kernel.record.recorder import columns
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function
+
+
+def jacobian(function: Function, tape: Tape, trained: frozenset[str], chosen: Sequence[int]) -> Features:
+    """The features of a point, each parameter's gradients as they are.
+
+    Every example is run by itself, so that no other can enter; outputs that differ from those of the batch show that
+    the module couples examples.
+    """
+    weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
+    leaves = {name: weight for name, weight in weights.items() if name in trained}
+    rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
+    together = tape.outputs
+    for k in range(len(together)):
+        with torch.enable_grad():
+            output = columns(function, weights, part(tape.given, slice(k, k + 1)))
+            values = [output[0, c] for c in chosen]
+        refuse_change(output.detach(), together[k : k + 1], tape, COUPLED)
+        if not output.requires_grad:
+            raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
+        for value in values:
+            gradients = torch.autograd.grad(value, list(leaves.values()), retain_graph=True, materialize_grads=True)
+            for name, gradient in zip(leaves, gradients, strict=True):
+                rows[name].append(gradient.flatten())
+    shape = (len(together), len(chosen), -1)
+    blocks: dict[Key, Block] = {
+        (name, None): Rows(torch.stack(found).view(shape), name) for name, found in rows.items()
+    }
+    return Features(blocks, len(together), len(chosen))

@@ -1,0 +1,40 @@
+"""Outputs: which of them a kernel is between, and how many are read at once.
+
+`all` gives blocks [out, out_], a list of places the blocks of those outputs, and `trace` their sum Σ_c K[x, c, x′, c],
+which needs no memory for blocks: outputs are read a few at a time.
+
+>>> wanted("all", 3), wanted([2, 0], 3)
+(range(0, 3), [2, 0])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+from ntkexp.kernel.record.inputs import examples
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
+
+Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
+
+AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
+
+
+def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
+    """The places of the outputs that are read."""
+    if isinstance(outputs, str):
+        if outputs not in ("all", "trace"):
+            raise Mistake(f"outputs={outputs!r}: give 'all', 'trace' or a list of outputs, such as [0, 3]")
+        return range(count)
+    chosen = [int(place) for place in outputs]
+    if not chosen or any(place not in range(count) for place in chosen):
+        raise Mistake(f"outputs={chosen}: the module has {count}, numbered from 0 to {count - 1}")
+    return chosen
+
+
+def chunks(tape: Tape, count: int) -> Iterator[range]:
+    """All outputs, as many at a time as keep gradients small: those of values, or of weights where they are dense."""
+    values = tape.bytes_per_example + sum(tape[slot].nbytes for slot in tape.weights)
+    size = max(1, min(count, int(AT_ONCE / (values * examples(tape.given)))))
+    yield from (range(first, min(first + size, count)) for first in range(0, count, size))

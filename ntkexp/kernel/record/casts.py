@@ -1,0 +1,77 @@
+"""Casts: some modules compute in shorter numbers than their weights have, in norms or in rotary positions say.
+
+A secant through such a cast closes to the rounding of the short numbers alone. Without it the module is another one,
+whose outputs differ by that rounding, and a secant closes to the rounding of its weights:
+
+    keep     the module as it is; float32 inside leaves an error of 1e-7 of the outputs at every step
+    ignore   operations that are told to give shorter numbers give those of the weights; outputs move by 1e-7, once
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ntkexp.kernel.record.dispatch import DispatchMode
+from ntkexp.kernel.record.precision import eps
+from ntkexp.kernel.record.recorder import columns, plain_kernels
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Inputs, Weights
+
+Casts: TypeAlias = Literal["keep", "ignore"]
+
+
+class Uncast(DispatchMode):
+    """Operations that are told to give shorter numbers give those of `kind`."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        told = kwargs.get("dtype")
+        if told is not None and told.is_floating_point and torch.finfo(told).eps > torch.finfo(self.kind).eps:
+            kwargs = kwargs | {"dtype": self.kind}
+        return func(*args, **kwargs)
+
+
+def without_casts(function: Function) -> Function:
+    """The function computed in the numbers of its weights throughout."""
+
+    def uncast(weights: Weights, inputs: Inputs) -> Tensor:
+        with Uncast(next(iter(weights.values())).dtype):
+            return function(weights, inputs)
+
+    return uncast
+
+
+def with_casts(function: Function, casts: Casts) -> Function:
+    """The function as it is, or without its casts."""
+    if casts not in ("keep", "ignore"):
+        raise Mistake(f"casts={casts!r}: give 'keep' or 'ignore'")
+    return without_casts(function) if casts == "ignore" else function
+
+
+def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
+    """What the choice costs, in one line, for a function as it is and its tape as chosen; None if it costs nothing."""
+    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+    if casts == "keep":
+        if eps(tape) == torch.finfo(next(iter(weights.values())).dtype).eps:
+            return None
+        return (
+            f"the module casts to shorter numbers than its weights have, so a secant closes to {eps(tape):.0e} of its "
+            "outputs; casts=ignore leaves these casts out"
+        )
+    with torch.no_grad(), plain_kernels():
+        kept = columns(function, weights, tape.given)
+    moved = float((kept - tape.outputs).abs().max() / tape.outputs.abs().max())
+    if not moved > 100 * eps(tape):
+        return None
+    return (
+        f"the module is read without its casts to shorter numbers, which moves its outputs by {moved:.0e} of their size"
+    )

@@ -1,0 +1,63 @@
+"""Company: whether an example's outputs change when others of its batch are left out.
+
+Ownership sees what examples do to one another after they have met a trained weight. What they do before that, a
+batch centred by its own mean say, shows only in the outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.record.inputs import part
+from ntkexp.kernel.record.precision import eps
+from ntkexp.kernel.record.recorder import columns
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function
+
+COUPLED = (
+    "the module couples the examples of a batch, so it has no tangent kernel; look for batch statistics, or for "
+    "operations along the first axis"
+)
+
+CHANGING = (
+    "the module gives other outputs when it is run again on the same inputs, so it has no tangent kernel; look for "
+    "random numbers from outside torch, or for something that it counts"
+)
+
+SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_view", "expand", "squeeze", "unsqueeze"})
+"""Operations whose result rounds at the size of what they are given."""
+
+ROUNDINGS = 100.0
+"""How often terms may round before anybody is accused."""
+
+
+def refuse_company(function: Function, tape: Tape) -> None:
+    """Run all examples once more, the first by itself, and the others without it."""
+    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+    for some, reason in ((slice(None), CHANGING), (slice(0, 1), COUPLED), (slice(1, None), COUPLED)):
+        if len(tape.outputs[some]):
+            with torch.no_grad():
+                apart = columns(function, weights, part(tape.given, some))
+            refuse_change(apart, tape.outputs[some], tape, reason)
+
+
+def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape, reason: str) -> None:
+    """What examples give apart from the others must be what they give among them."""
+    # √eps is far more than what another order of summation changes, and far less than what other examples change; where
+    # outputs are differences of larger numbers, as of a network and its start, those are what rounds
+    tolerance = eps(tape) ** 0.5 * float(tape.outputs.abs().max()) + ROUNDINGS * eps(tape) * size_of_terms(tape)
+    if bool(((apart - among).abs() > tolerance).any()):
+        raise Mistake(reason)
+
+
+def size_of_terms(tape: Tape) -> float:
+    """The largest of the numbers that outputs are added up from."""
+    reached = {tape.output}
+    for entry in reversed(tape.entries):
+        if entry.name in SUMS and not reached.isdisjoint(entry.results):
+            reached.update(entry.slots)
+    terms = [tape[slot].detach() for slot in reached]
+    return max(float(term.abs().max()) for term in terms if term.is_floating_point() and term.numel())

@@ -1,0 +1,116 @@
+"""A program: a computation that was written down once, and runs again on new values.
+
+What was written down is a sequence of operations that overwrite nothing. Of these a program keeps the ones that its
+results need, with all that does not depend on the values fed to it worked out beforehand, and forgets each tensor after
+its last use. Numbers that the computation read from tensors (is this mask the same as that one?) may have decided how
+it went on: if one of them is another than when it was written down, the program does not hold.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from ntkexp.kernel.record.recorder import Recorder
+from ntkexp.kernel.record.tape import Entry, Slot
+
+SAME = ("detach", "alias", "lift_fresh")  # operations that return what they are given, where nothing is overwritten
+
+
+class DoesNotHold(Exception):
+    """Something went another way than when the program was written down."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Operations from what is fed to results, compiled to a Python function of a line for each."""
+
+    function: Callable[..., tuple[list[Tensor], list[Any]]]
+    constants: tuple[Tensor, ...]
+    read: list[Any]  # numbers that the computation read
+    shapes: list[torch.Size]
+
+    def run(self, fed: Sequence[Tensor]) -> list[Tensor]:
+        """The results for new values."""
+        results, read = self.function(*fed, *self.constants)
+        if read != self.read or [result.shape for result in results] != self.shapes:
+            raise DoesNotHold
+        return results
+
+
+def program(
+    entries: Sequence[Entry], values: Sequence[Tensor], fed: Sequence[Slot], results: Sequence[Slot]
+) -> Program:
+    """The program that leads from the fed slots to the results."""
+    entries = [without_input(entry, values, fed) for entry in entries]
+    moving = reached(entries, set(fed))
+    wanted, kept = set(results), []
+    for entry in reversed(entries):
+        if not moving.isdisjoint(entry.slots) and (entry.reads or not wanted.isdisjoint(entry.results)):
+            wanted.update(entry.slots)
+            kept.append(entry)
+    made = {slot for entry in kept for slot in entry.results}
+    constants = sorted(wanted - made - set(fed))
+    function, read = compiled(kept[::-1], fed, constants, results)
+    shapes = [values[slot].shape for slot in results]
+    return Program(function, tuple(values[slot].detach() for slot in constants), read, shapes)
+
+
+def without_input(entry: Entry, values: Sequence[Tensor], fed: Sequence[Slot]) -> Entry:
+    """A convolution's derivative in its input takes nothing but the shape of it: any tensor that is there will do."""
+    if entry.name != "convolution_backward" or list(entry.args[-1]) != [True, False, False]:
+        return entry
+    value = values[entry.args[1]]
+    like = (slot for slot in fed if values[slot].shape == value.shape and values[slot].dtype == value.dtype)
+    return replace(entry, args=(entry.args[0], next(like, entry.args[1]), *entry.args[2:]))
+
+
+def reached(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
+    """The given slots, and all that is computed from them."""
+    for entry in entries:
+        if not start.isdisjoint(entry.slots):
+            start.update(entry.results)
+    return start
+
+
+def compiled(
+    entries: Sequence[Entry], fed: Sequence[Slot], constants: Sequence[Slot], results: Sequence[Slot]
+) -> tuple[Callable[..., tuple[list[Tensor], list[Any]]], list[Any]]:
+    """The operations as a function of what is fed and of constants; and what it reads."""
+    graph = fx.Graph()
+    nodes: dict[Slot, fx.Node] = {}
+
+    def node(leaf: Any) -> Any:
+        return nodes[leaf] if isinstance(leaf, Slot) else leaf
+
+    for k, slot in enumerate((*fed, *constants)):
+        nodes[slot] = graph.placeholder(f"v{k}")
+    read: list[tuple[fx.Node, Any]] = []
+    for entry in entries:
+        if entry.name in SAME:
+            nodes[entry.results[0]] = nodes[entry.slots[0]]
+            continue
+        args, kwargs = tree_map(node, (entry.args, entry.kwargs))
+        whole = graph.call_function(entry.op, args, kwargs)
+        if entry.places is None:
+            nodes |= dict.fromkeys(entry.results, whole)
+            read += [(whole, scalar) for scalar in entry.scalars if scalar is not None]
+        else:
+            for slot, place in zip(entry.results, entry.places, strict=True):
+                nodes[slot] = graph.call_function(operator.getitem, (whole, place))
+    graph.output(([nodes[slot] for slot in results], [node for node, _ in read]))
+    return fx.GraphModule({}, graph).forward, [scalar for _, scalar in read]
+
+
+def traced(act: Callable[[], list[Tensor]], fed: Sequence[Tensor]) -> Program:
+    """What an act does with tensors, as a program of those that are fed; its results are no use."""
+    with Recorder() as recorder:
+        slots = [recorder.slot(value) for value in fed]
+        results = [recorder.slot(result) for result in act()]
+    return program(recorder.entries, recorder.values, slots, results)

@@ -1,0 +1,244 @@
+"""Recording: a function runs on ordinary tensors while every ATen operation is written down.
+
+A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a module into operations
+that return new tensors; what operations of torch overwrite inside themselves (the gates of an LSTM, circular padding)
+is turned here. A write through one view changes every other view of its storage, so the content of the storage is
+kept as one flat value, from which a view that is used later is taken again:
+
+    view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ntkexp.kernel.record.dispatch import DispatchMode
+from ntkexp.kernel.record.inputs import examples, settled, tensors
+from ntkexp.kernel.record.leaving import Leaving
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Inputs, Weights
+
+aten = torch.ops.aten
+
+
+class Recorder(DispatchMode):
+    """Writes operations down as they run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+        self.values: list[Tensor] = []
+        self.slots: dict[int, Slot] = {}
+        self.seen: dict[int, Tensor] = {}  # kept alive, or an id would be given to another tensor
+        self.flats: dict[int, Tensor] = {}  # the content of each storage that was written to
+
+    def slot(self, value: Any) -> Any:
+        """The slot of a tensor, new if it was never seen; anything else is left as it is."""
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self.slots:
+            flat = self.flats.get(storage(value)) if value.numel() else None  # what is empty lives nowhere
+            if flat is None:
+                self.slots[id(value)] = Slot(len(self.values))
+                self.values.append(value)
+            else:
+                again = self.apply(aten.index_select.default, flat, 0, positions(value).reshape(-1))
+                self.slots[id(value)] = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
+            self.seen[id(value)] = value
+        return self.slots[id(value)]
+
+    def apply(self, op: OpOverload, *args: Any) -> Tensor:
+        """Run an operation of our own and write it down."""
+        result: Tensor = self.__torch_dispatch__(op, (), args)
+        return result
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten._embedding_bag_forward_only.default:
+            func = aten._embedding_bag.default  # the same, for which there are gradients
+        if func is aten.rrelu_with_noise.default and not any(args[4:5]):  # in evaluation it draws nothing
+            bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
+            return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Mistake(
+                f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
+            )
+        if func._schema.is_mutable and (twin := functional_twin(func)) is not None:
+            if torch.Tag.inplace_view in func.tags:
+                return self.turn(func, twin, args, kwargs)
+            return self.overwrite(func, twin, args, kwargs)
+        slots, named = tree_map(self.slot, (args, kwargs))
+        outcome = func(*args, **kwargs)
+        leaves = tree_flatten(outcome)[0]
+        results = tuple(self.slot(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        scalars = tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor))
+        places = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        single = not isinstance(outcome, tuple | list)
+        self.entries.append(Entry(func, slots, named, results, scalars, None if single else places))
+        return outcome
+
+    def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
+        """An operation that changes the shape of its first argument and none of its elements."""
+        result = self.apply(twin, *args)
+        self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
+        target: Tensor = func(*args, **kwargs)
+        self.slots[id(target)] = self.slots[id(result)]
+        return target
+
+    def overwrite(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
+        """An operation that writes into its first argument, written down as its twin that returns a new tensor."""
+        target: Tensor = args[0]
+        if not target.numel():
+            return target
+        home = storage(target)
+        slots, named = tree_map(self.slot, (args, kwargs))
+        flat = self.flats[home] if home in self.flats else self.flat(target)
+        for slot, value in enumerate(self.values):
+            if storage(value) == home:
+                self.values[slot] = value.clone()  # its number before the write
+        func(*args, **kwargs)
+        for key in [key for key, value in self.seen.items() if storage(value) == home and overlap(value, target)]:
+            self.slots.pop(key, None)
+        self.flats.pop(home, None)
+        after = target.clone()
+        self.entries.append(Entry(twin, slots, named, (self.slot(after),), ()))
+        self.slots[id(target)] = self.slots[id(after)]
+        elements = self.apply(aten.reshape.default, after, [-1])
+        self.flats[home] = self.apply(aten.index_copy.default, flat, 0, positions(target).reshape(-1), elements)
+        return target
+
+    def flat(self, target: Tensor) -> Tensor:
+        """The content of a storage before it is first written to, from a tensor that shows all of it in order."""
+        size = target.untyped_storage().nbytes() // target.element_size()
+        for value in [target, *self.seen.values()]:
+            whole = storage(value) == storage(target) and value.numel() == size and value.is_contiguous()
+            if whole and id(value) in self.slots:
+                return self.apply(aten.clone.default, self.apply(aten.view.default, value, [-1]))
+        raise Mistake("the module writes into part of a tensor that it never had as a whole; clone it first")
+
+
+def functional_twin(op: OpOverload) -> OpOverload | None:
+    """The operation that takes the same arguments and returns what this one writes in place.
+
+    >>> functional_twin(aten.clamp_min_.Tensor)
+    <OpOverload(op='aten.clamp_min', overload='Tensor')>
+    """
+    name = op._schema.name.removeprefix("aten::")
+    if not name.endswith("_"):
+        return None
+    packet = getattr(aten, name[:-1], None)
+    twins = [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
+    return next((twin for twin in twins if arguments(twin) == arguments(op)), None)
+
+
+def arguments(op: OpOverload) -> list[tuple[str, str, bool]]:
+    """Name and type of each argument, and whether it is given by name alone."""
+    return [(each.name, str(each.type), each.kwarg_only) for each in op._schema.arguments]
+
+
+def positions(value: Tensor) -> Int[Tensor, "..."]:
+    """The place of each element in the storage."""
+    size = value.untyped_storage().nbytes() // value.element_size()
+    count = torch.arange(size, device=value.device)
+    return count.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of a storage share an element."""
+    if one.stride() == other.stride() and one.shape == other.shape and one.storage_offset() == other.storage_offset():
+        return True
+    return bool(torch.isin(*(positions(view).reshape(-1) for view in (one, other))).any())
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Attention and encoders by operations that have rules, not by fused ones."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
+    """The function's outputs as a matrix, a row an example."""
+    outputs, count = function(weights, inputs), examples(inputs)
+    if outputs.is_complex():
+        raise Mistake("the module gives complex outputs; let it give their parts, by torch.view_as_real")
+    if outputs.dim() == 0 or len(outputs) != count:
+        raise Mistake(
+            f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
+            "their first axis must be that of the examples"
+        )
+    return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
+
+
+def record(function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False) -> Tape:
+    """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
+    refuse_complex(weights)
+    run = partial(columns, function)
+    tape = functional_tape(run, weights, inputs, differentiable)
+    if all(entry.name != "mkldnn_rnn_layer" for entry in tape.entries):
+        return tape
+    with unfused():
+        return functional_tape(run, weights, inputs, differentiable)
+
+
+def refuse_complex(weights: Weights) -> None:
+    """A kernel sums over real numbers."""
+    for name, weight in weights.items():
+        if weight.is_complex():
+            raise Mistake(
+                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the module hold its parts, "
+                "and put them together by torch.view_as_complex"
+            )
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Recurrent layers by operations that have rules; elsewhere plain kernels would be slower and less exact."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def functional_tape(
+    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
+) -> Tape:
+    """One run and its tape, as a pure program where torch can make one of it."""
+    try:
+        with Leaving(in_memory=False):
+            return taped(torch.func.functionalize(run), weights, inputs, differentiable)
+    except RuntimeError:  # functionalize knows no autograd.Function that a module brings along, and no list or array
+        with Leaving(in_memory=True):
+            return taped(run, weights, inputs, differentiable)
+
+
+def taped(run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool) -> Tape:
+    """One run and its tape."""
+    leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
+    given = settled(inputs)
+    versions = [tensor._version for tensor in tensors(given)]
+    with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
+        known = {recorder.slot(weight): name for name, weight in leaves.items()}
+        arguments = tree_map(recorder.slot, given)
+        output = recorder.slot(run(leaves, given))
+        if versions != [tensor._version for tensor in tensors(given)]:
+            raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
+        entries, values = tuple(recorder.entries), tuple(recorder.values)
+        return Tape(entries, values, known, arguments, output, overwrites=bool(recorder.flats))

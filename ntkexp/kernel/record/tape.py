@@ -1,0 +1,157 @@
+"""A tape: what a function of weights did on one batch of inputs, operation by operation.
+
+The function runs as it is, on ordinary tensors, while every ATen operation is written down. `functionalize` turns its
+in-place operations and writes through views into operations that return new tensors, so that a tape is a pure program;
+what operations of torch overwrite inside themselves stays visible by the operation's schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ntkexp.kernel.record.inputs import examples
+from ntkexp.shapes import Inputs
+
+
+class Slot(int):
+    """The place of a tensor on a tape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One operation: its arguments with slots for tensors, the slots of its results, what it gave to Python."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Slot, ...]
+    scalars: tuple[Any, ...]
+    places: tuple[int, ...] | None = None  # of the results among what the operation returned; None: it returned one
+
+    @property
+    def name(self) -> str:
+        """The operation without its overload: `aten::add.Tensor` is `add`."""
+        return self.op._schema.name.removeprefix("aten::")
+
+    @property
+    def reads(self) -> bool:
+        """Whether it gave a number to Python."""
+        return any(scalar is not None for scalar in self.scalars)
+
+    @cached_property
+    def makes(self) -> frozenset[Slot]:
+        """The slots of results that were not there before; a constant that is taken up as it is was."""
+        return frozenset(self.results) - frozenset(self.slots)
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots among the arguments."""
+        return tuple(leaf for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Slot))
+
+
+@dataclass(frozen=True, eq=False)
+class Tape:
+    """Operations in order, the value of every slot, and which slots came from outside."""
+
+    entries: tuple[Entry, ...]
+    values: tuple[Tensor, ...]
+    weights: dict[Slot, str]
+    arguments: Any  # the inputs as they were given, with slots for tensors
+    output: Slot
+    overwrites: bool  # torch wrote in place where it ran, so that autograd cannot be asked at every slot
+
+    def __getitem__(self, slot: Slot) -> Tensor:
+        return self.values[slot]
+
+    @cached_property
+    def inputs(self) -> tuple[Slot, ...]:
+        """The slots of the tensors among the inputs."""
+        return tuple(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot))
+
+    @property
+    def given(self) -> Inputs:
+        """The inputs."""
+        found: Inputs = tree_map(lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments)
+        return found
+
+    @property
+    def outputs(self) -> Float[Tensor, "example out"]:
+        """What the function gave, one row an example."""
+        return self.values[self.output].detach()
+
+    @cached_property
+    def bytes(self) -> int:
+        """The memory of all values, each counted by itself."""
+        return sum(value.nbytes for value in self.values)
+
+    @property
+    def bytes_per_example(self) -> float:
+        """The memory of what depends on the inputs."""
+        values = {storage(value): value.untyped_storage().nbytes() for value in map(self.__getitem__, self.from_inputs)}
+        return sum(values.values()) / examples(self.given)
+
+    @cached_property
+    def structure(self) -> tuple[Any, ...]:
+        """All that two runs must share to be comparable: operations, wiring, numbers and shapes."""
+        wiring = tuple((entry.op, repr(entry.args), repr(entry.kwargs), entry.scalars) for entry in self.entries)
+        return wiring, tuple((tuple(value.shape), value.dtype) for value in self.values), self.output
+
+    def pruned(self) -> Tape:
+        """What leads to the output, or was read as a number; of anything else not even the values are kept."""
+        needed, kept = {*self.weights, *self.inputs, self.output}, []
+        for entry in reversed(self.entries):
+            if entry.reads or not needed.isdisjoint(entry.results):
+                needed.update(entry.slots, entry.results)
+                kept.append(entry)
+        nothing = self.values[self.output].new_empty(0)
+        values = tuple(value if Slot(k) in needed else nothing for k, value in enumerate(self.values))
+        return replace(self, entries=tuple(reversed(kept)), values=values)
+
+    def refilled(self, values: tuple[Tensor, ...]) -> Tape:
+        """A tape of the same program with other values; what was found out about the program stays known."""
+        other = replace(self, values=values, overwrites=False)
+        known = ("structure", "bytes", "inputs", "outside", "from_inputs", "from_weights")
+        vars(other).update({name: getattr(self, name) for name in known})
+        return other
+
+    @cached_property
+    def outside(self) -> tuple[Slot, ...]:
+        """Slots that no operation made: weights, inputs, buffers, constants."""
+        made = {slot for entry in self.entries for slot in entry.makes}
+        used = {slot for entry in self.entries if entry.makes for slot in entry.slots}
+        return tuple(sorted({*self.weights, *self.inputs, self.output, *used} - made))
+
+    @cached_property
+    def from_inputs(self) -> frozenset[Slot]:
+        """Slots whose value depends on the inputs."""
+        return self.reached(set(self.inputs))
+
+    @cached_property
+    def from_weights(self) -> frozenset[Slot]:
+        """Slots whose value depends on the weights."""
+        return self.reached(set(self.weights))
+
+    def reached(self, start: set[Slot]) -> frozenset[Slot]:
+        """The given slots, and all that is computed from them."""
+        found = set(start)
+        for entry in self.entries:
+            if not found.isdisjoint(entry.slots):
+                found.update(entry.results)
+        return frozenset(found)
+
+
+def is_whole(value: Tensor) -> bool:
+    """Whether the numbers are whole, or truth values."""
+    return not (value.is_floating_point() or value.is_complex())
+
+
+def storage(value: Tensor) -> int:
+    """Where a tensor's elements live."""
+    return value.untyped_storage().data_ptr()

@@ -1,0 +1,84 @@
+"""Ownership: which example an element at a use belongs to.
+
+An output of example n may depend only on elements that belong to n. Pull back the cotangents u and n·u, for random
+u: at an element of example n the second result is n times the first. A ratio that is no whole number means that the
+module couples the examples of a batch. All coefficients of the surrogate are random while this is asked, so that what
+a dead unit or a zero weight hides today is found as well; the answer holds for every tape of the same structure and
+routing.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.record.casts import Uncast
+from ntkexp.kernel.record.independence import COUPLED
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.replay import Replay
+from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.uses import Product, rows_of
+from ntkexp.mistake import Mistake
+from ntkexp.stream import stream
+
+Owners: TypeAlias = tuple[Int[Tensor, "..."], ...]
+"""For every use, the example that owns each element of the tap; one number a row for products."""
+
+WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
+ROUNDING = 1000  # times eps of the largest element: terms that a norm centres are not all positive, and may cancel
+
+
+def owners(tape: Tape, trained: frozenset[str]) -> Owners:
+    """Those of a tape, in the order of its uses."""
+    with Uncast(torch.float64):
+        replay = Replay(tape, tape, trained, scramble=stream("ownership"))
+    taps = [use.tap for use in replay.uses]
+    if not taps:
+        return ()
+    examples = replay.delta.shape[0]
+    once = replay.random_like(replay.delta)
+    count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
+    weighted = once * count.view(-1, *[1] * (once.dim() - 1))
+    below = torch.autograd.grad(replay.delta, taps, once, retain_graph=True, materialize_grads=True)
+    above = torch.autograd.grad(replay.delta, taps, weighted, materialize_grads=True)
+    found = [owner(a, b) for a, b in zip(above, below, strict=True)]
+    return tuple(rows(o) if isinstance(use, Product) else compact(o) for use, o in zip(replay.uses, found, strict=True))
+
+
+def same_owners(one: Owners, other: Owners) -> bool:
+    """Whether every element belongs to the same example."""
+    return len(one) == len(other) and all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """The whole numbers above/below − 1; −1 for an element that reaches no output."""
+    if not (above.isfinite().all() and below.isfinite().all()):
+        raise NoRule("numbers overflow where it is asked which example owns which element")
+    reached = below != 0
+    ratio = torch.where(reached, above / torch.where(reached, below, 1.0), 0.0)
+    whole = ratio.round()
+    rounding = ROUNDING * torch.finfo(above.dtype).eps * above.abs().amax() if above.numel() else 0.0
+    if ((above - whole * below).abs() > WHOLE * whole.clamp(min=1) * below.abs() + rounding).any():
+        raise Mistake(COUPLED)
+    return whole.long() - 1
+
+
+def compact(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """The same numbers, kept once along every axis on which they do not change."""
+    kept = owner
+    for axis in range(owner.dim()):
+        first = kept.narrow(axis, 0, min(1, kept.shape[axis]))
+        kept = first if torch.equal(first.expand_as(kept), kept) else kept
+    return kept.clone().expand_as(owner)
+
+
+def rows(owner: Int[Tensor, "..."]) -> Int[Tensor, " row"]:
+    """The owner of each row of a product."""
+    owner = rows_of(owner, batch=0)
+    of_row = owner.amax(1)
+    if ((owner != of_row[:, None]) & (owner >= 0)).any():
+        raise NoRule("a row of a matrix product belongs to several examples")
+    return of_row

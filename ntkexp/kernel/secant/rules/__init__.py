@@ -1,0 +1,33 @@
+"""How a difference passes each operation: a rule is one short function, found by the operation's ATen name."""
+
+from ntkexp.kernel.secant.rules import (
+    bilinear,
+    binary,
+    choice,
+    convolution,
+    elementwise,
+    linear,
+    lookup,
+    norm,
+    pool,
+    power,
+    smooth,
+    softmax,
+)
+from ntkexp.kernel.secant.rules.base import Rule
+
+CHAPTERS = (
+    linear,
+    lookup,
+    bilinear,
+    convolution,
+    elementwise,
+    power,
+    smooth,
+    softmax,
+    choice,
+    pool,
+    binary,
+    norm,
+)
+RULES: dict[str, Rule] = {name: rule for chapter in CHAPTERS for name, rule in chapter.RULES.items()}

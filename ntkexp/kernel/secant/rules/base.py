@@ -1,0 +1,113 @@
+"""What a difference rule sees: one operation at both ends of a segment, and the differences of its arguments.
+
+A rule is a function of a `Call` that returns the exact difference Δv of the operation's result, as a linear map of
+the differences of its arguments. Whatever multiplies a difference is a *coefficient*: a mean of two values, a slope.
+Coefficients are asked of the call, because the search for which example owns which element replaces every one of them
+that inputs or weights decide by a random number in [1, 2]: no unit is dead then, no pixel black, and nothing cancels.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.record.tape import Entry
+from ntkexp.mistake import Mistake
+
+
+class NoRule(Mistake):
+    """An operation through which no difference can be passed exactly."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}; read the path with path.rule=[gauss,left], which needs no difference rules")
+
+    @property
+    def remark(self) -> str:
+        """What it means for a tangent."""
+        return f"{self.reason}: the tangent is read from plain Jacobians, which is right and slow"
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """A tensor at both ends of a segment. `delta` is None where it cannot change."""
+
+    start: Tensor
+    end: Tensor
+    delta: Tensor | None
+    from_weights: bool  # a function of trained weights, not of the inputs
+    from_inputs: bool
+
+    def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
+        """The same rearrangement of the value at both ends and of the difference."""
+        delta = None if self.delta is None else function(self.delta)
+        return Ends(function(self.start), function(self.end), delta, self.from_weights, self.from_inputs)
+
+
+class AbstractCall:
+    """One operation at both ends."""
+
+    entry: Entry
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ends: list[tuple[Tensor, Tensor]]  # of every result
+
+    @property
+    def start(self) -> Tensor:
+        """The (first) result at the start, for its shape."""
+        return self.ends[0][0]
+
+    @property
+    @abstractmethod
+    def is_point(self) -> bool:
+        """Whether the segment has length zero, so that differences are derivatives."""
+
+    @abstractmethod
+    def is_cut(self, value: Ends) -> bool:
+        """Whether the network is cut between this value and the operation: one is made of weights, one of inputs."""
+
+    @abstractmethod
+    def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
+        """The difference of an argument, expanded to the shape at which the operation uses it."""
+
+    @abstractmethod
+    def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor]) -> Tensor:
+        """The difference of a weight from which the operation picks elements; `arranged` picks those of any tensor."""
+
+    @abstractmethod
+    def mean(self, value: Ends) -> Tensor:
+        """The coefficient (v₀ + v₁)/2."""
+
+    @abstractmethod
+    def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The coefficient slope(v₀, v₁)."""
+
+    @abstractmethod
+    def product(
+        self, left: Ends, right: Ends, gain: float = 1.0, bias: Ends | None = None, shift: float = 1.0
+    ) -> Tensor:
+        """The difference of gain · left @ right + shift · bias, for matrices."""
+
+    @abstractmethod
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
+        """factor [Δb; ΔW] as a use of the weights: rows for rows, images [example, out, use] for patches."""
+
+
+Result: TypeAlias = Tensor | tuple[Tensor | None, ...]
+"""The difference of each result; None for one that a network does not use (and may not)."""
+
+Rule: TypeAlias = Callable[[AbstractCall], Result]
+Slope: TypeAlias = Callable[[AbstractCall, Tensor, Tensor], Tensor]
+
+
+def total(terms: list[Tensor], shape: torch.Size) -> Tensor:
+    """The sum of at least one term, at the given shape."""
+    result = terms[0]
+    for term in terms[1:]:
+        result = result + term
+    return result.expand(shape)

@@ -1,0 +1,158 @@
+"""Functions of one number: Δσ(z) = D·Δz with the slope D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) where z₁ = z₀.
+
+The quotient keeps the identity but loses the slope's digits when z₁ − z₀ is tiny, so slopes are written in closed
+forms without cancellation wherever there are any. With d = z₁ − z₀ and m = (z₀ + z₁)/2:
+
+    tanh     (1 − t₀t₁) · tanh(d)/d               sin     cos m · sin(d/2)/(d/2)
+    sigmoid  ½[s₀(1−s₁) + s₁(1−s₀)] · tanh(d/2)/(d/2)
+    SiLU     mean of s + m · D_sigmoid            GELU    mean of Φ + m · D_Φ
+    exp      exp(max) · (1 − exp(−|d|))/|d|       1/z     −1/(z₀z₁)
+    √        1/(√z₀ + √z₁)
+
+ReLU takes the quotient as it is: on one side of the kink it is exactly 0 or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import pi, sqrt
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.secant.rules.base import AbstractCall, Rule, Slope
+
+NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
+NEAR = 0.02  # over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
+
+
+def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
+    """above / below, and the limit where below is zero."""
+    zero = below == 0
+    return torch.where(zero, limit, above / torch.where(zero, 1.0, below))
+
+
+def tanhc(d: Tensor) -> Tensor:
+    """tanh(d)/d; its series near zero, where 2d⁴/15 is below rounding."""
+    return torch.where(d.abs() < 1e-4, 1 - d * d / 3, quotient(torch.tanh(d), d, 1.0))
+
+
+def sinc(d: Tensor) -> Tensor:
+    """sin(d)/d."""
+    return torch.sinc(d / pi)
+
+
+def relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return quotient(torch.relu(z1) - torch.relu(z0), z1 - z0, (z0 > 0).to(z0.dtype))
+
+
+def leaky_relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """slope · z + (1 − slope) · relu(z)."""
+    slope: float = call.args[1] if len(call.args) > 1 else call.kwargs.get("negative_slope", 0.01)
+    return slope + (1 - slope) * relu(call, z0, z1)
+
+
+def absolute(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
+
+
+def tanh(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return (1 - torch.tanh(z0) * torch.tanh(z1)) * tanhc(z1 - z0)
+
+
+def sigmoid(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    s0, s1 = torch.sigmoid(z0), torch.sigmoid(z1)
+    return (s0 * (1 - s1) + s1 * (1 - s0)) / 2 * tanhc((z1 - z0) / 2)
+
+
+def silu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return (torch.sigmoid(z0) + torch.sigmoid(z1)) / 2 + (z0 + z1) / 2 * sigmoid(call, z0, z1)
+
+
+def erf(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return gauss_or_quotient(z0, z1, torch.erf, lambda z: 2 / sqrt(pi) * torch.exp(-z * z))
+
+
+def gelu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    if call.kwargs.get("approximate", "none") == "tanh":
+        return gelu_tanh(call, z0, z1)
+    r = sqrt(0.5)
+    normal = (2 + torch.erf(z0 * r) + torch.erf(z1 * r)) / 4
+    return normal + (z0 + z1) / 2 * (r / 2) * erf(call, z0 * r, z1 * r)
+
+
+def gelu_tanh(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """½z(1 + tanh u) with u = √(2/π)(z + 0.044715 z³): the product rule over closed forms."""
+    c = sqrt(2 / pi)
+    u0, u1 = (c * (z + 0.044715 * z**3) for z in (z0, z1))
+    inner = c * (1 + 0.044715 * (z0 * z0 + z0 * z1 + z1 * z1))
+    return (2 + torch.tanh(u0) + torch.tanh(u1)) / 4 + (z0 + z1) / 4 * tanh(call, u0, u1) * inner
+
+
+def sin(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return torch.cos((z0 + z1) / 2) * sinc((z1 - z0) / 2)
+
+
+def cos(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return -torch.sin((z0 + z1) / 2) * sinc((z1 - z0) / 2)
+
+
+def exp(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return log_mean(z0, z1)
+
+
+def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
+    """(e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|; zero where both are −∞."""
+    d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
+    return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(0.0, posinf=0.0)
+
+
+def root(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """Nothing where both are zero: there is no change, and autograd has no number either."""
+    return quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0)
+
+
+def rsqrt(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    r0, r1 = z0.rsqrt(), z1.rsqrt()
+    return -((r0 * r1) ** 2) / (r0 + r1)
+
+
+def reciprocal(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    return -1 / (z0 * z1)
+
+
+def gauss_or_quotient(
+    z0: Tensor, z1: Tensor, function: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The quotient, or three Gauss nodes of the derivative where the ends are near."""
+    m, d = (z0 + z1) / 2, z1 - z0
+    gauss = torch.zeros_like(m)
+    for node, weight in NODES:
+        gauss = gauss + weight * derivative(m + node / 2 * d)
+    return torch.where(d.abs() <= NEAR, gauss, quotient(function(z1) - function(z0), d, 0.0))
+
+
+def elementwise(slope: Slope, call: AbstractCall) -> Tensor:
+    """D · Δz."""
+    value = call.args[0]
+    return call.slope(value, partial(slope, call)) * call.delta(value)
+
+
+SLOPES: dict[str, Slope] = {
+    "abs": absolute,
+    "cos": cos,
+    "erf": erf,
+    "exp": exp,
+    "gelu": gelu,
+    "leaky_relu": leaky_relu,
+    "reciprocal": reciprocal,
+    "relu": relu,
+    "rsqrt": rsqrt,
+    "sigmoid": sigmoid,
+    "silu": silu,
+    "sin": sin,
+    "sqrt": root,
+    "tanh": tanh,
+}
+RULES: dict[str, Rule] = {name: partial(elementwise, slope) for name, slope in SLOPES.items()}

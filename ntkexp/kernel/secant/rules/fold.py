@@ -1,0 +1,46 @@
+"""Folding an axis: many values become one, pair by pair, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.secant.rules.base import Ends
+
+Pair: TypeAlias = Callable[[Ends, Ends], Ends]
+"""What becomes of two values."""
+
+
+def folded(value: Ends, pair: Pair) -> Ends:
+    """All values along the last axis as one: neighbours of a round are half of its length apart."""
+    while (n := value.start.shape[-1]) > 1:
+        half = n // 2
+        left, right = (value.view(window(start, half)) for start in (0, half))
+        result = pair(left, right)
+        value = result if n % 2 == 0 else with_last(result, value)
+    return value.view(lambda v: v[..., 0])
+
+
+def last(value: Ends, dims: int | list[int] | tuple[int, ...]) -> Ends:
+    """The given axes as one, behind all others; all of them, if none are given."""
+    dims = [dims] if isinstance(dims, int) else list(dims) or list(range(value.start.dim()))
+    if value.start.dim() == 0:
+        return value.view(lambda v: v[None])
+    return value.view(lambda v: v.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)))
+
+
+def window(start: int, size: int) -> Callable[[Tensor], Tensor]:
+    """Consecutive elements along the last axis."""
+    return lambda v: v[..., start : start + size]
+
+
+def with_last(result: Ends, value: Ends) -> Ends:
+    """The results of a round, and what had no partner."""
+    assert result.delta is not None
+    assert value.delta is not None
+    parts = ((result.start, value.start), (result.end, value.end), (result.delta, value.delta))
+    start, end, delta = (torch.cat([made, all_[..., -1:]], dim=-1) for made, all_ in parts)
+    return Ends(start, end, delta, False, True)

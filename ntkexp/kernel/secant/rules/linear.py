@@ -1,0 +1,183 @@
+"""Linear operations: Δ(Av) = A Δv.
+
+Linear in its first argument alone, an operation is applied to the difference; linear in several, it is applied to
+all their differences at once, zero standing for what cannot change (`joined`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
+
+
+def first(call: AbstractCall) -> Result:
+    """op(Δv, …): rearrangements, sums and means, padding, pooling by averages, interpolation."""
+    value, *rest = call.args
+    constants = tree_map(constant, (rest, call.kwargs))
+
+    def arranged(source: Tensor) -> Any:
+        return call.entry.op(source, *constants[0], **constants[1])
+
+    if call.is_cut(value):  # indices that depend on the inputs pick from a weight
+        return call.picked(value, arranged)
+    result: Result = arranged(call.delta(value))
+    return tuple(result) if isinstance(result, list) else result
+
+
+def constant(value: Any) -> Any:
+    """An argument that steers the operation."""
+    if not isinstance(value, Ends):
+        return value
+    if value.delta is not None:
+        raise NoRule("what steers the operation, such as an index or a grid, changes between the ends of a step")
+    return value.start
+
+
+def reshaped(call: AbstractCall) -> Tensor:
+    """As `first`, for differences that are not laid out in memory like the values; detached values change as well."""
+    return call.delta(call.args[0]).reshape(call.start.shape)
+
+
+def restrided(call: AbstractCall) -> Tensor:
+    """Elements by their place in memory, where the difference may lie in another order."""
+    value, size, stride, *rest = call.args
+    v, offset = value.start, rest[0] if rest and rest[0] is not None else value.start.storage_offset()
+    memory = torch.zeros(v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device)
+    memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(torch.arange(v.numel()).view(v.shape))
+    places = memory.as_strided(size, stride, offset)
+    if call.is_cut(value):
+        return call.picked(value, lambda source: source.reshape(-1)[places])
+    return call.delta(value).reshape(-1)[places]
+
+
+def converted(call: AbstractCall) -> Tensor:
+    """Another precision or device."""
+    if not call.start.is_floating_point():
+        raise NoRule("a number that is read as a whole one or as a truth value changes between the ends of a step")
+    return call.delta(call.args[0]).to(call.start.dtype)
+
+
+def padded(call: AbstractCall) -> Tensor:
+    """A padded border does not change, whatever it is made of."""
+    value, pad, *_ = call.args
+    return torch.constant_pad_nd(call.delta(value), pad)
+
+
+def replaced(call: AbstractCall) -> Tensor:
+    """The second argument in the place and shape of the first."""
+    value = call.args[1]
+    varies = isinstance(value, Ends) and value.delta is not None
+    return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
+
+
+def unchanged(call: AbstractCall) -> Tensor:
+    """A constant that takes only its shape from the argument."""
+    return torch.zeros_like(call.start)
+
+
+def joined(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
+    """op([Δa, Δb, …], …): concatenation, stacking, writing into."""
+
+    def difference(value: Any) -> Any:
+        if not isinstance(value, Ends):
+            return value
+        if value.delta is not None:
+            return moving(call, value)
+        return torch.zeros_like(value.start, dtype=call.start.dtype) if value.start.is_floating_point() else value.start
+
+    args, kwargs = tree_map(difference, (call.args if given is None else given, call.kwargs))
+    result: Result = call.entry.op(*args, **kwargs)
+    return result
+
+
+def moving(call: AbstractCall, value: Ends) -> Tensor:
+    """The difference of what is joined; an index or a mask steers, and may not have one."""
+    if not value.start.is_floating_point():
+        raise NoRule("an index or a mask changes between the ends of a step")
+    return call.delta(value)
+
+
+def written(call: AbstractCall) -> Result:
+    """As `joined`, where a number may be written in the last argument's place: it does not change."""
+    if "reduce" in call.kwargs:
+        raise NoRule("what is written is reduced with what was there")
+    numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
+    return joined(call, (*call.args[:3], *numbers))
+
+
+def reduced(call: AbstractCall) -> Result:
+    """As `joined`, for the reductions that are linear."""
+    if call.args[4] not in ("sum", "mean"):
+        raise NoRule(f"what is written is reduced by {call.args[4]!r}")
+    return joined(call)
+
+
+def log_likelihood(call: AbstractCall) -> Result:
+    """−x at the right place, and the sum of the weights of the classes."""
+    value, *rest = call.args
+    delta: Tensor = call.entry.op(call.delta(value), *tree_map(constant, rest))[0]
+    return delta, None
+
+
+def add(call: AbstractCall) -> Tensor:
+    """Δ(a + αb) = Δa + αΔb."""
+    return signed_sum(call, 1.0, call.kwargs.get("alpha", 1.0))
+
+
+def sub(call: AbstractCall) -> Tensor:
+    """Δ(a − αb) = Δa − αΔb."""
+    return signed_sum(call, 1.0, -call.kwargs.get("alpha", 1.0))
+
+
+def rsub(call: AbstractCall) -> Tensor:
+    """Δ(b − αa) = Δb − αΔa."""
+    return signed_sum(call, -call.kwargs.get("alpha", 1.0), 1.0)
+
+
+def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
+    """The sum of the arguments' differences, each with its factor."""
+    shape = call.start.shape
+    terms = [
+        call.delta(value, shape) if factor == 1 else factor * call.delta(value, shape)
+        for value, factor in zip(call.args, factors, strict=False)
+        if isinstance(value, Ends) and value.delta is not None
+    ]
+    return total(terms, shape)
+
+
+FIRST = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias avg_pool2d avg_pool3d
+    channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
+    im2col index index_select masked_select max_unpool2d mean nansum neg permute pixel_shuffle pixel_unshuffle rad2deg
+    reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d
+    roll rot90 select slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold
+    unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+"""
+UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zero zeros_like"
+JOINED = """
+    block_diag cat diagonal_scatter index_add index_copy masked_scatter scatter_add select_scatter slice_scatter stack
+"""
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(FIRST.split(), first),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshaped),
+    **dict.fromkeys(JOINED.split(), joined),
+    **dict.fromkeys(UNCHANGED.split(), unchanged),
+    **dict.fromkeys(("scatter", "index_fill"), written),
+    "scatter_reduce": reduced,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
+    "_to_copy": converted,
+    "as_strided": restrided,
+    "constant_pad_nd": padded,
+    "copy": replaced,
+    "fill": replaced,
+    "add": add,
+    "sub": sub,
+    "rsub": rsub,
+}

@@ -1,0 +1,62 @@
+"""Rows of a table, picked by whole numbers: one by one, or in bags whose rows become one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule
+from ntkexp.kernel.secant.rules.bilinear import multiplied
+from ntkexp.kernel.secant.rules.linear import constant
+
+SUM, MEAN = 0, 1
+
+
+def embedding(call: AbstractCall) -> Result:
+    """One by one. The row of padding has no gradient, but a tied weight may move it."""
+    table, index, *rest = call.args
+    indices, padding = constant(index), rest[0] if rest else -1
+    delta = rows(call, table, indices)
+    if padding < 0 or not call.is_point:
+        return delta
+    shown = Ends(call.start, call.start, None, False, True)
+    trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
+    return trained * delta
+
+
+def rows(call: AbstractCall, table: Ends, indices: Tensor) -> Tensor:
+    """The differences of the rows that are picked."""
+    return call.picked(table, lambda source: source[indices]) if call.is_cut(table) else call.delta(table)[indices]
+
+
+def bags(call: AbstractCall) -> Result:
+    """Sums or means of rows, each times a number of its own if there are any; padding does not count."""
+    given = dict(zip((each.name for each in call.entry.op._schema.arguments), call.args, strict=False))
+    mode, padding = given.get("mode", SUM), given.get("padding_idx", -1)
+    if mode not in (SUM, MEAN):
+        raise NoRule("the largest of a bag of rows")
+    table, indices, offsets = given["weight"], constant(given["indices"]), constant(given["offsets"])
+    counted = (indices != padding).to(call.start.dtype)
+    bag = torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True) - 1
+    terms = weighted(call, table, indices, given.get("per_sample_weights")) * counted[:, None]
+    if mode == MEAN:
+        size = counted.new_zeros(len(call.start)).index_add(0, bag, counted)
+        terms = terms / size[bag][:, None].clamp(min=1)
+    summed = terms.new_zeros(call.start.shape).index_add(0, bag, terms)
+    return summed, *[None] * (len(call.entry.results) - 1)
+
+
+def weighted(call: AbstractCall, table: Ends, indices: Tensor, gains: Ends | None) -> Tensor:
+    """The differences of the rows, each times its number."""
+    delta = None if table.delta is None else rows(call, table, indices)
+    if gains is None:
+        assert delta is not None
+        return delta
+    picked = Ends(table.start[indices], table.end[indices], delta, False, True)
+    return multiplied(call, gains.view(lambda v: v[:, None]), picked, picked.start.shape)
+
+
+RULES: dict[str, Rule] = {
+    "embedding": embedding,
+    "_embedding_bag": bags,
+}

@@ -1,0 +1,193 @@
+"""Functions without a closed form for their slope.
+
+The quotient, or three Gauss nodes of the derivative where both ends lie near each other on the same analytic piece:
+closer than `NEAR` times the distance to the nearest break (a kink or a singularity, which a rule has to name), where
+the quotient would lose the slope's digits and the nodes lose nothing. What is linear between its breaks has the
+derivative for a slope on each piece, and the quotient across them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import inf, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus as plain_softplus
+from torch.utils._pytree import tree_map
+
+from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, Slope, total
+from ntkexp.kernel.secant.rules.elementwise import NEAR, NODES, elementwise, exp, log_mean, quotient, relu
+
+
+def slope(function: Callable[[Tensor], Tensor], breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
+    """(σ(z₁) − σ(z₀))/(z₁ − z₀) with all the digits that the derivative gives."""
+    middle, d = (z0 + z1) / 2, z1 - z0
+    apart = torch.full_like(middle, inf)
+    for point in breaks:
+        apart = torch.minimum(apart, (middle - point).abs())
+    near = d.abs() <= NEAR * apart.clamp(max=1.0)
+    gauss = torch.zeros_like(middle)
+    for node, weight in NODES:
+        gauss = gauss + weight * derivative(function, middle + node / 2 * d)
+    return torch.where(near, gauss, quotient(function(z1) - function(z0), d, derivative(function, z0)))
+
+
+def linear_pieces(function: Callable[[Tensor], Tensor], z0: Tensor, z1: Tensor) -> Tensor:
+    """σ′ where it explains the change to rounding, so that both ends lie on one piece; else the quotient."""
+    start, end, tangent, d = function(z0), function(z1), derivative(function, z0), z1 - z0
+    size = start.abs() + end.abs() + z0.abs() + z1.abs()
+    explained = (end - start - tangent * d).abs() <= 4 * torch.finfo(z0.dtype).eps * size
+    return torch.where(explained, tangent, quotient(end - start, d, tangent))
+
+
+def derivative(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """σ′(z), by autograd."""
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        value = function(z)
+        if not value.requires_grad:
+            return torch.zeros_like(z)
+        (found,) = torch.autograd.grad(value.sum(), z, materialize_grads=True)
+    return found
+
+
+def function_of(call: AbstractCall) -> Callable[[Tensor], Tensor]:
+    """The operation as a function of its first argument."""
+
+    def fixed(value: Any) -> Any:
+        if isinstance(value, Ends) and value.delta is not None:
+            raise NoRule(f"several arguments of {call.entry.op} change")
+        return value.start if isinstance(value, Ends) else value
+
+    rest, named = tree_map(fixed, (call.args[1:], call.kwargs))
+
+    def function(z: Tensor) -> Tensor:
+        result = call.entry.op(z, *rest, **named)
+        value: Tensor = result if isinstance(result, Tensor) else result[0]
+        return value
+
+    return function
+
+
+def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
+    """D · Δz for a function that is analytic between its breaks."""
+    value: Ends = call.args[0]
+    delta = call.slope(value, partial(slope, function_of(call), breaks)) * call.delta(value)
+    return delta if len(call.entry.results) == 1 else (delta, *[None] * (len(call.entry.results) - 1))
+
+
+def logit(call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
+    """With the breaks of the number that it clamps with."""
+    eps = call.args[1] if len(call.args) > 1 else call.kwargs.get("eps")
+    return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
+
+
+def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
+    """Of log(1 + eᵘ) = log(e⁰ + eᵘ): the share of eᵘ, by logarithmic means of both shares."""
+    above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
+    return above / (above + below)
+
+
+def softplus(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """log(1 + e^βz)/β, and z where βz is beyond a threshold."""
+    beta, threshold = (call.args[k] if len(call.args) > k else default for k, default in ((1, 1.0), (2, 20.0)))
+    beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
+    jump = quotient(plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0)
+    inside = torch.where(beyond0 & beyond1, 1.0, softplus_slope(beta * z0, beta * z1))
+    return torch.where(beyond0 == beyond1, inside, jump)
+
+
+def log_sigmoid(call: AbstractCall) -> tuple[Tensor | None, ...]:
+    """−log(1 + e⁻ᶻ), and what torch keeps for its gradient."""
+    value: Ends = call.args[0]
+    return call.slope(value, lambda z0, z1: softplus_slope(-z0, -z1)) * call.delta(value), None
+
+
+def elu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """scale·(relu(z) + α(e^{s·min(z, 0)} − 1)), with the share of ReLU in the change of z."""
+    alpha, scale, rate = (call.args[k] if len(call.args) > k else 1.0 for k in (1, 2, 3))
+    return exponential_below(call, z0, z1, alpha, scale, rate)
+
+
+def celu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+    """ELU of z/α, times α; torch differentiates it with 1/α in single precision."""
+    alpha = call.args[1] if len(call.args) > 1 else 1.0
+    return exponential_below(call, z0, z1, alpha, 1.0, 1 / alpha)
+
+
+def exponential_below(call: AbstractCall, z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
+    """Of scale·z above zero, and scale·α(e^{rate·z} − 1) below."""
+    on = relu(call, z0, z1)
+    return scale * (on + (1 - on) * alpha * rate * exp(call, *(rate * z.clamp(max=0) for z in (z0, z1))))
+
+
+def nan_to_num(call: AbstractCall) -> Tensor:
+    """What is no number at both ends does not change."""
+    value: Ends = call.args[0]
+    both = value.start.isnan() & value.end.isnan()
+    slope = call.slope(value, partial(linear_pieces, function_of(call)))
+    return torch.where(both, 0.0, slope) * torch.where(both, 0.0, call.delta(value))
+
+
+def piecewise(call: AbstractCall) -> Tensor:
+    """D · Δz for a function that is linear between its breaks."""
+    value: Ends = call.args[0]
+    return call.slope(value, partial(linear_pieces, function_of(call))) * call.delta(value)
+
+
+def prelu(call: AbstractCall) -> Tensor:
+    """relu(z) + a·min(z, 0) with a learned a: D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0))."""
+    value, leak = call.args
+    shape = call.start.shape
+    terms = []
+    if value.delta is not None:
+        on = call.slope(value, partial(relu, call))
+        terms.append((on + (1 - on) * call.mean(leak)) * call.delta(value))
+    if leak.delta is not None:
+        terms.append(call.delta(leak, shape) * call.mean(value.view(lambda v: v.clamp(max=0))))
+    return total(terms, shape)
+
+
+ANALYTIC: dict[str, tuple[float, ...]] = {
+    "acos": (-1.0, 1.0),
+    "acosh": (1.0,),
+    "asin": (-1.0, 1.0),
+    "asinh": (),
+    "atan": (),
+    "atanh": (-1.0, 1.0),
+    "cosh": (),
+    "erfc": (),
+    "erfinv": (-1.0, 1.0),
+    "expm1": (),
+    "hardswish": (-3.0, 3.0),
+    "i0": (),
+    "lgamma": tuple(float(-k) for k in range(64)),
+    "mish": (20.0,),
+    "sinc": (),
+    "sinh": (),
+    "special_erfcx": (),
+    "special_i0e": (0.0,),
+    "special_i1": (),
+    "special_i1e": (0.0,),
+    "special_log_ndtr": (),
+    "special_ndtri": (0.0, 1.0),
+    "tan": tuple(pi / 2 + k * pi for k in range(-8, 8)),
+}
+PIECEWISE = """
+    ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign
+    softshrink threshold trunc
+"""
+SLOPES: dict[str, Slope] = {"celu": celu, "elu": elu, "softplus": softplus}
+RULES: dict[str, Rule] = {
+    **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},
+    **dict.fromkeys(PIECEWISE.split(), piecewise),
+    **{name: partial(elementwise, slope) for name, slope in SLOPES.items()},
+    "log_sigmoid_forward": log_sigmoid,
+    "logit": logit,
+    "nan_to_num": nan_to_num,
+    "_prelu_kernel": prelu,
+}

@@ -1,0 +1,62 @@
+"""Softmax and its relatives, by logarithmic means.
+
+With p the softmax at each end, L_i = (p₁ᵢ − p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
+
+    log-softmax   Δz_i − Σ_j w_j Δz_j        softmax   L_i (Δz_i − Σ_j w_j Δz_j)        logsumexp   Σ_j w_j Δz_j
+
+exactly, since both ends sum to one. (Decomposed into exp, sum and division it breaks when logits move far.)
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule
+from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
+
+
+def softmax(call: AbstractCall) -> Tensor:
+    value, dim = call.args[:2]
+    mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
+    return mean * centred(call, value, mean, dim)
+
+
+def log_softmax(call: AbstractCall) -> Tensor:
+    value, dim = call.args[:2]
+    mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
+    return centred(call, value, mean, dim)
+
+
+def logsumexp(call: AbstractCall) -> Tensor:
+    value, dim = call.args[:2]
+    keep = len(call.args) > 2 and bool(call.args[2])
+    mean = call.slope(value, lambda z0, z1: log_mean(normalised(z0, dim), normalised(z1, dim)))
+    weights = mean / mean.sum(dim, keepdim=True)
+    return (weights * call.delta(value)).sum(dim, keepdim=keep)
+
+
+def centred(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
+    """Δz − Σ w Δz; where a mask hides everything there are no weights."""
+    delta = call.delta(value)
+    weights = quotient(mean, mean.sum(dim, keepdim=True), 0.0)
+    return delta - (weights * delta).sum(dim, keepdim=True)
+
+
+def logarithms(z: Tensor, dim: int) -> Tensor:
+    """Of the shares; −∞ stays what it is, also where a mask hides everything."""
+    return torch.where(z == -inf, z, z.log_softmax(dim))
+
+
+def normalised(z: Tensor, dim: int | list[int]) -> Tensor:
+    """z − log Σ exp z."""
+    return z - torch.logsumexp(z, dim, keepdim=True)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("_softmax", "_safe_softmax"), softmax),
+    "_log_softmax": log_softmax,
+    "logsumexp": logsumexp,
+}

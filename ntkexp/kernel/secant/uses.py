@@ -1,0 +1,170 @@
+"""Uses: which operation used which weight.
+
+A use is an operation between something made of weights alone and something that depends on the inputs. There the
+network is cut: the `tap` is a tensor in which the (surrogate) network can be differentiated, β = ∂f/∂tap. The gradient
+with respect to the weight then needs no further propagation:
+
+    product     z = a W        one row of z per use           Σ_r a_r ⊗ β_r
+    element     anything else  the weight, expanded           Σ over the elements that each weight was copied to
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
+from ntkexp.kernel.secant.patches import patches, with_shift
+
+
+class View(NamedTuple):
+    """Elements of one (contiguous) parameter: those of `weight.as_strided(shape, stride, offset)`."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The elements that this view shows of a tensor laid out like the parameter."""
+        return parameter.as_strided(self.shape, self.stride, self.offset)
+
+    def is_whole(self, size: int) -> bool:
+        """Whether it shows all elements of a parameter of this size in their order."""
+        steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
+        return prod(self.shape) == size and all(
+            n == 1 or given == step for n, given, step in zip(self.shape, self.stride, steps, strict=True)
+        )
+
+    @property
+    def extent(self) -> int:
+        """How many elements of the parameter lie up to the last one shown."""
+        return 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """Something computed from weights alone, with the graph that leads back to their differences."""
+
+    delta: Tensor
+    names: frozenset[str]  # the parameters it leads to
+
+
+Source: TypeAlias = View | Derived
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """z = gain · a W + shift · b: `factor` holds a column of `shift`, if there is a bias, and gain · a.
+
+    Tap and factor are matrices with a row for every use, or an image [example, out, *pixels] and its patches, with a
+    use for every pixel.
+    """
+
+    tap: Float[Tensor, "..."]
+    factor: Float[Tensor, "*example use in"]
+    weight: Source
+    bias: Source | None
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """A weight expanded to the shape at which an elementwise operation uses it."""
+
+    tap: Float[Tensor, "..."]
+    source: Source
+    positions: Int[Tensor, "..."]  # of each element of the tap in the source
+
+
+def rows_of(image: Shaped[Tensor, "*batch example out *pixels"], batch: int) -> Shaped[Tensor, "*batch row out"]:
+    """The pixels of images as rows; a matrix is left as it is. The first `batch` axes stay."""
+    return image.movedim(batch + 1, -1).flatten(batch, -2)
+
+
+Use: TypeAlias = Product | Element
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trained parameters of a tape, and what is made of them."""
+
+    tape: Tape
+    names: frozenset[str]
+
+    @cached_property
+    def homes(self) -> dict[int, Slot]:
+        """The parameter that lives in each storage, where a single contiguous one does."""
+        slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
+        crowd = Counter(storage(self.tape[slot]) for slot in slots)
+        alone = [slot for slot in slots if crowd[storage(self.tape[slot])] == 1 and self.tape[slot].is_contiguous()]
+        return {storage(self.tape[slot]): slot for slot in alone}
+
+    @cached_property
+    def slots(self) -> frozenset[Slot]:
+        """Slots whose value depends on a trained parameter and not on the inputs."""
+        start = {slot for slot, name in self.tape.weights.items() if name in self.names}
+        return self.tape.reached(start) - self.tape.from_inputs
+
+    def view(self, value: Tensor) -> View | None:
+        """The view of a trained parameter that this tensor is, if it is one."""
+        slot = self.homes.get(storage(value))
+        if slot is None:
+            return None
+        offset = int(value.storage_offset() - self.tape[slot].storage_offset())
+        return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
+
+
+def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
+    """The uses of trained weights, if autograd can differentiate at the operations' own results: where each is a
+    matrix product with a parameter on its right, or as its bias. Otherwise None.
+    """
+    trained = Trained(tape, names)
+    uses = []
+    for entry in tape.entries:
+        if entry.name == "copy":
+            return None  # autograd has no derivative of what a write in place becomes
+        if trained.slots.isdisjoint(entry.slots) or tape.from_inputs.isdisjoint(entry.slots):
+            continue
+        use = plain_product(tape, trained, entry)
+        if use is None or not use.tap.requires_grad:
+            return None
+        uses.append(use)
+    return uses
+
+
+def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
+    """A product of matrices or a convolution as a use, if it is one of inputs with parameters as they are."""
+    factor: Callable[..., Tensor]
+    if entry.name == "convolution":
+        left, right, added, stride, padding, dilation, transposed, _, groups = entry.args
+        if transposed or groups > 1:
+            return None
+        weight = plain_source(tape, trained, right, lambda kernel: kernel.flatten(1).t())
+        factor = partial(patches, window=tape[right].shape[2:], stride=stride, padding=padding, dilation=dilation)
+    elif entry.name in ("mm", "addmm"):
+        added, left, right = (None, *entry.args) if entry.name == "mm" else entry.args
+        weight = plain_source(tape, trained, right, lambda matrix: matrix)
+        factor = with_shift
+    else:
+        return None
+    bias = None if added not in trained.slots else plain_source(tape, trained, added, lambda vector: vector)
+    if weight is None or left in trained.slots or (added in trained.slots and bias is None):
+        return None
+    if bias is not None and bias.shape != weight.shape[1:]:
+        return None  # the bias is broadcast
+    gain, shift = entry.kwargs.get("alpha", 1.0), None if bias is None else entry.kwargs.get("beta", 1.0)
+    shown = tape[left].detach()
+    return Product(tape[entry.results[0]], factor(shown if gain == 1 else gain * shown, shift=shift), weight, bias)
+
+
+def plain_source(tape: Tape, trained: Trained, slot: Slot, arranged: Callable[[Tensor], Tensor]) -> View | None:
+    """The view of a parameter that an argument is, as the operation uses it."""
+    known = slot in trained.slots and tape[slot].requires_grad  # autograd does not see a weight that is detached
+    return trained.view(arranged(tape[slot].detach())) if known else None

@@ -1,0 +1,1 @@
+"""A kernel file is filled, tile by tile."""

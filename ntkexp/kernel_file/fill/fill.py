@@ -1,0 +1,109 @@
+"""A kernel file is filled, from wherever an earlier attempt left it: tile by tile, each marked once it is written.
+
+One thread writes, whoever computes, and the file is the same however often it was broken off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import disk_usage
+
+from ntkexp.kernel_file.fill.filler import AbstractFiller
+from ntkexp.kernel_file.fill.subject import Subject
+from ntkexp.kernel_file.fill.tile import computed
+from ntkexp.mistake import Mistake
+from ntkexp.progress import AbstractProgress
+from ntkexp.records.json_file import to_text
+from ntkexp.records.kernel_file.layout import Layout, create
+from ntkexp.records.kernel_file.store import KernelMatrix, open_matrix
+from ntkexp.records.kernel_file.tiles import Tiling, side_for
+from ntkexp.records.lock import acquire
+from ntkexp.records.seal import Damaged
+
+
+def fill(
+    path: Path, subject: Subject, filler: AbstractFiller, workers: int, force: bool, progress: AbstractProgress
+) -> KernelMatrix:
+    """The finished file, new, gone on with, or found as it was."""
+    with claimed(path):
+        matrix = opened(path, subject, filler, force)
+        tiling, done, left = matrix.layout.tiling, matrix.done, matrix.missing()
+        if damaged := sum(bool(done[tile]) for tile in left):
+            progress.say(f"{path} is damaged: {damaged} of its tiles are computed again")
+        matrix.unmark(left)
+        if not left:
+            progress.say(f"{path} is finished; --force computes it again")
+            return matrix
+        before = len(tiling.todo) - len(left)
+        progress.start(path.name, len(tiling.todo), before)
+        try:
+            for count, each in enumerate(computed(left, subject, filler, tiling, workers), before + 1):
+                matrix.write(each.row, each.column, each.tile, each.own)
+                progress.step(count, None, None)
+        finally:
+            progress.stop()
+        matrix.tidy()
+    return matrix
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Be the one process that writes this file; the lock lies beside it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = acquire(path.with_name(f".{path.name}.lock"))
+    except BlockingIOError:
+        raise Mistake(f"{path} is being written by another process; wait for it, or choose another --out") from None
+    except OSError as error:
+        raise Mistake(f"--out={path} cannot be written ({error.strerror}); choose another place") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def opened(path: Path, subject: Subject, filler: AbstractFiller, force: bool) -> KernelMatrix:
+    """The file of this subject: one of another is refused."""
+    if path.exists() and not force:
+        matrix = open_matrix(path)
+        refuse_other(matrix, subject)
+        return matrix
+    if path.exists() and any(path.iterdir()):
+        with suppress(Damaged):
+            open_matrix(path)  # --force is for kernel files: nothing else is removed
+    return begun(path, subject, filler)
+
+
+def begun(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
+    """A file without a tile."""
+    tiling = Tiling(len(subject.inputs), len(subject.data.train.inputs), side_for(len(subject.data.train.inputs)))
+    layout = Layout(filler.names, tiling, filler.outputs, subject.experiment.dtype)
+    free = disk_usage(path.parent).free
+    if free < layout.bytes:
+        raise Mistake(
+            f"--out={path}: the kernel takes {layout.bytes / 1e9:.2g} GB and there are {free / 1e9:.2g} GB free; "
+            "choose another place, or lower data.train, data.probe or data.test"
+        )
+    facts = {
+        "identity": subject.identity,
+        "description": to_text(subject.description),
+        "splits": [f"{name}={len(split.inputs)}" for name, split in subject.splits.items()],
+        "classes": list(subject.data.classes),
+    }
+    arrays = {"target": subject.targets, "label": subject.labels, "index": subject.index}
+    create(path, layout, facts, {name: array.numpy() for name, array in arrays.items()})
+    return open_matrix(path)
+
+
+def refuse_other(matrix: KernelMatrix, subject: Subject) -> None:
+    """A file knows what it is of."""
+    if matrix.facts["identity"] == subject.identity:
+        return
+    there, here = matrix.description, subject.description
+    differing = [name for name in here if there.get(name) != here[name]]
+    what = {"data_sha256": "other data", "dtype": f"dtype={there.get('dtype')}", "kernel": "another kernel"}
+    reason = next((what[name] for name in ("data_sha256", "kernel", "dtype") if name in differing), "another version")
+    raise Mistake(f"{matrix.path} is of {reason}; choose another --out, or --force to compute it anew")

@@ -1,0 +1,92 @@
+"""The tangent kernel of networks of finite width, at their start or at the end of a run, as a mean over seeds:
+
+K(x, x′) = 1/n Σ_seed J(θ_seed; x) J(θ_seed; x′)ᵀ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.data.base import Data
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.kernel.read.outputs import Outputs, wanted
+from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
+from ntkexp.library import tangent_kernel
+from ntkexp.model.output import Reading
+from ntkexp.run.setting import network
+
+
+@dataclass(frozen=True)
+class Tangent(AbstractFiller):
+    """Of modules that are alike but for their weights."""
+
+    experiment: Experiment
+    modules: tuple[Reading, ...]
+    width: int  # of the output
+    wanted: Outputs  # all of these, some, or their trace as one
+    told: Mapping[str, Any]  # where the weights come from
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("ntk",)
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.wanted == "trace" else len(wanted(self.wanted, self.width))
+
+    @property
+    def kernel(self) -> dict[str, Any]:
+        fields = {name: getattr(self.experiment, name).fields() for name in ("model", "init")}
+        return {"kind": "tangent", **fields, "casts": self.experiment.path.casts, "outputs": self.wanted, **self.told}
+
+    @property
+    def concurrent(self) -> bool:
+        return False  # torch swaps a module's weights in place while it runs
+
+    def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
+        return self.mean(left, right)
+
+    def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
+        return self.mean(points, None)
+
+    def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
+        """Over the modules, added one by one in their order."""
+        casts = self.experiment.path.casts
+        first, *rest = (
+            tangent_kernel(module, left, right, outputs=self.wanted, casts=casts) for module in self.modules
+        )
+        return {"ntk": sum(rest, start=first) / len(self.modules)}
+
+
+def at_start(experiment: Experiment, data: Data, seeds: Sequence[int], wanted: Outputs) -> Tangent:
+    """Networks as they are drawn from these seeds."""
+    outputs = outputs_of(experiment, data)
+    drawn = (experiment.model_copy(update={"seed": seed}) for seed in seeds)
+    modules = tuple(network(each, data, outputs) for each in drawn)
+    return Tangent(experiment, modules, outputs, wanted, {"seeds": list(seeds)})
+
+
+def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str, wanted: Outputs) -> Tangent:
+    """The network of a run, with its weights at the `start` or the `end` of training."""
+    outputs = outputs_of(experiment, data)
+    module = network(experiment, data, outputs)
+    saved = torch.load(weights, map_location=experiment.device, weights_only=True)[when]
+    module.load_state_dict(saved, strict=False)
+    digest = sha256()
+    for name in sorted(saved):
+        digest.update(name.encode() + saved[name].cpu().numpy().tobytes())
+    told = {"weights": when, "weights_sha256": digest.hexdigest()}
+    return Tangent(experiment, (module,), outputs, wanted, told)
+
+
+def outputs_of(experiment: Experiment, data: Data) -> int:
+    """How many the network has."""
+    return experiment.loss.targets(data.train.target, len(data.classes)).shape[1]

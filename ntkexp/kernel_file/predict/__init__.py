@@ -1,0 +1,1 @@
+"""Targets are predicted from a kernel file."""

@@ -1,0 +1,61 @@
+"""The path of a flow: integrals over time, by Gauss nodes on every arc,
+
+    𝒦 = ∫ K_t dt ≈ Σ_arcs h Σ_j w_j K(θ(t_j)),        𝒮 = −∫ K_t ℓ′(t) dt,
+
+with tangents on both sides. On a sample of steps one more node tells how far off n nodes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ntkexp.path.accumulate.error_bar import ErrorBar
+from ntkexp.path.accumulate.integrals import Integrals, Tally
+from ntkexp.path.accumulate.ledger import AbstractLedger, Blocks, Error
+from ntkexp.path.descent import Descent, Step
+
+
+@dataclass(frozen=True)
+class AlongFlow(AbstractLedger):
+    """𝒦 and 𝒮 by `nodes` Gauss nodes on an arc."""
+
+    descent: Descent
+    nodes: int
+    rule: Integrals
+    error_bar: ErrorBar | None
+
+    @property
+    def integrals(self) -> Mapping[str, Integrals]:
+        return {"gauss": self.rule}
+
+    def add(self, step: Step, blocks: Blocks, *, due: bool) -> dict[str, Tally]:
+        before = self.rule.contributions.clone()
+        self.follow(self.rule, step, self.nodes, blocks)
+        if self.error_bar is not None and self.error_bar.measures(step.index):
+            finer = self.rule.emptied()
+            self.follow(finer, step, self.nodes + 1, blocks)
+            self.error_bar.collect(finer.contributions - (self.rule.contributions - before))
+        return {}
+
+    def follow(self, integrals: Integrals, step: Step, nodes: int, blocks: Blocks) -> None:
+        """Integrate over the arcs of a step."""
+        for moment in self.descent.moments(step, nodes):
+            for block in blocks(moment):
+                integrals.take(moment, block)
+
+    def close(self, step: Step, blocks: Blocks) -> None:
+        pass
+
+    def error(self, rule: str, steps: int) -> Error | None:
+        return None if self.error_bar is None else Error(self.error_bar.estimate(steps))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"rule": self.rule.state, "error_bar": {} if self.error_bar is None else self.error_bar.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.rule.restore(state["rule"])
+        if self.error_bar is not None:
+            self.error_bar.restore(state["error_bar"])

@@ -1,0 +1,1 @@
+"""The sum backwards, which optimizers with memory need."""

@@ -1,0 +1,109 @@
+"""The sum backwards, for optimizers with memory: from the last step to the first, one bracket U for each output.
+
+    path kernel     𝒦(x, xᵢ) = Σ_r ⟨V_r(x), Jᵢ(r)⟩            [probe, out, train, out_]
+    contributions   𝒮(x, xᵢ) = −Σ_r ⟨V_r(x), Jᵢ(r)⟩ ℓ′ᵢ(r)     [probe, out, train]
+    decay           𝒟(x)     = −Σ_r λ V_r(x)·θ_r, or −Σ_r λ (η_r ⊙ J̄(r))·θ_r where it passes the memory by
+
+with U and V as in `optimizer.base`. Then f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), exactly, for secants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.features.bracket import Bracket, empty
+from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.secant.segment import Segment
+from ntkexp.optimizer.base import Recursion, Sizes
+from ntkexp.path.accumulate.integrals import Integrals, Tally, contracted
+from ntkexp.path.descent import decay
+from ntkexp.path.points import Block, between
+from ntkexp.shapes import Weights
+
+
+@dataclass(frozen=True)
+class StepBack:
+    """One step, seen from its end: what its gradient was made of, and how it enters the sum."""
+
+    sizes: Sizes
+    recursion: Recursion
+    segment: Segment
+    right: list[Features]
+    output_gradient: Float[Tensor, "train out"]
+    weight_decay: float
+    decouples: bool
+
+    @property
+    def through_memory(self) -> Weights | None:
+        """λθ_r, which the gradient holds."""
+        return None if self.decouples else decay(self.segment.start, self.weight_decay, dict.fromkeys(self.sizes, 1.0))
+
+    @property
+    def past_memory(self) -> Weights | None:
+        """λη_r ⊙ θ_r, which the weights lose by themselves."""
+        return decay(self.segment.start, self.weight_decay, self.sizes) if self.decouples else None
+
+
+@dataclass
+class Backward:
+    """The sum by one rule, at some of the points: `place` says which of those that `integrals` is about.
+
+    The bracket is made when the first features are seen, and filled with `saved`, if there is a checkpoint.
+    """
+
+    integrals: Integrals
+    place: Int[Tensor, " probe"]
+    saved: list[Tensor]
+    bracket: Bracket | None = None
+
+    def add(self, step: StepBack, block: Block, tally: Tally) -> Float[Tensor, "probe out train"]:
+        """Take one step back; what its gradients contributed."""
+        kernel, lost = self.taken_in(step, block, tally)
+        bracket, past = self.bracket, step.recursion.past
+        assert bracket is not None
+        kernel = kernel + past * torch.cat([bracket.kernel(part) for part in step.right], dim=2)
+        if (shrinking := step.through_memory) is not None:
+            lost = lost + past * bracket.applied(shrinking)
+        parts = contracted(kernel, step.output_gradient).neg_()
+        tally.add(parts, kernel)
+        self.integrals.kernel[self.place] += kernel
+        self.integrals.contributions[self.place] += parts
+        self.integrals.decay[self.place] -= lost
+        return parts
+
+    def taken_in(self, step: StepBack, block: Block, tally: Tally) -> tuple[Tensor, Tensor]:
+        """Let U take in J̄(r); what `now` ⊙ J̄(r) adds to the kernel, and to the decay."""
+        pushed = torch.zeros_like(block.change())
+        recursion, carry = step.recursion, step.recursion.carry
+        kernel, lost = step.output_gradient.new_zeros(()), step.output_gradient.new_zeros(())
+        for piece in self.integrals.pieces:
+            features = block.features(piece)
+            self.bracket = self.bracket or self.opened(features)
+            self.bracket.take(features, {name: piece.weight * part for name, part in recursion.scale.items()}, carry)
+            carry = 1.0
+            pushed.add_(features.applied(step.segment.difference), alpha=piece.weight)
+            if recursion.now is not None:
+                ahead = features.scaled(recursion.now)
+                kernel = kernel + piece.weight * between(ahead, step.right)
+                if (shrinking := step.through_memory) is not None:
+                    lost = lost + piece.weight * ahead.applied(shrinking)
+            if (shrinking := step.past_memory) is not None:
+                lost = lost + piece.weight * features.applied(shrinking)
+        tally.close(block, pushed)
+        return kernel, lost
+
+    def opened(self, features: Features) -> Bracket:
+        """The bracket before this step."""
+        bracket = empty(features)
+        for part, total in zip(bracket.parts.values(), self.saved, strict=False):
+            part.total.copy_(total)
+        return bracket
+
+    @property
+    def state(self) -> list[Tensor]:
+        """The bracket, for a checkpoint."""
+        return [part.total for part in self.bracket.parts.values()] if self.bracket else self.saved

@@ -1,0 +1,1 @@
+"""The format of a kernel file: its arrays, its tiles, what it is of."""

@@ -1,0 +1,108 @@
+"""The arrays of a kernel file (`records.kernel_file.store`), preallocated: a chunk is written whole, or not at all.
+
+Whatever is written when the file is begun is sealed in its attributes, and they are sealed themselves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import PARTIAL, write_atomically
+from ntkexp.records.folder import several
+from ntkexp.records.json_file import read_object, to_text
+from ntkexp.records.kernel_file.tiles import Tiling
+from ntkexp.records.kernels import KERNEL_DIMS
+from ntkexp.records.seal import SEAL, Damaged, Seals, broken, seal, sealed
+from ntkexp.records.store import Facts, create_store, put_array
+
+SELF, DONE, GROUP = "_self", "done", "zarr.json"
+SEALS = "seals"
+MARK = "<u8"
+"""How `done` marks a tile: by the beginning of its seal, which is not 0."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of the arrays in a store."""
+
+    kernels: tuple[str, ...]
+    tiling: Tiling
+    outputs: int
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """What the store takes on the disk."""
+        row = self.tiling.train + 1
+        return len(self.kernels) * self.tiling.points * row * self.outputs**2 * np.dtype(self.dtype).itemsize
+
+
+def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    """A store without a tile, there whole or not at all, in place of whatever was there."""
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    store = create_store(partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side})
+    tiling, outputs = layout.tiling, layout.outputs
+    for name in layout.kernels:
+        whole = (tiling.points, outputs, tiling.train, outputs)
+        preallocate(store, name, whole, (tiling.side, outputs, tiling.side, outputs), KERNEL_DIMS, layout.dtype)
+        own, dims = (tiling.points, outputs, outputs), ("probe", "out", "out_")
+        preallocate(store, name + SELF, own, (tiling.side, outputs, outputs), dims, layout.dtype)
+    preallocate(store, DONE, tiling.shape, (1, tiling.shape[1]), ("row", "column"), MARK)
+    for name, array in arrays.items():
+        put_array(store, name, array, ("probe", "out")[: array.ndim], {})
+    seal_attributes(partial)
+    shutil.rmtree(path, ignore_errors=True)
+    partial.replace(path)
+
+
+def seal_attributes(path: Path) -> None:
+    """Let the attributes of a store seal the files that are in it, and what it says of itself."""
+    store = read_object(path / GROUP)
+    entries = [entry.name for entry in path.iterdir() if entry.name != GROUP]
+    store["attributes"][SEALS] = sealed(path, entries)
+    store["attributes"][SEAL] = seal(to_text(store).encode()).hex()
+    write_atomically(path / GROUP, to_text(store))
+
+
+def check_attributes(path: Path) -> None:
+    """Refuse a store that is none of ours, or not as it was begun."""
+    if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
+        raise Mistake(f"{path} is no kernel file: it is no store of arrays with marks of what is done")
+    seals = own_seals(path)
+    if wrong := [GROUP] if seals is None else broken(path, seals):
+        raise Damaged(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew with --force")
+
+
+def own_seals(path: Path) -> Seals | None:
+    """The seals of what was written when the file was begun; none, if its attributes are not as they were."""
+    try:
+        store = read_object(path / GROUP)
+        found = store["attributes"].pop(SEAL)
+        return store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def preallocate(
+    store: zarr.Group, name: str, shape: Sequence[int], chunks: Sequence[int], dims: Sequence[str], dtype: str
+) -> None:
+    """Room for numbers, of which nothing is written until a chunk is."""
+    kind = np.dtype(dtype)
+    store.create_array(
+        name,
+        shape=tuple(shape),
+        chunks=tuple(chunks),
+        dtype=kind,
+        compressors=None,
+        dimension_names=list(dims),
+        fill_value=float("nan") if kind.kind == "f" else 0,
+    )

@@ -1,0 +1,59 @@
+"""Explanations as a reader sees them: lines on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ntkexp.report.explain import Explanation, Part
+from ntkexp.text import MISSING, aligned, percent, short
+
+
+def told(explanation: Explanation, top: int) -> str:
+    """One point: what its prediction is made of, and a line for each example that made most of it."""
+    head = (
+        f"{explanation.split} {explanation.number} (#{explanation.point.index}, {explanation.point.name}): "
+        f"{explanation.output} = {short(explanation.prediction)}"
+    )
+    pieces = {
+        "start f_0": explanation.start,
+        f"{len(explanation.parts)} examples by {explanation.rule}": explanation.sum,
+        "decay": explanation.decay,
+        "rest": explanation.rest,
+    }
+    made = aligned(("made of", ""), [(name, signed(value)) for name, value in pieces.items()], (False, True))
+    return f"{head}\n\n{made}\n\n{examples(explanation, top)}"
+
+
+def examples(explanation: Explanation, top: int) -> str:
+    """The examples that added or took most, and all others in one line."""
+    parts, rest = explanation.parts[:top], explanation.parts[top:]
+    mass = explanation.mass or 1.0
+    rows = [
+        (f"#{part.example.index}", part.example.name, signed(part.added), percent(abs(part.added) / mass), when(part))
+        for part in parts
+    ]
+    if rest:
+        shares = sum(abs(part.added) for part in rest) / mass
+        rows.append((f"{len(rest)} others", "", signed(sum(part.added for part in rest)), percent(shares), MISSING))
+    header = ("example", "target", "added", "of all parts", "half by")
+    return aligned(header, rows, (False, False, True, True, True))
+
+
+def when(part: Part) -> str:
+    """The share of the path by which half of a contribution was made."""
+    return percent(part.halfway) if math.isfinite(part.halfway) else MISSING
+
+
+def signed(value: float) -> str:
+    """A number with its sign.
+
+    >>> signed(0.5), signed(-0.25), signed(0.0)
+    ('+0.5', '-0.25', '0')
+    """
+    return f"+{short(value)}" if value > 0 else short(value + 0.0)
+
+
+def all_told(explanations: Sequence[Explanation], top: int) -> str:
+    """Several points."""
+    return "\n\n".join(told(explanation, top) for explanation in explanations) + "\n"

@@ -1,0 +1,81 @@
+"""The pictures of a page: each inline, with the file of its numbers and the command that made it."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.json_file import read_object
+from ntkexp.report.page.inline import inline, slug
+from ntkexp.report.plots.run_plots import svg
+from ntkexp.report.plots.sweep_plots import Picture
+from ntkexp.report.run import Run
+
+SOURCES = {
+    "ladder": "results.csv",
+    "loss_and_drift": "metrics.csv",
+    "spectrum": "metrics.csv",
+    "time_profile": "metrics.csv",
+}
+"""Where the numbers of a picture lie in a run whose pictures have no tables of their own."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture on the page."""
+
+    title: str
+    svg: Markup
+    csv: str
+    csv_name: str
+    command: str
+
+
+def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown:
+    """A picture that was drawn for the page; it and its numbers are kept beside the page too."""
+    drawn, numbers = svg(picture.figure), picture.table.to_csv(index=False, lineterminator="\n")
+    name = f"{prefix}.{picture.name}"
+    (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
+    (folder / f"{name}.csv").write_text(numbers, encoding="utf-8")
+    title = picture.figure.get_suptitle().replace("\n", " ")
+    link = f"data:text/csv;base64,{base64.b64encode(numbers.encode()).decode()}"
+    return Shown(title, inline(drawn, slug(name), title), link, f"{name}.csv", command)
+
+
+def of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
+    """The pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
+    command = command_of(run)
+    for path in sorted((run.path / "plots").glob("*.svg"), key=interest):
+        title = f"{path.stem.replace('_', ' ')} of {run.name}"
+        own = path.with_suffix(".csv")
+        numbers = own if own.is_file() else run.path / SOURCES.get(path.stem, "results.csv")
+        try:
+            drawn = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
+        except (Mistake, OSError, UnicodeDecodeError):
+            continue
+        yield Shown(title, drawn, link(numbers, folder), numbers.name, command)
+
+
+def interest(path: Path) -> tuple[bool, str]:
+    """The ladder first."""
+    return path.stem != "ladder", path.stem
+
+
+def link(path: Path, folder: Path) -> str:
+    """Where a file lies, from the page's folder: a path, whatever address its name looks like."""
+    return quote(Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix())
+
+
+def command_of(run: Run) -> str:
+    """What makes the run again."""
+    try:
+        return str(read_object(run.path / "provenance.json").get("command", ""))
+    except Mistake:
+        return ""

@@ -1,0 +1,66 @@
+"""Where and how a run computes, fixed before it begins: threads, device, determinism. They move results by rounding."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.mistake import Mistake
+from ntkexp.version import package_version, results_version
+
+LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package lies in, if it lies in one; with a + if anything is changed."""
+    folder = Path(__file__).resolve().parent
+    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        asked = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    beside = (folder.parent / "pyproject.toml").is_file()  # else it is installed into somebody else's checkout
+    return asked.stdout.strip() or None if beside else None
+
+
+def settle(experiment: Experiment, threads: int | None = None) -> int:
+    """Fix the number of threads (that of a checkpoint, if given) and demand the same bits each time."""
+    count = threads or experiment.threads or len(os.sched_getaffinity(0))
+    check_device(experiment.device)
+    torch.set_num_threads(count)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS may not be deterministic
+    torch.set_deterministic_debug_mode("error")  # what use_deterministic_algorithms does, without loading a compiler
+    return count
+
+
+def check_device(name: str) -> None:
+    """A device that this machine has."""
+    known = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    if name not in known and not (name == "cuda" and len(known) > 1):
+        raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(known)} only")
+
+
+def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
+    """What wrote a run, and where: `command`, given in `folder`, asks for the same experiment."""
+    device = torch.device(experiment.device)
+    return {
+        "command": command,
+        "folder": os.getcwd(),
+        "seed": experiment.seed,
+        "ntkexp": package_version(),
+        "commit": commit(),
+        "results_version": results_version,
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "threads": threads,
+        "deterministic": True,
+    }

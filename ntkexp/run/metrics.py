@@ -1,0 +1,181 @@
+"""What is logged along the way: a row of numbers for every step, and more where the tangent kernel is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ntkexp.diagnostics.activation_pattern import pattern
+from ntkexp.diagnostics.spectrum import DENSE, TOP, alignment, label_alignment, largest, spectrum
+from ntkexp.machine.base import DoesNotApply
+from ntkexp.machine.ladder import label
+from ntkexp.path.accumulate.integrals import Tally
+from ntkexp.path.descent import Step
+from ntkexp.run.setting import Setting
+from ntkexp.shapes import Weights
+
+Row: TypeAlias = dict[str, float | int | None]
+
+STEP_COLUMNS = (
+    "step",
+    "time",
+    "step_size",
+    "clipping",
+    "loss",
+    "accuracy",
+    "loss_probe",
+    "accuracy_probe",
+    "weights_moved",
+)
+SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mass")
+RESIDUAL_TOPS = (1, 5, 10)
+KERNEL_COLUMNS = (
+    *("drift", "alignment", "limit_distance", "limit_alignment", "label_alignment"),
+    *("trace", "lambda_max", "condition", "effective_rank"),
+    *(f"eigenvalue_{k + 1}" for k in range(TOP)),
+    *(f"residual_top_{k}" for k in RESIDUAL_TOPS),
+    *("stability", "pattern_change"),
+)
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Compares what it sees with the start of training."""
+
+    setting: Setting
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The header of the log."""
+        layers = (f"weights_moved.{name}" for name in self.setting.weights)
+        return (*STEP_COLUMNS, *layers, *SHARE_COLUMNS, *KERNEL_COLUMNS)
+
+    @cached_property
+    def train_kernel(self) -> Float[Tensor, "train out train out_"]:
+        """K_0 among the training examples."""
+        return self.setting.kernel[: self.setting.points.train]
+
+    @cached_property
+    def train_limit(self) -> Float[Tensor, "train out train out_"] | None:
+        """K_∞ among the training examples, where it is known."""
+        if isinstance(self.setting.limit, DoesNotApply):
+            return None
+        return self.setting.limit.of_all(self.setting.targets.shape[1])[: self.setting.points.train]
+
+    @cached_property
+    def pattern(self) -> Bool[Tensor, " unit"]:
+        """The activation pattern at the start."""
+        return self.pattern_at(self.setting.weights)
+
+    def pattern_at(self, weights: Weights) -> Bool[Tensor, " unit"]:
+        """The activation pattern on the training examples."""
+        points = self.setting.points
+        return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
+
+    def loss(self, outputs: Float[Tensor, "point out"]) -> float:
+        """The training objective."""
+        return self.objective(outputs, slice(0, self.setting.points.train)) * self.setting.descent.scale
+
+    def objective(self, outputs: Float[Tensor, "point out"], place: slice) -> float:
+        """The loss over a split, with the split's own weights."""
+        loss = self.setting.experiment.loss
+        values = loss.value(outputs[place], self.setting.targets[place])
+        return float(values.sum()) * loss.weight(len(values))
+
+    def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
+        """ℓ′ of every training example."""
+        place = slice(0, self.setting.points.train)
+        return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.targets[place])
+
+    def accuracy(self, outputs: Float[Tensor, "point out"], place: slice) -> float | None:
+        """The share of points whose label is right; nothing for regression."""
+        if not self.setting.data.classes:
+            return None
+        right = label(outputs[place]) == label(self.setting.targets[place])
+        return float(right.double().mean())
+
+    def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
+        """The numbers of every step."""
+        row: Row = {"step": step, "time": time, "loss": self.loss(outputs)}
+        row["accuracy"] = self.accuracy(outputs, slice(0, self.setting.points.train))
+        if probe := self.setting.places.get("probe"):
+            row["loss_probe"] = self.objective(outputs, probe) * self.setting.descent.scale
+            row["accuracy_probe"] = self.accuracy(outputs, probe)
+        return row | self.moved(weights)
+
+    def size(self, step: Step) -> Row:
+        """How long the step is, and by how much its gradient was shortened, where it might have been."""
+        clips = self.setting.experiment.optimizer.clip_norm is not None
+        return {"step_size": step.step_size, "clipping": step.clipping if clips else None}
+
+    def moved(self, weights: Weights) -> Row:
+        """‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter."""
+        start = self.setting.weights
+        moved = {name: float((weights[name] - start[name]).square().sum()) for name in start}
+        sizes = {name: float(start[name].square().sum()) for name in start}
+        row: Row = {"weights_moved": ratio(sum(moved.values()), sum(sizes.values()))}
+        return row | {f"weights_moved.{name}": ratio(moved[name], sizes[name]) for name in start}
+
+    def kernel(
+        self,
+        kernel: Float[Tensor, "point out train out_"],
+        outputs: Float[Tensor, "point out"],
+        weights: Weights,
+        step_size: float | None,
+    ) -> Row:
+        """The numbers of a tangent kernel."""
+        train = self.setting.points.train
+        here, start, targets = kernel[:train], self.train_kernel, self.setting.targets[:train]
+        changed = self.pattern_at(weights) != self.pattern
+        row: Row = {
+            "drift": float((here - start).norm() / start.norm()),
+            "alignment": alignment(here, start),
+            "label_alignment": label_alignment(here, targets),
+            "trace": float(here.flatten(2).flatten(0, 1).trace()),
+            "pattern_change": float(changed.double().mean()) if len(changed) else None,
+        }
+        if (limit := self.train_limit) is not None:
+            row["limit_distance"] = float((here - limit).norm() / limit.norm())
+            row["limit_alignment"] = alignment(here, limit)
+        row |= self.modes(here, (outputs[:train] - targets).flatten())
+        if step_size is not None and (top := row["lambda_max"]) is not None:
+            row["stability"] = step_size * self.setting.weight * top * self.setting.experiment.loss.curvature / 2
+        return row
+
+    def modes(self, kernel: Float[Tensor, "train out train out_"], residual: Float[Tensor, " entry"]) -> Row:
+        """The numbers of the eigenvalues, of a kernel that is finite and small enough; of a larger one, the first."""
+        if not kernel.isfinite().all():
+            return {"lambda_max": None}
+        if len(residual) > DENSE:
+            return {"lambda_max": largest(kernel)}
+        modes = spectrum(kernel)
+        row: Row = {
+            "lambda_max": float(modes.values[0]),
+            "condition": modes.condition,
+            "effective_rank": modes.effective_rank,
+        }
+        row |= {f"eigenvalue_{k + 1}": float(value) for k, value in enumerate(modes.values[:TOP])}
+        return row | {f"residual_top_{k}": modes.share(residual, k) for k in RESIDUAL_TOPS}
+
+
+def shared(tallies: dict[str, Tally]) -> Row:
+    """What the first rule said of a step, and whether the secant closed it; nothing before the path is integrated."""
+    if not tallies:
+        return {}
+    first = next(iter(tallies.values()))
+    return {
+        "closure": tallies["secant"].closure if "secant" in tallies else None,
+        "contribution_mass": first.contribution_mass,
+        "contribution_sum": first.contribution_sum,
+        "kernel_mass": first.kernel_mass,
+    }
+
+
+def ratio(above: float, below: float) -> float | None:
+    """√(above/below)."""
+    return (above / below) ** 0.5 if below else None

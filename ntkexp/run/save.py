@@ -1,0 +1,56 @@
+"""What came out of a run, written down file by file: the same bytes each time, but for the weights' container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ntkexp.machine.base import Prediction
+from ntkexp.machine.ladder import results
+from ntkexp.records.atomic import being_written
+from ntkexp.records.contributions import half_by, write_contributions
+from ntkexp.records.folder import RunFolder
+from ntkexp.records.kernels import finish_kernels, write_array
+from ntkexp.records.predictions import write_predictions
+from ntkexp.records.results import write_results
+from ntkexp.run.outcome import Outcome
+from ntkexp.run.setting import Setting
+
+
+def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
+    """What came out, file by file."""
+    path, evidence, read = folder.path, outcome.evidence, setting.read
+    kernels = path / "kernels.zarr"
+    finish_kernels(kernels)
+    for name, integral in evidence.paths.items():
+        write_array(kernels, f"path_{name}", array(integral.kernel[read]))
+    parts = {name: array(integral.contributions[read]) for name, integral in evidence.paths.items()}
+    parts |= {half_by(name): array(i.half_by[read]) for name, i in evidence.paths.items() if i.half_by is not None}
+    facts = {name: integral.facts for name, integral in evidence.paths.items()}
+    write_contributions(path / "contributions.zarr", parts, facts)
+    predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
+    outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
+    write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
+    table = results(outcome.rungs, outcome.places, evidence, bool(setting.data.classes))
+    write_results(path / "results.csv", table)
+    with being_written(path / "weights.pt") as file:
+        torch.save({"start": setting.weights, "end": outcome.weights}, file)
+
+
+def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
+    """The examples of every split, for `data.npz`."""
+    classes = len(setting.data.classes)
+    found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.data.classes, dtype=str)}
+    for name in ("train", "probe", "test"):
+        split = getattr(setting.data, name)
+        found |= {f"{name}_{part}": getattr(split, part).numpy() for part in ("shown", "inputs", "target", "index")}
+        found[f"{name}_targets"] = setting.experiment.loss.targets(split.target, classes).numpy()
+    return found
+
+
+def array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as a numpy array."""
+    return tensor.detach().cpu().numpy()

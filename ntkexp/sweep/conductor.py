@@ -1,0 +1,101 @@
+"""Bring the runs of a sweep to their end: what is finished stays, what is dead goes on, what is held is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task
+from ntkexp.sweep.cost import Cost
+from ntkexp.sweep.listener import AbstractWatcher
+from ntkexp.sweep.plan import Plan, Planned, longest_first
+from ntkexp.sweep.remaining_time import Clock
+
+PAUSE = 0.5  # seconds between two looks at runs that another process is at
+UNFINISHED = ("stopped", "killed", "broken", "failed")
+
+
+@dataclass
+class Conductor:
+    """A sweep being carried out."""
+
+    plan: Plan
+    engine: AbstractEngine
+    watcher: AbstractWatcher
+    trust: tuple[str, ...] = ()
+    fail_fast: bool = False
+    ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
+
+    def conduct(self, runs: list[Planned], costs: dict[str, Cost]) -> None:
+        """Carry out these runs, the longest first."""
+        waiting = longest_first(runs, [costs[run.name].seconds for run in runs])
+        clock = Clock({run.name: costs[run.name].seconds for run in runs}, self.engine.workers)
+        total = len(self.plan.distinct)
+        self.watcher.begin(self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead)
+        try:
+            while waiting and not self.over:
+                self.perform(waiting, clock)
+                waiting = [run for run in waiting if run.name not in self.ended]
+                if waiting and not self.over:
+                    self.wait(waiting)
+        finally:
+            self.watcher.end()
+
+    @property
+    def over(self) -> bool:
+        """Whether no further run should begin."""
+        hows = {ended.how for ended in self.ended.values()}
+        return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
+
+    def perform(self, runs: list[Planned], clock: Clock) -> None:
+        """Every run that nobody else is at."""
+        with closing(self.engine.perform(self.tasks(runs, clock))) as events:
+            for event in events:
+                self.hear(event, clock)
+                if self.over:
+                    return
+
+    def tasks(self, runs: list[Planned], clock: Clock) -> Iterator[Task]:
+        """Tasks, looked at once more when a worker is free for them."""
+        for run in runs:
+            state = self.plan.folder(run).state
+            if state == "done":
+                self.hear(Ended(run.name, "found"), clock)
+            elif state != "running":
+                yield Task(
+                    run.name,
+                    run.experiment.fields(),
+                    run.overrides,
+                    str(self.plan.out),
+                    str(Path.cwd()),
+                    self.trust,
+                    None,
+                    self.plan.sweep.options,
+                )
+
+    def hear(self, event: Event, clock: Clock) -> None:
+        """Keep what happened, and pass it on."""
+        clock.see(event)
+        self.note(event)
+        self.watcher.see(event, clock.ahead)
+
+    def note(self, event: Event) -> None:
+        """Keep what happened."""
+        match event:
+            case Began():
+                self.plan.journal.write(event.name, "began")
+            case Ended():
+                self.plan.journal.write(event.name, event.how, event.reason)
+                if event.how != "held":
+                    self.ended[event.name] = event
+            case Stepped():
+                pass
+
+    def wait(self, runs: list[Planned]) -> None:
+        """Until one of them is let go of."""
+        self.watcher.say(f"{len(runs)} runs are being carried out by another process; waiting for them")
+        while all(self.plan.folder(run).state == "running" for run in runs):
+            time.sleep(PAUSE)

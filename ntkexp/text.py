@@ -1,0 +1,94 @@
+"""Numbers and tables as plain text: as many digits as mean something, aligned, no box around everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+MISSING = "–"
+DAY = 86_400.0  # seconds
+YEAR = 365.25 * DAY
+
+
+def short(number: float | None) -> str:
+    """Three significant digits between a thousandth and ten thousand, an order of magnitude outside.
+
+    >>> [short(x) for x in (0.1234, 42.0, 0.99994, 3.7e-15, 0.0, 123456.0, None)]
+    ['0.123', '42', '1', '4e-15', '0', '1.2e5', '–']
+    """
+    if number is None or math.isnan(number):
+        return MISSING
+    if math.isinf(number):
+        return "∞" if number > 0 else "−∞"
+    if number == 0 or 1e-3 <= abs(number) < 1e4:
+        return f"{number:.3g}" if abs(number) < 999.5 else f"{number:.0f}"
+    digits, exponent = f"{number:.{0 if abs(number) < 1e-3 else 1}e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def share(number: float) -> str:
+    """A fraction in words that can follow 'misses by'.
+
+    >>> [share(x) for x in (0.12, 0.0034, 3e-6, 1.5, 40.0)]
+    ['12 %', '0.34 %', '3e-6', '150 %', '40 times what was learned']
+    """
+    if number >= 10:
+        return f"{short(number)} times what was learned"
+    return percent(number) if number >= 1e-3 else short(number)
+
+
+def percent(number: float) -> str:
+    """A fraction in hundredths, to two digits.
+
+    >>> [percent(x) for x in (0.0312, 0.5, 1.234, 1e-7)]
+    ['3.1 %', '50 %', '120 %', '1e-5 %']
+    """
+    hundredths = float(f"{100 * number:.2g}")
+    return f"{short(hundredths)} %"
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    """Columns two blanks apart, the ones that hold numbers set to the right.
+
+    >>> print(aligned(("machine", "error"), (("secant", "4e-15"), ("left", "0.12")), (False, True)))
+    machine  error
+    secant   4e-15
+    left      0.12
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    cells = [
+        [cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(*line, strict=True)]
+        for line in ((row, widths, right) for row in (header, *rows))
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in cells)
+
+
+def spoken(machine: str) -> str:
+    """A machine's name in words.
+
+    >>> spoken("frozen_start"), spoken("rbf_identity")
+    ('frozen start', 'RBF identity')
+    """
+    return machine.replace("_", " ").replace("rbf", "RBF").replace("nngp", "NNGP")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a row, with an 'and' before the last.
+
+    >>> listed(["this", "that", "the other"])
+    'this, that and the other'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def duration(seconds: float) -> str:
+    """How long something takes: seconds, minutes, hours, days or years.
+
+    >>> duration(3.2), duration(200), duration(9000), duration(0), duration(1e6), duration(1e11)
+    ('3 s', '3.3 min', '2.5 h', '0 s', '12 days', '3.2e+03 years')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 4 * DAY:
+        return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / DAY:.0f} days" if seconds < 2 * YEAR else f"{seconds / YEAR:.2g} years"

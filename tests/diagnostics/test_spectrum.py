@@ -1,0 +1,116 @@
+"""Diagnostics of kernels whose eigenvalues are known."""
+
+from __future__ import annotations
+
+from math import inf, isnan, sqrt
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ntkexp.diagnostics import spectrum as chapter
+from ntkexp.diagnostics.spectrum import alignment, centred, label_alignment, largest, spectrum
+from tests.kernel.compare import agree
+
+EPS = torch.finfo(torch.float64).eps
+seeds = st.integers(0, 2**32 - 1)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def kernel_of(features: Tensor, outputs: int = 1) -> Tensor:
+    """F Fᵀ as a kernel [train, out, train, out_]."""
+    rows = features.reshape(-1, outputs, features.shape[-1])
+    return torch.einsum("ncp,mdp->ncmd", rows, rows)
+
+
+def diagonal(values: list[float]) -> Tensor:
+    return torch.diag(torch.tensor(values, dtype=torch.float64))[:, None, :, None]
+
+
+def test_a_diagonal_kernel() -> None:
+    found = spectrum(diagonal([1.0, 4.0, 2.0]))
+    assert found.values.tolist() == [4.0, 2.0, 1.0]
+    assert found.condition == 4.0
+    assert found.modes.abs().argmax(0).tolist() == [1, 2, 0]
+
+
+@given(seeds, st.integers(1, 3))
+def test_eigenvectors_are_those_of_the_matrix(seed: int, outputs: int) -> None:
+    kernel = kernel_of(normal(6, 8, seed=seed), outputs)
+    found = spectrum(kernel)
+    matrix = kernel.reshape(6, 6)
+    agree((found.modes * found.values) @ found.modes.t(), matrix, 100 * EPS)
+    assert found.values.tolist() == sorted(found.values.tolist(), reverse=True)
+    # the last eigenvalue of one algorithm against another: relative to the largest
+    assert abs(largest(kernel) - float(found.values[0])) <= 100 * EPS * float(found.values[0])
+
+
+def test_the_effective_rank_of_equal_eigenvalues_counts_them() -> None:
+    assert abs(spectrum(diagonal([3.0] * 5)).effective_rank - 5) < 100 * EPS
+    assert abs(spectrum(diagonal([3.0, 3.0, 0.0])).effective_rank - 2) < 100 * EPS
+
+
+@given(seeds)
+def test_a_kernel_of_rank_one(seed: int) -> None:
+    vector = normal(5, 1, seed=seed)
+    found = spectrum(kernel_of(vector))
+    size = float(vector.square().sum())
+    assert abs(float(found.values[0]) - size) <= 100 * EPS * size
+    # eigenvalues of rounding size add −p log p with p of about eps, whose logarithm is −36
+    assert abs(found.effective_rank - 1) <= 5 * 100 * EPS * 40
+    assert found.condition == inf or found.condition > 0.1 / EPS / 100
+    assert abs(found.share(vector[:, 0], 1) - 1) <= 100 * EPS
+
+
+def test_shares_of_a_vector() -> None:
+    found = spectrum(diagonal([1.0, 4.0, 2.0]))
+    vector = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    assert [round(found.share(vector, top), 12) for top in (0, 1, 2, 3, 9)] == [0.0, 0.8, 0.8, 1.0, 1.0]
+    assert isnan(found.share(torch.zeros(3, dtype=torch.float64), 1))
+
+
+def test_power_iteration_stands_in_for_a_large_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = diagonal([1.0, 4.0, 2.0]) + 0.1 * kernel_of(normal(3, 3))
+    exact = largest(kernel)
+    monkeypatch.setattr(chapter, "DENSE", 2)
+    # the gap of two or so between the first eigenvalues leaves 2⁻¹⁰⁰
+    assert abs(largest(kernel) - exact) <= 100 * EPS * exact
+
+
+@given(seeds, st.permutations(range(6)))
+def test_alignment_does_not_see_the_order_or_the_scale(seed: int, order: list[int]) -> None:
+    one, other = kernel_of(normal(6, 4, seed=seed)), kernel_of(normal(6, 4, seed=seed + 1))
+    expected = alignment(one, other)
+    assert abs(alignment(one[order][:, :, order], other[order][:, :, order]) - expected) <= 100 * EPS
+    assert abs(alignment(3 * one, other / 7) - expected) <= 100 * EPS
+    assert abs(alignment(one, one) - 1) <= 100 * EPS
+    assert 0 <= expected <= 1
+
+
+@given(seeds, st.integers(1, 3))
+def test_the_kernel_of_the_labels_is_aligned_with_them(seed: int, outputs: int) -> None:
+    targets = normal(7, outputs, seed=seed)
+    blocks = torch.einsum("nm,cd->ncmd", targets @ targets.t(), torch.eye(outputs, dtype=torch.float64))
+    assert abs(label_alignment(blocks, targets) - 1) <= 100 * EPS
+    shifted = blocks + torch.ones(7, 1, 7, 1, dtype=torch.float64)
+    # centring takes a constant away again
+    assert abs(label_alignment(shifted, targets) - 1) <= 1000 * EPS
+
+
+def test_the_identity_is_aligned_with_balanced_labels_like_one_over_the_root() -> None:
+    """⟨H, yyᵀ⟩/(‖H‖‖yyᵀ‖) = 1/√(M − 1) for y with mean zero."""
+    targets = torch.tensor([[1.0], [-1.0]] * 5, dtype=torch.float64)
+    identity = torch.eye(10, dtype=torch.float64)[:, None, :, None]
+    assert abs(label_alignment(identity, targets) - 1 / sqrt(9)) <= 100 * EPS
+
+
+@given(seeds)
+def test_centring_is_multiplication_with_h_on_both_sides(seed: int) -> None:
+    matrix = normal(6, 6, seed=seed)
+    h = torch.eye(6, dtype=torch.float64) - 1 / 6
+    agree(centred(matrix), h @ matrix @ h, 100 * EPS, matrix.abs().max())

@@ -1,0 +1,66 @@
+"""Kernels whose numbers are known without a file: products of features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ntkexp.config.compose import compose
+from ntkexp.kernel_file.fill.filler import AbstractFiller
+from ntkexp.kernel_file.fill.subject import Subject
+
+SIZES = ("data.train=70", "data.probe=30", "data.test=45")  # 32 divides none of them
+
+
+def subject(*overrides: str) -> Subject:
+    """Some digits."""
+    experiment = compose([*SIZES, *overrides])
+    return Subject(experiment, experiment.data.split(), {"kind": "products"}, 1)
+
+
+@dataclass
+class Products(AbstractFiller):
+    """`nngp`: ⟨x, x′⟩, and `ntk`: ⟨x, x′⟩ + (1 + ⟨x, x′⟩)²; fails once so many tiles were computed."""
+
+    fails_after: float = float("inf")
+    seen: list[int] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("nngp", "ntk")
+
+    @property
+    def outputs(self) -> int:
+        return 1
+
+    @property
+    def kernel(self) -> dict[str, Any]:
+        return {"kind": "products"}
+
+    @property
+    def concurrent(self) -> bool:
+        return True
+
+    def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
+        if len(self.seen) >= self.fails_after:
+            raise KeyboardInterrupt
+        self.seen.append(len(left))
+        products = products_of(left, right)
+        return {"nngp": products[:, None, :, None], "ntk": (products + (1 + products) ** 2)[:, None, :, None]}
+
+    def among(self, points: Tensor) -> Mapping[str, Tensor]:
+        return self.between(points, points)
+
+
+def products_of(left: Tensor, right: Tensor) -> Tensor:
+    """Scaled to be of order one; summed in the same order whatever the number of points."""
+    return (left.flatten(1)[:, None] * right.flatten(1)).sum(2) / 64
+
+
+def whole(found: Subject) -> dict[str, Tensor]:
+    """The kernels that a file should hold, [point, train]."""
+    blocks = Products().between(found.inputs, found.inputs[: len(found.data.train.inputs)])
+    return {name: block[:, 0, :, 0] for name, block in blocks.items()}

@@ -1,0 +1,128 @@
+"""Every loss: its output gradient is the derivative of its value, its curvature bounds the Hessian."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ntkexp.loss.base import AbstractLoss
+from ntkexp.mistake import Mistake
+from tests.config.components import choices, configured
+from tests.kernel.compare import agree
+
+EPS = torch.finfo(torch.float64).eps
+LOSSES = choices("loss")
+KINKED = ("hinge",)  # its second derivative is zero or infinite: max ℓ″ = 1 is a convention, which bounds nothing
+seeds = st.integers(0, 2**32 - 1)
+
+
+def loss(name: str, **changes: object) -> AbstractLoss:
+    made = configured("loss", name, **changes)
+    assert isinstance(made, AbstractLoss)
+    return made
+
+
+def example(name: str, classes: int, seed: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Random outputs, and targets of random labels, of which every class has one."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.cat([torch.arange(classes), torch.randint(classes, (4,), generator=generator)])
+    targets = loss(name).targets(labels, classes)
+    return scale * torch.randn(targets.shape, generator=generator, dtype=torch.float64), targets
+
+
+def second_derivative(chosen: AbstractLoss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """∂²ℓ/∂f² of one example."""
+    found: Tensor = torch.autograd.functional.hessian(  # type: ignore[no-untyped-call]  # torch's own
+        lambda f: chosen.value(f[None], targets[None]).sum(), outputs
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(st.integers(2, 5), seeds)
+@settings(max_examples=25, deadline=None)
+def test_the_output_gradient_is_the_derivative_of_the_value(name: str, classes: int, seed: int) -> None:
+    outputs, targets = example(name, classes, seed)
+    outputs.requires_grad_()
+    value = loss(name).value(outputs, targets)
+    (expected,) = torch.autograd.grad(value.sum(), outputs)
+    assert value.shape == (len(outputs),)
+    assert (value >= 0).all()
+    agree(loss(name).output_gradient(outputs.detach(), targets), expected, 100 * EPS, 1 + expected.abs().max())
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in KINKED])
+def test_the_curvature_bounds_the_hessian_and_is_nearly_reached(name: str) -> None:
+    """At random outputs, and at those where all classes are as likely as another, or two of them."""
+    top = 0.0
+    for classes in (2, 3, 5):
+        outputs, targets = example(name, classes, seed=classes)
+        tied = torch.zeros_like(outputs)
+        tied[:, 2:] = -50.0
+        for place in (outputs, 0.1 * outputs, torch.zeros_like(outputs), tied):
+            for row, target in zip(place, targets, strict=True):
+                hessian = second_derivative(loss(name), row, target)
+                top = max(top, float(torch.linalg.eigvalsh(hessian)[-1]))
+    bound = loss(name).curvature
+    assert 0.99 * bound <= top <= bound * (1 + 100 * EPS)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("scale", [1e3, 1e6])
+def test_far_outputs_give_finite_numbers(name: str, scale: float) -> None:
+    outputs, targets = example(name, 3, seed=0, scale=scale)
+    assert loss(name).value(outputs, targets).isfinite().all()
+    assert loss(name).output_gradient(outputs, targets).isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_the_encoding_tells_classes_apart(name: str, classes: int) -> None:
+    labels = torch.arange(classes)
+    targets = loss(name).targets(labels, classes)
+    assert targets.dtype == torch.float64
+    assert targets.shape == (classes, targets.shape[1])
+    found = (targets[:, 0] > 0).long() if targets.shape[1] == 1 else targets.argmax(1)
+    assert torch.equal(found, labels)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_loss_falls_along_its_gradient_towards_the_targets(name: str, classes: int) -> None:
+    """Descent in the outputs with half the stable step 2/max ℓ″ never raises the loss."""
+    outputs, targets = example(name, classes, seed=5, scale=1.0)
+    chosen = loss(name)
+    values = [float(chosen.value(outputs, targets).sum())]
+    for _ in range(50):
+        outputs = outputs - 0.5 / chosen.curvature * chosen.output_gradient(outputs, targets)
+        values.append(float(chosen.value(outputs, targets).sum()))
+    slack = 100 * EPS * values[0]
+    assert values[-1] < values[0]
+    if name not in KINKED:
+        assert all(after <= before + slack for before, after in pairwise(values))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_mean_and_a_sum(name: str) -> None:
+    assert loss(name).weight(8) == 1 / 8
+    assert loss(name, reduction="sum").weight(8) == 1.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_real_values_are_for_the_squared_error(name: str) -> None:
+    values = torch.tensor([[0.5], [2.0]], dtype=torch.float64)
+    if name == "squared":
+        assert torch.equal(loss(name).targets(values, 0), values)
+    else:
+        with pytest.raises(Mistake, match="choose loss=squared"):
+            loss(name).targets(values, 0)
+
+
+def test_squared_targets_of_several_classes_are_centred() -> None:
+    targets = loss("squared").targets(torch.arange(5), 5)
+    assert targets.sum(1).abs().max() <= 10 * EPS

@@ -1,0 +1,159 @@
+"""Convolutions, pooling, norms, residual layers, and the architectures that are made of them."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ntkexp.init.base import AbstractInit
+from ntkexp.layer.affine import Conv
+from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.layer.linear import GlobalAvgPool
+from ntkexp.layer.norm import BatchNorm, GroupNorm, LayerNorm
+from ntkexp.layer.pooling import AvgPool, MaxPool
+from ntkexp.layer.residual import Residual
+from ntkexp.library import tangent_kernel
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import AbstractArchitecture
+from tests.config.components import choices, configured
+from tests.kernel.compare import agree
+
+EPS = torch.finfo(torch.float64).eps
+INITS = choices("init")
+
+
+def init(name: str, **changes: object) -> AbstractInit:
+    made = configured("init", name, **changes)
+    assert isinstance(made, AbstractInit)
+    return made
+
+
+def network(model: str, shape: tuple[int, ...], outputs: int, *, vocabulary: int = 0, **changes: object) -> nn.Module:
+    """A small network for examples of this shape."""
+    architecture = configured("model", model, width=8, **changes)
+    assert isinstance(architecture, AbstractArchitecture)
+    return architecture.module(init("ntk"), shape, outputs, torch.Generator().manual_seed(0), vocabulary).eval()
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", INITS)
+def test_the_variance_of_a_convolution(name: str) -> None:
+    """Away from the zeros at the border, as for a dense layer: W_std² times the mean square of the window, + b_std².
+
+    The mean of n squares is off by √(2/n) relative; six of those happen
+    once in 5e8.
+    """
+    n = 4096
+    layer = init(name, W_std=1.3, b_std=0.4).conv(n, 3)
+    x = normal(1, 2, 3, 3)
+    z = build((layer,), (2, 3, 3), torch.Generator().manual_seed(0))(x).detach()[0, :, 1, 1]
+    expected = 1.3**2 * float(x.square().mean()) + 0.4**2
+    assert abs(float(z.square().mean()) / expected - 1) < 6 * sqrt(2 / n)
+
+
+def test_convolutions_with_matched_weights_are_the_same_function() -> None:
+    """W_standard = W_std/√fan_in · W_ntk; the same draws give them."""
+    x = normal(3, 2, 4, 5)
+    one, other = (
+        build((init(name, b_std=0.3).conv(4, 3, stride=2),), (2, 4, 5), torch.Generator().manual_seed(0))(x)
+        for name in ("ntk", "standard")
+    )
+    agree(one.detach(), other.detach(), 100 * EPS)
+
+
+def test_a_circular_convolution_turns_with_its_image() -> None:
+    layer = build((Conv(features=3, circular=True),), (2, 4, 5), torch.Generator().manual_seed(0))
+    x = normal(2, 2, 4, 5)
+    agree(layer(x.roll((1, 2), (2, 3))).detach(), layer(x).roll((1, 2), (2, 3)).detach(), 100 * EPS)
+
+
+@pytest.mark.parametrize("pixels", [(7,), (6, 7), (3, 4, 5)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Conv(features=4, b_std=1.0),
+        Conv(features=4, stride=2),
+        Conv(features=4, window=5, circular=True),
+        AvgPool(window=2),
+        MaxPool(window=3),
+        GlobalAvgPool(),
+        LayerNorm(),
+        GroupNorm(groups=2),
+        BatchNorm(),
+        Residual(branch=(Conv(features=6), LayerNorm())),
+        Residual(branch=(Conv(features=4, stride=2),), shortcut=(Conv(features=4, window=1, stride=2),)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_layer_of_pixels_gives_the_shape_that_it_says(layer: AbstractLayer, pixels: tuple[int, ...]) -> None:
+    module = build((layer,), (6, *pixels), torch.Generator().manual_seed(0)).eval()
+    assert module(normal(2, 6, *pixels)).shape == (2, *layer.shape((6, *pixels)))
+
+
+@pytest.mark.parametrize(("layer", "axes"), [(LayerNorm(eps=1e-12), (1,)), (GroupNorm(groups=1, eps=1e-12), (1, 2, 3))])
+def test_a_norm_leaves_mean_zero_and_mean_square_one(layer: AbstractLayer, axes: tuple[int, ...]) -> None:
+    """To 1e-12, by which ε makes the result shorter, times the inverse of the variance, which is about one."""
+    y = build((layer,), (6, 4, 4), torch.Generator())(normal(3, 6, 4, 4)).detach()
+    assert float(y.mean(axes).abs().max()) < 1e-14
+    assert float((y.square().mean(axes) - 1).abs().max()) < 1e-10
+
+
+VARIANTS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
+    "cnn on sequences": ("cnn", (2, 8), {}),
+    "cnn on volumes": ("cnn", (1, 4, 4, 4), {"pooling": "average"}),
+    "cnn, circular, strided": ("cnn", (2, 6, 6), {"padding": "circular", "stride": 2, "head": "average"}),
+    "cnn with max pooling": ("cnn", (1, 6, 6), {"pooling": "max"}),
+    "resnet with layer norm": ("resnet", (1, 4, 4), {"norm": "layer", "stages": 2}),
+    "resnet with group norm": ("resnet", (1, 4, 4), {"norm": "group", "stages": 2}),
+    "resnet with batch norm": ("resnet", (1, 4, 4), {"norm": "batch", "stages": 2}),
+    "transformer on features": ("transformer", (5,), {"heads": 3}),
+    "causal swiglu transformer": ("transformer", (1, 4, 4), {"causal": True, "feed_forward": "swiglu", "patch": 2}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_built_and_keeps_its_examples_apart(name: str) -> None:
+    """A kernel of a part of the inputs is that part of the kernel."""
+    model, shape, changes = VARIANTS[name]
+    made, x = network(model, shape, 2, vocabulary=0, **changes), normal(3, *shape)
+    kernel = tangent_kernel(made, x)
+    assert kernel.shape == (3, 2, 3, 2)
+    agree(tangent_kernel(made, x[1:]), kernel[1:, :, 1:], 100 * EPS, kernel.abs().max())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_transformer_of_tokens(tied: bool) -> None:
+    made = network("transformer", (4,), 7, vocabulary=7, causal=True, tied=tied)
+    x = torch.tensor([[0, 3, 3, 6], [1, 2, 5, 4]], dtype=torch.float64)
+    assert made(x).shape == (2, 7)
+    assert tangent_kernel(made, x).shape == (2, 7, 2, 7)
+    assert sum(weight.shape == (7, 8) for weight in made.parameters()) == (1 if tied else 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "vocabulary", "changes", "words"),
+    [
+        ("cnn", (5,), 0, {}, r"model=cnn takes images.*\[5\]; choose model=mlp"),
+        ("resnet", (5,), 0, {}, r"model=resnet takes images.*\[5\]; choose model=mlp"),
+        ("cnn", (1, 1, 8), 0, {"pooling": "max"}, r"pooling window of 2 does not fit into .*1, 8\]"),
+        ("cnn", (1, 1, 8), 0, {"pooling": "average"}, r"pooling window of 2 does not fit into .*1, 8\]"),
+        ("cnn", (1, 4, 4), 0, {"kernel": 2}, r"must be odd"),
+        ("cnn", (1, 4, 4), 0, {"kernel": 11, "padding": "circular"}, r"circular window \[11, 11\] does not fit"),
+        ("cnn", (1, 2, 2, 2, 2), 0, {}, r"1 to 3 axes of pixels"),
+        ("transformer", (4,), 0, {"tied": True}, r"model\.tied=true.*0 of them, and the data has 2"),
+        ("transformer", (4,), 7, {"tied": True}, r"model\.tied=true.*7 of them, and the data has 2"),
+        ("mlp", (4,), 7, {}, r"model=mlp takes numbers.*model=transformer, or data\.encoding=one_hot"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    model: str, shape: tuple[int, ...], vocabulary: int, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(Mistake, match=words) as caught:
+        network(model, shape, 2, vocabulary=vocabulary, **changes)
+    assert "\n" not in str(caught.value)

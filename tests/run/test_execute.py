@@ -1,0 +1,189 @@
+"""Carrying out: the same bytes each time, once only, by one process, and again after whatever went wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import ntkexp.records.trajectory
+import ntkexp.run.execute
+from ntkexp.cli.main import run
+from ntkexp.config.compose import compose
+from ntkexp.experiment.identity import folder_name
+from ntkexp.records.folder import RunFolder
+from tests.run.commands import TINY, only_run, promised
+
+SHORT = (*TINY, "steps=6")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    """A command in this process: its status, and what it printed."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        status = run(arguments)
+        return status, *capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than so small a run."""
+    monkeypatch.setattr(ntkexp.run.execute, "save_plots", stand_in)
+
+
+def stand_in(run: object, folder: Path) -> None:
+    """A file in place of the pictures."""
+    folder.mkdir(exist_ok=True)
+    (folder / "none.svg").write_text("<svg/>")
+
+
+def train(out: Path, *overrides: str) -> tuple[str, ...]:
+    return ("train", *SHORT, *overrides, f"--out={out}", "--quiet")
+
+
+def stamp(folder: Path) -> int:
+    return (folder / "DONE.json").stat().st_mtime_ns
+
+
+def test_the_same_command_writes_the_same_bytes(tmp_path: Path, command: Command) -> None:
+    for place in ("one", "two"):
+        assert command(*train(tmp_path / place)) == (0, "", "")
+    one, two = (promised(only_run(tmp_path / place)) for place in ("one", "two"))
+    assert one == two
+    assert any(name.startswith("plots/") for name in one)
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_finished_run_is_not_run_again_unless_forced(tmp_path: Path, command: Command) -> None:
+    command(*train(tmp_path))
+    folder = only_run(tmp_path)
+    before, files = stamp(folder), promised(folder)
+    assert command(*train(tmp_path))[0] == 0
+    assert stamp(folder) == before
+    assert command(*train(tmp_path), "--force")[0] == 0
+    assert stamp(folder) != before
+    assert promised(folder) == files
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_run_that_lost_a_file_is_run_again(tmp_path: Path, command: Command) -> None:
+    command(*train(tmp_path))
+    folder = only_run(tmp_path)
+    files = promised(folder)
+    (folder / "results.csv").unlink()
+    assert command(*train(tmp_path))[0] == 0
+    assert promised(folder) == files
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_circumstances_do_not_make_another_run(tmp_path: Path, command: Command) -> None:
+    command(*train(tmp_path))
+    before = stamp(only_run(tmp_path))
+    assert command(*train(tmp_path, "memory_gb=3", "checkpoint_seconds=5"))[0] == 0
+    assert stamp(only_run(tmp_path)) == before
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_data_file_that_changed_is_another_run(tmp_path: Path, command: Command) -> None:
+    rows = [f"{k},{k * k % 7},{k % 3}" for k in range(40)]
+    table = tmp_path / "table.csv"
+    chosen = ("data=table", f"data.path={table}", "data.target=y", "data.train=12", "data.probe=6", "data.test=6")
+    for last in ("1,2,3", "1,2,4"):
+        table.write_text("\n".join(["a,b,y", *rows, last]) + "\n")
+        status, _, error = command(*train(tmp_path / "out", *chosen))
+        assert status == 0, error
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
+
+
+def test_two_processes_do_not_write_the_same_run(tmp_path: Path, command: Command) -> None:
+    folder = RunFolder(tmp_path / "runs" / folder_name(compose(SHORT)))
+    with folder.claim():
+        status, out, error = command(*train(tmp_path))
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert "is being written by another process" in error
+
+
+def full_disk(patch: pytest.MonkeyPatch, name: str, room: int = 0) -> None:
+    """A disk with room for so many versions of a file, and for nothing after them."""
+    replace, left = Path.replace, [room]
+
+    def moved(partial: Path, place: Path) -> Path:
+        left[0] -= place.name == name
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
+        return replace(partial, place)
+
+    patch.setattr(Path, "replace", moved)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ntkexp.run.execute, "save_plots", stand_in)
+        assert run(train(out)) == 0
+    return promised(only_run(out))
+
+
+@pytest.mark.usefixtures("without_plots")
+@pytest.mark.parametrize("name", ["config.json", "data.npz", "checkpoint.pt", "results.csv", "weights.pt", "DONE.json"])
+def test_a_full_disk_is_one_line_and_the_command_goes_on_afterwards(
+    tmp_path: Path, command: Command, undisturbed: dict[str, bytes], name: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk(patch, name)
+        status, out, error = command(*train(tmp_path))
+    assert (status, out, error.count("\n")) == (1, "", 1), error
+    assert "no space is left on the disk" in error
+    assert command(*train(tmp_path))[0] == 0
+    assert promised(only_run(tmp_path)) == undisturbed
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_resume_goes_on_with_the_threads_of_the_checkpoint(
+    tmp_path: Path, command: Command, undisturbed: dict[str, bytes]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk(patch, "checkpoint.pt", room=4)
+        command(*train(tmp_path))
+    torch.set_num_threads(2)
+    folder = only_run(tmp_path)
+    assert (folder / "checkpoint.pt").is_file()
+    assert command("resume", str(folder), "--quiet") == (0, "", "")
+    assert torch.get_num_threads() == 1
+    assert promised(folder) == undisturbed
+    assert not (folder / "checkpoint.pt").exists()
+
+
+ADAM = ("optimizer=adam", "optimizer.step_size=0.01")
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_trajectory_that_does_not_fit_is_found_out_before_the_first_step(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ntkexp.records.trajectory, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    status, out, error = command(*train(tmp_path, *ADAM))
+    assert (status, out, error.count("\n")) == (2, "", 1), error
+    assert "the trajectory takes 6.8e-05 GB and" in error
+    assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_run_that_walks_back_leaves_no_trajectory(tmp_path: Path, command: Command) -> None:
+    status, _, error = command(*train(tmp_path, *ADAM))
+    assert status == 0, error
+    folder = only_run(tmp_path)
+    assert not (folder / "trajectory.bin").exists()
+    assert not (folder / "checkpoint.pt").exists()
