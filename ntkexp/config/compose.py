@@ -29,6 +29,7 @@ from ntkexp.config.folders import folders
 from ntkexp.config.hydra_compose import assemble
 from ntkexp.config.keys import keys, unknown
 from ntkexp.config.override import Override, split, value
+from ntkexp.config.references import refuse_growth
 from ntkexp.config.target import admit
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake, first_line, nearest
@@ -113,9 +114,14 @@ def option(override: Override, choices: Choices) -> str:
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
     """Every key of a tree, with its field."""
+    return dict(keys(plain(config), Experiment, builder))
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The tree as it stands, no reference followed."""
     tree = OmegaConf.to_container(config, resolve=False)
     assert isinstance(tree, dict)
-    return dict(keys({str(key): item for key, item in tree.items()}, Experiment, builder))
+    return {str(key): item for key, item in tree.items()}
 
 
 def assign(
@@ -140,6 +146,7 @@ def followed(config: DictConfig, chosen: Mapping[str, str], builder: Builder) ->
     """Plain data, with every `${…}` replaced by what it refers to."""
     try:
         with warnings.catch_warnings():
+            refuse_growth(plain(config))
             warnings.simplefilter("ignore")  # ${oc.deprecated:…} speaks of keys, in the words of a library
             tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:

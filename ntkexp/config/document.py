@@ -25,6 +25,8 @@ DEEPEST = 50
 MOST = 100_000
 """Entries, an anchor's counted wherever they are referred to: who copies what is here must not run out of memory."""
 
+LETTER = 10  # entries that a letter of a text with ${…} counts as: a slow grammar looks at each
+
 DATE = "tag:yaml.org,2002:timestamp"
 
 
@@ -85,14 +87,22 @@ def refuse_growth(root: yaml.Node) -> None:
         if id(node) not in known:
             known[id(node)] = MOST + 1, 0  # until it is known, lest a node in itself be followed for ever
             parts = [extent(child) for child in children(node)]
-            known[id(node)] = 1 + sum(part[0] for part in parts), 1 + max((part[1] for part in parts), default=0)
+            known[id(node)] = (
+                own(node) + sum(part[0] for part in parts),
+                1 + max((part[1] for part in parts), default=0),
+            )
         entries, depth = known[id(node)]
         if entries > MOST or depth > DEEPEST:
             found = f"{MOST} entries" if entries > MOST else f"{DEEPEST} levels"
-            raise ComposerError(None, None, f"its anchors make more than {found} of it", node.start_mark)
+            raise ComposerError(None, None, f"its anchors and ${{…}} make more than {found} of it", node.start_mark)
         return entries, depth
 
     extent(root)
+
+
+def own(node: yaml.Node) -> int:
+    """What a node counts by itself."""
+    return 1 + (LETTER * len(node.value) if isinstance(node, yaml.ScalarNode) and "${" in node.value else 0)
 
 
 def children(node: yaml.Node) -> list[yaml.Node]:

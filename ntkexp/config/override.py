@@ -22,6 +22,7 @@ from ntkexp.config.field_types import is_list, is_text, may_be_text, takes
 from ntkexp.mistake import Mistake
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
+LONGEST = 5000  # letters of a value: Hydra's grammar takes a second for them
 MARKED = re.compile(r"""null|'.*'|".*"|.*\$\{.*\}.*""", re.DOTALL)
 
 
@@ -61,6 +62,11 @@ def value(override: Override, field: FieldInfo) -> Any:
         raise Mistake(f"{override.key} is given no value; write {override.key}=VALUE: it takes {takes(field)}")
     if is_text(field.annotation) and not MARKED.fullmatch(override.value):
         return override.value
+    if len(override.value) > LONGEST:
+        raise Mistake(
+            f"{override.key} is given {len(override.value)} letters, and an override is read up to {LONGEST}; write "
+            "what is longer into a YAML file, for --config-dir"
+        )
     try:
         parsed = OverridesParser.create().parse_override(str(override))
         swept, found = parsed.is_sweep_override(), parsed.value()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -15,7 +16,9 @@ from pydantic.fields import FieldInfo
 
 import ntkexp
 from ntkexp.component import Component
+from ntkexp.config.compose import compose
 from ntkexp.config.field_types import flat
+from ntkexp.config.references import refuse_growth
 from ntkexp.kernel.record.allowance import Allowance
 from ntkexp.mistake import Mistake
 from ntkexp.path.effort import refuse_endless
@@ -110,3 +113,47 @@ def test_years_on_a_processor_are_months_on_a_thousand() -> None:
     refuse_endless(1e11, 1, "cuda:0")
     with pytest.raises(Mistake, match=r"steps=7: this would take about 3\.2e\+03 years on one core"):
         refuse_endless(1e11, 7, "cpu")
+
+
+DOUBLED = {
+    "texts": "${model.a%d}${model.a%d}",
+    "lists": "['${model.a%d}', '${model.a%d}']",
+    "steps up": "${.a%d}${.a%d}",
+    "by a function": "${oc.select:.a%d}${oc.select:model.a%d}",
+}
+
+
+@pytest.mark.parametrize("pair", DOUBLED.values(), ids=DOUBLED)
+def test_references_that_double_again_and_again_are_counted_and_not_followed(pair: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    lines = [f"a{k}: {pair % (k - 1, k - 1)}\n" for k in range(1, 60)]
+    (tmp_path / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.mlp.MLP\na0: x\n{''.join(lines)}")
+    with pytest.raises(Mistake, match=r"its \$\{…\} stand for more than 1000 entries"):
+        compose(["model=mine"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tree", "refused"),
+    [
+        ({"a": "${a}"}, ""),  # a circle is found by who follows it
+        ({"a": "${b}${b}", "b": ["${a}"]}, ""),
+        ({"a": ["x"] * 300, "b": ["${a}"] * 3}, ""),
+        ({"a": ["x"] * 300, "b": ["${a}"] * 4}, "of this configuration stand for more than 1000"),
+        ({"a": ["x"] * 1000, "b": "${a}"}, "b: its .* stand for more than 1000"),
+        ({"a": "x" * 500_000, "b": "${a}${a}${a}"}, "b: its .* stand for more than 1000"),
+        ({f"a{k}": f"${{a{k + 1}}}" for k in range(40)}, ""),
+        ({f"a{k}": f"${{a{k + 1}}}" for k in range(52)}, "lead on more than 50 times"),
+        ({f"a{k}": f"${{a{k - 1}}}" for k in range(52)}, "lead on more than 50 times"),
+        ({"a": {"b": {f"c{k}": f"${{{'a' if k % 2 else '.'}.x{k}}}" for k in range(9)}}}, ""),
+        ({f"a{k}": f"${{a${{z}}}}${{a{k - 1}}}" for k in range(40)}, "stand for more than 1000"),
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_references_are_counted_with_what_they_stand_for(tree: dict[str, object], refused: str) -> None:
+    with pytest.raises(Mistake, match=refused) if refused else nullcontext():
+        refuse_growth(tree)
+
+
+def test_an_override_that_would_be_read_for_minutes() -> None:
+    with pytest.raises(Mistake, match=r"path\.schedule is given 28002 letters, and an override is read up to 5000"):
+        compose([f"path.schedule=[{'1,' * 14_000}]"])
