@@ -1,26 +1,33 @@
 """A component is a value: a frozen, typed set of fields, which are its keys in YAML.
 
 Every choice an experiment makes (a model, a loss, an optimizer, …) is a subclass of that choice's `Abstract…` base,
-named by `_target_` in one YAML file. There is no registry: the class path is the name.
+named by `_target_` in one YAML file, which is called as the component is: there is no registry.
 
->>> class Point(Component):
-...     x: float = 0.0
->>> Point(x=2).fields()
-{'_target_': 'ntkexp.component.Point', 'x': 2.0}
+>>> from ntkexp.path.rule.secant import Secant
+>>> Secant().fields(), Secant().option
+({'_target_': 'ntkexp.path.rule.Secant'}, 'secant')
 """
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from ntkexp.chapter import option, public
 
 
 class Component(BaseModel):
     """A frozen value whose fields are its configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+
+    @property
+    def option(self) -> str:
+        """What it is called: in tables, in names of folders, and where it is asked for."""
+        return option(public(type(self)))
 
     def files(self) -> tuple[Path, ...]:
         """The files this component reads; their contents belong to the identity of a run."""
@@ -32,8 +39,12 @@ class Component(BaseModel):
 
     def fields(self) -> dict[str, Any]:
         """The component as plain data, `_target_` first and every default filled in."""
-        target = f"{type(self).__module__}.{type(self).__qualname__}"
-        return {"_target_": target} | {name: plain(getattr(self, name)) for name in type(self).model_fields}
+        return {"_target_": public(type(self))} | {name: plain(getattr(self, name)) for name in type(self).model_fields}
+
+
+def can_be_built(kind: type[Component]) -> bool:
+    """Whether a kind of component is none that only others are made from."""
+    return not (inspect.isabstract(kind) or kind.__name__.startswith("Abstract"))
 
 
 def plain(value: Any) -> Any:

@@ -1,13 +1,12 @@
 """Plain data → components, from the leaves up: pydantic validates, and each refusal becomes one line.
 
 >>> from ntkexp.loss.base import AbstractLoss
->>> Builder().component({"_target_": "ntkexp.loss.squared.Squared", "reduction": "sum"}, (AbstractLoss,), "loss")
+>>> Builder().component({"_target_": "ntkexp.loss.Squared", "reduction": "sum"}, (AbstractLoss,), "loss")
 Squared(reduction='sum')
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ntkexp.component import Component
+from ntkexp.component import Component, can_be_built
 from ntkexp.config import target
 from ntkexp.config.as_text import spelled
 from ntkexp.config.choices import Choices, read
@@ -57,7 +56,7 @@ class Builder:
         base = wanted[0]
         if "_target_" in node:
             return target.component(node["_target_"], base, key, self.trusted)
-        if inspect.isabstract(base):
+        if not can_be_built(base):
             raise Mistake(
                 f"{key} has no _target_, so it is no {base.__name__}; name one, such as {target.example(base)}"
             )

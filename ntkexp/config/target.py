@@ -1,15 +1,17 @@
-"""`_target_: package.module.Class` → the class, provided that it is a component of the right kind and may be imported.
+"""`_target_: ntkexp.model.MLP` → the class, provided that it is a component of the right kind and may be imported.
+
+A component of this package goes by its chapter, which imports the file of that class and no other; one from elsewhere
+goes by its module, `package.module.Class`.
 
 Importing runs code, so only this package is imported unasked; `--trust PACKAGE` and `--trust my_net.py` admit others.
 
 >>> from ntkexp.loss.base import AbstractLoss
->>> component("ntkexp.loss.squared.Squared", AbstractLoss, "loss")
+>>> component("ntkexp.loss.Squared", AbstractLoss, "loss")
 <class 'ntkexp.loss.squared.Squared'>
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
@@ -18,11 +20,13 @@ from pathlib import Path
 from shlex import quote
 from types import ModuleType
 
-from ntkexp.component import Component
+from ntkexp.chapter import HOME, homes, is_own, public
+from ntkexp.component import Component, can_be_built
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.foreign.source import load
 
-HOME = "ntkexp"
+ROOT = Path(__file__).parents[2]
+"""Where this package lies."""
 
 
 def component(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
@@ -36,26 +40,31 @@ def component(target: object, base: type[Component], key: str, trusted: Collecti
         raise Mistake(
             f"{given} lies outside {HOME}; `--trust {package}` (or `--trust {package}.py`) lets it be imported"
         )
+    if is_own(module_name):
+        refuse_file(module_name, name, given)
     module = imported(module_name, given)
-    known = components(module, base)
-    found = getattr(module, name, None)
-    if found is None:
-        raise Mistake(f"{given}: {module_name} has no {name}; it has {', '.join(known)}{nearest(name, known)}")
-    if not any(found is kind for kind in known.values()):
+    try:
+        found = getattr(module, name)
+    except AttributeError as error:
+        raise Mistake(f"{given}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, base) and can_be_built(found)):
         raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example(base)}")
-    return known[found.__name__]
+    return found
 
 
-def components(module: ModuleType, base: type[Component]) -> dict[str, type[Component]]:
-    """The components of a kind that a module has."""
-    found = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, base)]
-    return {value.__name__: value for value in found if not inspect.isabstract(value)}
+def refuse_file(module_name: str, name: str, given: str) -> None:
+    """A file of this package is never imported by its name, only by that of a class in its chapter."""
+    parent, _, file = module_name.rpartition(".")
+    chapter = ROOT.joinpath(*parent.split("."))
+    if (chapter / f"{file}.py").is_file():
+        known = [f"{parent}.{kind}" for kind in homes((str(chapter),))]
+        raise Mistake(f"{given}: classes go by their chapter, not by their file{nearest(f'{parent}.{name}', known)}")
 
 
 def example(base: type[Component]) -> str:
     """A component of a kind."""
-    concrete = [kind for kind in base.__subclasses__() if not inspect.isabstract(kind)] or [base]
-    return f"{concrete[0].__module__}.{concrete[0].__qualname__}"
+    concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
+    return public(concrete[0])
 
 
 def imported(name: str, given: str) -> ModuleType:
@@ -73,10 +82,9 @@ def imported(name: str, given: str) -> ModuleType:
 
 
 def beside(name: str) -> list[str]:
-    """The modules of this package in the folder where this one would lie."""
-    folder = Path(__file__).parents[2].joinpath(*name.split(".")[:-1])
+    """The chapters of this package in the folder where this one would lie."""
     parent = name.rpartition(".")[0]
-    return [f"{parent}.{file.stem}" for file in folder.glob("*.py")]
+    return [f"{parent}.{file.parent.name}" for file in ROOT.joinpath(*parent.split(".")).glob("*/__init__.py")]
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:

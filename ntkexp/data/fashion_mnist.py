@@ -20,7 +20,7 @@ ADVICE = (
 )
 
 
-class FashionMNIST(AbstractImages):
+class FashionMnist(AbstractImages):
     """Ten classes; the rest of the set is large, so `test` is a number unless it is set to null."""
 
     names: ClassVar[tuple[str, ...]] = (

@@ -66,7 +66,7 @@ class Experiment(Component):
         """The bracket of the sum backwards needs every step."""
         if self.optimizer.remembers and self.path.every == "snapshots":
             raise Mistake(
-                f"path.every=snapshots: {type(self.optimizer).__name__} carries past gradients from step to step, so "
+                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients from step to step, so "
                 "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
             )
         return self

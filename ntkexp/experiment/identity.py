@@ -39,8 +39,8 @@ def identity(experiment: Experiment) -> str:
 
 def folder_name(experiment: Experiment) -> str:
     """The name of the run's folder: what a person looks for first, then 12 digits of the identity."""
-    model = type(experiment.model).__name__.lower()
-    return f"{model}-w{experiment.model.width}-s{experiment.seed}-{identity(experiment)[:12]}"
+    model = experiment.model
+    return f"{model.option}-w{model.width}-s{experiment.seed}-{identity(experiment)[:12]}"
 
 
 def components(value: object) -> Iterator[Component]:

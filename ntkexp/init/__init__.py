@@ -1,0 +1,13 @@
+"""Where training begins: scales of the weights, and of the output."""
+
+from typing import TYPE_CHECKING
+
+from ntkexp.chapter import classes_of
+
+if TYPE_CHECKING:
+    from ntkexp.init.base import AbstractInit as AbstractInit
+    from ntkexp.init.mean_field import MeanField as MeanField
+    from ntkexp.init.ntk import NTK as NTK
+    from ntkexp.init.standard import Standard as Standard
+else:
+    __getattr__ = classes_of(__name__)

@@ -9,7 +9,6 @@ ntkexp.mistake.Mistake: layers[0]: there is no layer 'Dence'; did you mean 'Dens
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
+from ntkexp.component import can_be_built
 from ntkexp.layer import affine, entire, generic, linear, norm, pointwise, polynomial, pooling, residual, smooth
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.mistake import Mistake, nearest
@@ -67,8 +67,7 @@ def layer(item: object, place: str) -> AbstractLayer:
 def kinds() -> dict[str, type[AbstractLayer]]:
     """The layers there are, by name."""
     found = [value for home in HOMES for value in vars(home).values() if isinstance(value, type)]
-    layers = (kind for kind in found if issubclass(kind, AbstractLayer) and not inspect.isabstract(kind))
-    return {kind.__name__: kind for kind in layers if not kind.__name__.startswith("Abstract")}
+    return {kind.__name__: kind for kind in found if issubclass(kind, AbstractLayer) and can_be_built(kind)}
 
 
 def kind_of(name: object, place: str) -> type[AbstractLayer]:

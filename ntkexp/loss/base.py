@@ -34,8 +34,7 @@ class AbstractLoss(Component):
 
     def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
         """Real values as targets."""
-        name = type(self).__module__.rpartition(".")[2]
-        raise Mistake(f"loss={name} takes class labels, and the data has real values; choose loss=squared")
+        raise Mistake(f"loss={self.option} takes class labels, and the data has real values; choose loss=squared")
 
     @abstractmethod
     def value(

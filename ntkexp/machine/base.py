@@ -131,11 +131,6 @@ class AbstractMachine(Component):
     """One rung of the ladder."""
 
     @property
-    @abstractmethod
-    def name(self) -> str:
-        """What the machine is called in tables."""
-
-    @property
     def needs_limit(self) -> bool:
         """Whether it asks for the kernels at infinite width, which are computed for it alone."""
         return False

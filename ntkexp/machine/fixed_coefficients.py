@@ -17,10 +17,6 @@ from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Predict
 class FixedCoefficients(AbstractMachine):
     """The coefficients are means over the path."""
 
-    @property
-    def name(self) -> str:
-        return "fixed_coefficients"
-
     def predict(self, evidence: Evidence) -> Prediction:
         if evidence.course.optimizer.remembers:
             coefficients = fitted(evidence)

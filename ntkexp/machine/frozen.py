@@ -6,7 +6,8 @@ Under squared loss by gradient flow, in closed form; under other losses, or with
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import abstractmethod
+from typing import final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,27 +16,41 @@ from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
 from ntkexp.machine.frozen_training import descent, flow
 
 
-class Frozen(AbstractMachine):
-    """K_0, K_T or K_∞, from the network's own outputs at the start."""
+class AbstractFrozen(AbstractMachine):
+    """One kernel throughout, from the network's own outputs at the start."""
 
-    at: Literal["start", "end", "limit"]
+    @abstractmethod
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        """The one that is frozen."""
 
-    @property
-    def name(self) -> str:
-        return f"frozen_{self.at}"
-
-    @property
-    def needs_limit(self) -> bool:
-        return self.at == "limit"
-
+    @final
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = self.kernel(evidence)
         if evidence.course.is_flow:
             return Prediction(flow(kernel, evidence), f"flow to t={evidence.course.time:.4g}")
         return Prediction(descent(kernel, evidence), evidence.course.manner)
 
+
+class FrozenStart(AbstractFrozen):
+    """The kernel before the first step is K_0."""
+
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
-        """The one that is frozen."""
-        if self.at == "limit":
-            return evidence.known_limit.of_all(evidence.start.shape[1])
-        return evidence.kernel_start if self.at == "start" else evidence.kernel_end
+        return evidence.kernel_start
+
+
+class FrozenEnd(AbstractFrozen):
+    """The kernel after the last step is K_T."""
+
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        return evidence.kernel_end
+
+
+class FrozenLimit(AbstractFrozen):
+    """The kernel of infinite width is K_∞."""
+
+    @property
+    def needs_limit(self) -> bool:
+        return True
+
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        return evidence.known_limit.of_all(evidence.start.shape[1])

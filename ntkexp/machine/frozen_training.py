@@ -58,6 +58,8 @@ def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -
 def refuse_unlike_steps(optimizer: AbstractOptimizer) -> None:
     """A kernel knows of steps that scale all weights alike."""
     if optimizer.elementwise:
-        raise DoesNotApply(f"{type(optimizer).__name__} scales every weight by itself, which no frozen kernel knows of")
+        raise DoesNotApply(
+            f"optimizer={optimizer.option} scales every weight by itself, which no frozen kernel knows of"
+        )
     if optimizer.layers:
         raise DoesNotApply("the step size differs between layers, which no frozen kernel knows of")

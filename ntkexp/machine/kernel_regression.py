@@ -9,10 +9,6 @@ from ntkexp.machine.regression import regression
 class KernelRegression(AbstractMachine):
     """𝒦 as the kernel."""
 
-    @property
-    def name(self) -> str:
-        return "kernel_regression"
-
     def predict(self, evidence: Evidence) -> Prediction:
         prediction = regression(evidence.path.kernel, evidence)
         return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True)

@@ -65,7 +65,7 @@ def climbed(machine: AbstractMachine, evidence: Evidence) -> Rung:
         outcome = reason
     except LinAlgError as error:
         outcome = DoesNotApply(f"its linear algebra failed ({first_line(error)})")
-    return Rung(machine.name, outcome, time.perf_counter() - start)
+    return Rung(machine.option, outcome, time.perf_counter() - start)
 
 
 def results(rungs: list[Rung], places: Mapping[str, Place], evidence: Evidence, classifies: bool) -> list[Result]:

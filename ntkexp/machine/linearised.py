@@ -12,9 +12,5 @@ from ntkexp.machine.frozen_training import descent
 class Linearised(AbstractMachine):
     """The same optimizer on the linear model."""
 
-    @property
-    def name(self) -> str:
-        return "linearised"
-
     def predict(self, evidence: Evidence) -> Prediction:
         return Prediction(descent(evidence.kernel_start, evidence), evidence.course.manner)

@@ -16,10 +16,6 @@ class NNGP(AbstractMachine):
     """Without noise."""
 
     @property
-    def name(self) -> str:
-        return "nngp"
-
-    @property
     def needs_limit(self) -> bool:
         return True
 

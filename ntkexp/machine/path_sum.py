@@ -7,28 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
+from typing import final
 
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 from ntkexp.text import percent, short
 
 
-class PathSum(AbstractMachine):
-    """The sum by one rule."""
+class AbstractPathSum(AbstractMachine):
+    """The sum by the rule whose name it has."""
 
-    rule: str
-
-    @property
-    def name(self) -> str:
-        return self.rule
-
+    @final
     def predict(self, evidence: Evidence) -> Prediction:
-        if self.rule not in evidence.paths:
+        if self.option not in evidence.paths:
             if evidence.course.optimizer.flows:
                 raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
-            raise DoesNotApply(f"not accumulated: add {self.rule} to path.rule")
-        path = evidence.paths[self.rule]
+            raise DoesNotApply(f"not accumulated: add {self.option} to path.rule")
+        path = evidence.paths[self.option]
         outputs = evidence.start + path.contributions.sum(2) + path.decay
         return Prediction(outputs, path.detail, parts(path.facts), partial=True)
+
+
+class Secant(AbstractPathSum):
+    """The sum by secants, which is exact."""
+
+
+class Gauss(AbstractPathSum):
+    """The sum by Gauss nodes."""
+
+
+class Left(AbstractPathSum):
+    """The textbook's sum, by the left ends of the steps."""
 
 
 def parts(facts: Mapping[str, float]) -> str:

@@ -21,10 +21,6 @@ from ntkexp.machine.regression import regression
 class RBFIdentity(AbstractMachine):
     """Any kernel would do, as long as the coefficients may depend on the query."""
 
-    @property
-    def name(self) -> str:
-        return "rbf_identity"
-
     def predict(self, evidence: Evidence) -> Prediction:
         kernel, width = gaussian(evidence)
         if (kernel == 0).any():
@@ -39,10 +35,6 @@ class RBFIdentity(AbstractMachine):
 
 class RBFRegression(AbstractMachine):
     """The same kernel with coefficients that may not."""
-
-    @property
-    def name(self) -> str:
-        return "rbf_regression"
 
     def predict(self, evidence: Evidence) -> Prediction:
         kernel, width = gaussian(evidence)

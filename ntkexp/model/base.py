@@ -42,12 +42,7 @@ class AbstractArchitecture(Component):
 
     def limit(self, init: AbstractInit, task: Task) -> Network:
         """What the network h becomes as its width grows; where that is not known, a mistake says so."""
-        raise Mistake(f"model={self.kind} has no known limit of infinite width")
-
-    @property
-    def kind(self) -> str:
-        """How it is asked for."""
-        return type(self).__module__.rpartition(".")[2]
+        raise Mistake(f"model={self.option} has no known limit of infinite width")
 
 
 class AbstractLayered(AbstractArchitecture):
@@ -58,9 +53,9 @@ class AbstractLayered(AbstractArchitecture):
         """The layers, from an example of the given shape to its outputs."""
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
-        task.refuse_tokens(self.kind)
+        task.refuse_tokens(self.option)
         return build(self.layers(init, task.shape, task.outputs), task.shape, generator)
 
     def limit(self, init: AbstractInit, task: Task) -> Network:
-        task.refuse_tokens(self.kind)
+        task.refuse_tokens(self.option)
         return network(self.layers(init, task.shape, task.outputs), task.shape)

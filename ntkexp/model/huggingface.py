@@ -41,7 +41,7 @@ from ntkexp.records.json_file import read_object
 from ntkexp.size import Count, Depth
 
 
-class HuggingFace(AbstractArchitecture):
+class Huggingface(AbstractArchitecture):
     """`width`, `depth` and `heads` are those of a model by name; heads are the most that divide the width."""
 
     width: Count = 32
@@ -148,7 +148,7 @@ class HuggingFace(AbstractArchitecture):
     def entrance(self, model: Any, init: AbstractInit, task: Task, generator: torch.Generator) -> tuple[nn.Module, str]:
         """What comes before the model, and under which name the model takes it."""
         if model.main_input_name == "pixel_values":
-            task.refuse_tokens(f"{self.kind} {self.given}")
+            task.refuse_tokens(f"{self.option} {self.given}")
             return nn.Identity(), "pixel_values"
         if task.vocabulary:
             return nn.Identity(), "input_ids"

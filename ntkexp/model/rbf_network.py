@@ -33,7 +33,7 @@ class RBFNetwork(AbstractArchitecture):
     width: Count = 128
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
-        task.refuse_tokens(self.kind)
+        task.refuse_tokens(self.option)
         inputs = prod(task.shape)
         centres = torch.randn(self.width, inputs, generator=generator, dtype=torch.float64)
         inverse, scale = torch.ones(self.width, dtype=torch.float64), init.W_std / sqrt(inputs)

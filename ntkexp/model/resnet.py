@@ -3,7 +3,7 @@
     x + conv(σ(norm(conv(σ(norm(x))))))
 
 >>> from ntkexp.init.ntk import NTK
->>> network = ResNet(width=4, stages=2).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+>>> network = Resnet(width=4, stages=2).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
 >>> [type(layer).__name__ for layer in network]
 ['Conv', 'Residual', 'Residual', 'ReLU', 'GlobalAvgPool', 'Dense']
 """
@@ -26,7 +26,7 @@ from ntkexp.model.base import AbstractLayered
 from ntkexp.size import LARGEST, Count, Depth
 
 
-class ResNet(AbstractLayered):
+class Resnet(AbstractLayered):
     """`stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the channels."""
 
     width: Count = 32

@@ -39,7 +39,7 @@ class Timm(AbstractArchitecture):
     options: dict[str, Option] = Field({})
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
-        task.refuse_tokens(self.kind)
+        task.refuse_tokens(self.option)
         if len(task.shape) != 3:
             raise Mistake(f"model=timm takes images, and {task.said}; choose model=mlp")
         make = partial(self.made, library("timm", "timm"), task)

@@ -4,7 +4,7 @@
 in the first layer, so that these are not scaled, and 1 in the others.
 
 >>> from ntkexp.init.ntk import NTK
->>> network = UCI(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
+>>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
 >>> [(layer.W_std, layer.frozen) for layer in network if isinstance(layer, Dense)]
 [(2.0, True), (1.0, False), (1.0, False)]
 """
@@ -26,7 +26,7 @@ from ntkexp.model.base import AbstractLayered
 from ntkexp.size import CountOrNone, Depth
 
 
-class UCI(AbstractLayered):
+class UCINtk(AbstractLayered):
     """Scales and parametrisation are the paper's; `init` says how the output is read."""
 
     depth: Depth = 3

@@ -92,8 +92,8 @@ class AbstractOptimizer(Component):
     def factors(self, weights: Weights) -> dict[str, float]:
         """What the step size of every weight is multiplied with: by the longest beginning of its name.
 
-        >>> from ntkexp.optimizer.gd import GradientDescent
-        >>> GradientDescent(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
+        >>> from ntkexp.optimizer.gd import GD
+        >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
         {'body.weight': 1.0, 'head.weight': 0.1}
         """
         for beginning in self.layers:

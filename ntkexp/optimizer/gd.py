@@ -8,7 +8,7 @@ from torch import Tensor
 from ntkexp.optimizer.plain import AbstractPlain
 
 
-class GradientDescent(AbstractPlain):
+class GD(AbstractPlain):
     """Full-batch gradient descent."""
 
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:

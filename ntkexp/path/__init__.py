@@ -1,0 +1,10 @@
+"""The path of the weights: how it is walked, what is accumulated along it, and its settings."""
+
+from typing import TYPE_CHECKING
+
+from ntkexp.chapter import classes_of
+
+if TYPE_CHECKING:
+    from ntkexp.path.settings import Path as Path
+else:
+    __getattr__ = classes_of(__name__)

@@ -35,7 +35,7 @@ class Path(Component):
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
         """Rules that cannot be accumulated together, or not at all."""
-        names = [rule.name for rule in self.rule]
+        names = [rule.option for rule in self.rule]
         if not names or len(set(names)) < len(names):
             raise Mistake(f"path.rule=[{','.join(names)}]: give each rule once, such as path.rule=[secant,left]")
         if not self.probes:

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from ntkexp.chapter import option
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.results import Result, at_points
 from ntkexp.report.run import SPLITS, Run
 from ntkexp.text import aligned, listed, short
-
-SHARED = frozenset({"layer", "machine"})
-"""Chapters in which several components share a file."""
 
 
 class Rung(NamedTuple):
@@ -118,7 +116,7 @@ def errors(run: Run) -> dict[str, str | float | None]:
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested configuration by dotted keys, without circumstances; a component goes by its own name.
 
-    >>> flat({"model": {"_target_": "ntkexp.model.mlp.MLP", "width": 8}, "seed": 0, "threads": 2})
+    >>> flat({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
     """
     found: dict[str, Any] = {}
@@ -126,7 +124,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
         elif key == "_target_":
-            found |= {prefix.rstrip("."): named(str(value))} if prefix else {}
+            found |= {prefix.rstrip("."): option(str(value))} if prefix else {}
         elif prefix or key not in CIRCUMSTANCES:
             found[prefix + key] = f"[{','.join(map(item, value))}]" if isinstance(value, list) else value
     return found
@@ -134,18 +132,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def item(value: object) -> str:
     """One of a list, in few letters."""
-    return named(str(value.get("_target_"))) if isinstance(value, Mapping) else str(value)
-
-
-def named(target: str) -> str:
-    """A component's name on the command line: that of its file, unless several share one.
-
-    >>> named("ntkexp.optimizer.gd.GradientDescent"), named("ntkexp.layer.pointwise.ReLU"), named("my_parts.Bottleneck")
-    ('gd', 'relu', 'bottleneck')
-    """
-    *chapters, file, kind = target.split(".")
-    alone = chapters[:1] == ["ntkexp"] and SHARED.isdisjoint(chapters)
-    return file if alone or file.replace("_", "") == kind.lower() else kind.lower()
+    return option(str(value.get("_target_"))) if isinstance(value, Mapping) else str(value)
 
 
 def to_text(table: pd.DataFrame) -> str:

@@ -112,10 +112,10 @@ def advised(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
     """What to try instead of the step size that was set, in the key that set it: a size that is stable at the start,
     or, if this one was, a tenth of it.
 
-    >>> from ntkexp.optimizer.gd import GradientDescent
-    >>> advised(GradientDescent(), 1.0, 2.0)
+    >>> from ntkexp.optimizer.gd import GD
+    >>> advised(GD(), 1.0, 2.0)
     ': the step size 1 is 0.5 times the largest stable one at the start, 2; try optimizer.stable_fraction=0.05'
-    >>> advised(GradientDescent(step_size=8), 8.0, 2.0).partition("; ")[2]
+    >>> advised(GD(step_size=8), 8.0, 2.0).partition("; ")[2]
     'try optimizer.step_size=1'
     """
     if not isinstance(optimizer, AbstractStable):

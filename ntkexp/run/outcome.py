@@ -85,7 +85,7 @@ def unclosed(steps: Mapping[int, Closure]) -> list[str]:
 def path_kernels(walk: Walk) -> dict[str, PathKernel]:
     """The integrals, named by their rules."""
     path = walk.setting.experiment.path
-    details = {rule.name: path.detail(rule) for rule in path.rule}
+    details = {rule.option: path.detail(rule) for rule in path.rule}
     if walk.setting.experiment.optimizer.flows:
         details = {"gauss": f"nodes={path.nodes} in time"}
     found = {}

@@ -155,7 +155,7 @@ def opened(setting: Setting) -> dict[str, Integrals]:
     """The integrals by all rules, at zero."""
     path, shape = setting.experiment.path, setting.path_shape
     return {
-        rule.name: Integrals(path.quadrature(rule), *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
+        rule.option: Integrals(path.quadrature(rule), *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
         for rule in path.rule
     }
 

@@ -1,0 +1,14 @@
+"""How the step size changes: its factor at every step."""
+
+from typing import TYPE_CHECKING
+
+from ntkexp.chapter import classes_of
+
+if TYPE_CHECKING:
+    from ntkexp.schedule.base import AbstractSchedule as AbstractSchedule
+    from ntkexp.schedule.constant import Constant as Constant
+    from ntkexp.schedule.cosine import Cosine as Cosine
+    from ntkexp.schedule.list import List as List
+    from ntkexp.schedule.step import Step as Step
+else:
+    __getattr__ = classes_of(__name__)

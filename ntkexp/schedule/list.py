@@ -7,10 +7,10 @@ from pydantic import Field, PositiveFloat
 from ntkexp.schedule.base import AbstractSchedule
 
 
-class Listed(AbstractSchedule):
+class List(AbstractSchedule):
     """factor = the step's entry in a list; the last entry stays.
 
-    >>> [Listed(factors=(1, 0.1)).factor(step, 4) for step in range(4)]
+    >>> [List(factors=(1, 0.1)).factor(step, 4) for step in range(4)]
     [1.0, 0.1, 0.1, 0.1]
     """
 

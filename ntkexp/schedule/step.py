@@ -8,10 +8,10 @@ from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.size import Steps
 
 
-class Staircase(AbstractSchedule):
+class Step(AbstractSchedule):
     """factor = decay^⌊s/every⌋.
 
-    >>> [Staircase(every=2, decay=0.5).factor(step, 6) for step in range(6)]
+    >>> [Step(every=2, decay=0.5).factor(step, 6) for step in range(6)]
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
     """
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.loss.squared import Squared
 from ntkexp.model.functional import function_of, weights_of
-from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.optimizer.gd import GD
 from ntkexp.path.accumulate.integrals import Integrals, Tally
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Block, Points
@@ -69,7 +69,7 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     weights = weights_of(module)
     read = Points(Reader(function_of(module), frozenset(weights)), inputs, train, len(inputs), keep=True)
     alike = dict.fromkeys(weights, 1.0)
-    descent = Descent(read, targets, Squared(), 1.0, GradientDescent(), alike, Constant(), STEP_SIZE, steps, 0)
+    descent = Descent(read, targets, Squared(), 1.0, GD(), alike, Constant(), STEP_SIZE, steps, 0)
     places = read.other_blocks or read.train_blocks
     room = inputs.new_zeros(len(inputs), 1, train, 1)
     rest = (room.new_zeros(room.shape[:axes]) for axes in (3, 2))

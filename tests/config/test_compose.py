@@ -58,10 +58,10 @@ def test_what_is_shown_composes_to_the_same(command: list[str], tmp_path: Path) 
 
 def test_an_override_wins_and_the_last_of_two_counts() -> None:
     assert compose(["model.width=7", "seed=1", "seed=2", "+model.depth=3", "++threads=2"]).fields()["model"] == {
-        "_target_": "ntkexp.model.mlp.MLP",
+        "_target_": "ntkexp.model.MLP",
         "width": 7,
         "depth": 3,
-        "activation": {"_target_": "ntkexp.layer.pointwise.ReLU"},
+        "activation": {"_target_": "ntkexp.layer.ReLU"},
     }
     assert compose(["seed=1", "seed=2"]).seed == 2
 
@@ -107,9 +107,9 @@ def test_quotes_and_null_keep_their_meaning_for_text() -> None:
 def test_a_users_file_comes_first_and_is_listed(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "rule").mkdir()
-    (tmp_path / "model" / "mlp.yaml").write_text("_target_: ntkexp.model.mlp.MLP\nwidth: 9  # mine\n")
-    (tmp_path / "model" / "tiny.yaml").write_text("_target_: ntkexp.model.mlp.MLP\nwidth: 2\n")
-    (tmp_path / "rule" / "textbook.yaml").write_text("_target_: ntkexp.path.rule.left.Left\n")
+    (tmp_path / "model" / "mlp.yaml").write_text("_target_: ntkexp.model.MLP\nwidth: 9  # mine\n")
+    (tmp_path / "model" / "tiny.yaml").write_text("_target_: ntkexp.model.MLP\nwidth: 2\n")
+    (tmp_path / "rule" / "textbook.yaml").write_text("_target_: ntkexp.path.rule.Left\n")
     assert compose([], tmp_path).model.width == 9
     assert compose(["model=tiny", "model.depth=0"], tmp_path).model.width == 2
     assert compose(["path.rule=[textbook]"], tmp_path).path.rule == compose(["path.rule=[left]"]).path.rule
@@ -155,7 +155,7 @@ def test_code_from_elsewhere_runs_only_if_it_is_trusted(tmp_path: Path, monkeypa
 
 
 def test_a_component_written_out_has_keys_of_its_own() -> None:
-    leaky = "model.activation={_target_: ntkexp.layer.pointwise.LeakyReLU}"
+    leaky = "model.activation={_target_: ntkexp.layer.LeakyReLU}"
     assert compose([leaky, "model.activation.slope=0.3"]).fields()["model"]["activation"]["slope"] == 0.3
 
 

@@ -59,7 +59,7 @@ def test_dates_are_text_as_they_are_to_hydra() -> None:
 
 @pytest.mark.parametrize("value", ["2020-13-45", "2020-01-02", "!!set {a: b}", "${", "{a: {null: 1}}", "!!binary aGk="])
 def test_a_value_of_another_kind_is_refused(value: str, written: Path) -> None:
-    (written / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.mlp.MLP\nwidth: {value}\n")
+    (written / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.MLP\nwidth: {value}\n")
     with pytest.raises(Mistake, match=r"model\.width=.*it takes a whole number|: \S.*width") as caught:
         compose(["model=mine"], written)
     assert "\n" not in str(caught.value)
@@ -67,7 +67,7 @@ def test_a_value_of_another_kind_is_refused(value: str, written: Path) -> None:
 
 @pytest.mark.parametrize("value", ["[" * 2000, "&a [*a]", "9" * 5000])
 def test_files_that_others_name_are_read_as_carefully(value: str, written: Path) -> None:
-    (written / "model" / "mine.yaml").write_text("defaults: [nest, _self_]\n_target_: ntkexp.model.mlp.MLP\n")
+    (written / "model" / "mine.yaml").write_text("defaults: [nest, _self_]\n_target_: ntkexp.model.MLP\n")
     (written / "model" / "nest.yaml").write_text(f"width: {value}\n")
     with pytest.raises(Mistake, match=r"nest\.yaml, line 1 cannot be read as YAML"):
         compose(["model=mine"], written)

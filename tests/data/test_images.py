@@ -20,7 +20,7 @@ from ntkexp.data import fashion_mnist
 from ntkexp.data.base import AbstractSource
 from ntkexp.data.cifar10 import CIFAR10
 from ntkexp.data.digits import Digits
-from ntkexp.data.fashion_mnist import FashionMNIST
+from ntkexp.data.fashion_mnist import FashionMnist
 from ntkexp.data.mnist import MNIST
 from ntkexp.mistake import Mistake
 
@@ -65,7 +65,7 @@ def test_class_numbers_come_with_their_names(cifar_folder: Path, refusal: Refusa
     assert "3 (cat)" in refusal(of(CIFAR10, path=cifar_folder, classes=(3, 10)))
 
 
-@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
+@pytest.mark.parametrize("kind", [MNIST, FashionMnist])
 def test_idx_files_give_the_pictures_in_them(kind: type[AbstractSource], idx_folder: Path) -> None:
     images, labels = pictures(600, (28, 28))
     source = of(kind, path=idx_folder)
@@ -76,20 +76,20 @@ def test_idx_files_give_the_pictures_in_them(kind: type[AbstractSource], idx_fol
 
 
 def test_fashion_mnist_is_found_where_debian_puts_it(idx_folder: Path) -> None:
-    without, named = of(FashionMNIST).split(), of(FashionMNIST, path=idx_folder).split()
+    without, named = of(FashionMnist).split(), of(FashionMnist, path=idx_folder).split()
     assert torch.equal(without.test.shown, named.test.shown)
-    assert of(FashionMNIST).files()[0].parent == idx_folder
+    assert of(FashionMnist).files()[0].parent == idx_folder
 
 
 def test_without_debian_s_package_it_is_said_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "nowhere")
-    line = refusal(of(FashionMNIST))
+    line = refusal(of(FashionMnist))
     assert "dataset-fashion-mnist" in line
     assert "train-images-idx3-ubyte" in line
     with pytest.raises(Mistake):
-        of(FashionMNIST).files()
+        of(FashionMnist).files()
 
 
 @pytest.fixture

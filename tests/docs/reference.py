@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from ntkexp.component import Component
+from ntkexp.component import Component, can_be_built
 from ntkexp.config.as_text import spelled
 from ntkexp.config.choices import Choices, dotted, read
 from ntkexp.config.field_types import takes
@@ -96,7 +96,7 @@ def described(kind: type[Component]) -> str:
     """What its file says first, and where several are in one file, what the class says."""
     module = inspect.getmodule(kind)
     own = [other for other in vars(module).values() if inspect.isclass(other) and other.__module__ == kind.__module__]
-    concrete = [other for other in own if issubclass(other, Component) and not inspect.isabstract(other)]
+    concrete = [other for other in own if issubclass(other, Component) and can_be_built(other)]
     return f"{sentence(module)} {inspect.getdoc(kind)}" if len(concrete) > 1 else sentence(module)
 
 

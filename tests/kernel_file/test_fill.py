@@ -46,7 +46,7 @@ def test_the_file_opens_labelled(tmp_path: Path) -> None:
         assert store["ntk"].shape == (POINTS, 1, TRAIN, 1)
     found = open_matrix(tmp_path / "k.zarr")
     assert {name: place.stop for name, place in found.splits.items()} == {"train": 70, "probe": 100, "test": 145}
-    assert found.description["data"] == "Digits"
+    assert found.description["data"] == "digits"
 
 
 def test_the_same_bytes_whoever_computes_and_however_often_it_is_broken_off(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ntkexp.init.ntk import NTK
 from ntkexp.limit.blocks import Place, compute
 from ntkexp.model.cntk import CNTK
 from ntkexp.model.task import Task
-from ntkexp.model.uci_ntk import UCI
+from ntkexp.model.uci_ntk import UCINtk
 
 Pairs = NDArray[np.float64]  # [row, column, row′, column′] of two images
 INIT = NTK(W_std=1, b_std=0)
@@ -95,6 +95,6 @@ def test_uci_ntk(fixed: int) -> None:
         value = size * (rho * (pi - acos(rho)) + sqrt(1 - rho * rho)) / (2 * pi)
         sigma = {"xy": value, "xx": sigma["xx"] / 2, "yy": sigma["yy"] / 2}
         theta = slope * theta + (value if layer >= fixed else 0.0)
-    net = UCI(depth=depth, fixed=fixed).limit(INIT, Task((CHANNELS, SIDE, SIDE), 1))
+    net = UCINtk(depth=depth, fixed=fixed).limit(INIT, Task((CHANNELS, SIDE, SIDE), 1))
     found = compute(net, Place(slice(0, 1), slice(1, 2), same=False), images(), images()).ntk
     assert float(found) == pytest.approx(theta, rel=1e-12)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.machine.base import Course, DoesNotApply, Evidence, PathKernel
-from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.optimizer.gd import GD
 
 TRAIN, OTHERS, STEPS, STEP_SIZE = 5, 3, 40, 0.3
 POINTS = TRAIN + OTHERS
@@ -40,7 +40,7 @@ def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
         summed_gradient=random(TRAIN, outputs, seed=2),
         weight=weight,
         is_squared=is_squared,
-        optimizer=GradientDescent(),
+        optimizer=GD(),
     )
     return Evidence(
         inputs=random(POINTS, 4, seed=3),

@@ -12,7 +12,7 @@ from torch import Tensor
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 from ntkexp.machine.ladder import Ladder, Place, Rung, results
 from ntkexp.machine.linearised import Linearised
-from ntkexp.machine.path_sum import PathSum
+from ntkexp.machine.path_sum import Left
 from ntkexp.records.results import Result
 from tests.machine.evidence import POINTS, TRAIN, evidence, kernel_of, random
 
@@ -27,10 +27,6 @@ class Fixed(AbstractMachine):
     """Says that f̂ = f_T + 1 everywhere, or fails."""
 
     fails: bool = False
-
-    @property
-    def name(self) -> str:
-        return "fixed"
 
     def predict(self, evidence: Evidence) -> Prediction:
         if self.fails:
@@ -98,7 +94,7 @@ def test_a_machine_that_does_not_apply_says_why_on_every_split() -> None:
 
 
 def test_climbing_tries_every_machine_in_order() -> None:
-    ladder = Ladder(machine=(PathSum(rule="left"), Fixed(), Fixed(fails=True), Linearised()))
+    ladder = Ladder(machine=(Left(), Fixed(), Fixed(fails=True), Linearised()))
     rungs = ladder.climb(found(column(0.0, 0.0), column(1.0, 2.0)))
     assert [rung.name for rung in rungs] == ["left", "fixed", "fixed", "linearised"]
     outcomes = [type(rung.outcome) for rung in rungs]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Limit
 from ntkexp.machine.fixed_coefficients import FixedCoefficients
-from ntkexp.machine.frozen import Frozen
+from ntkexp.machine.frozen import FrozenEnd, FrozenLimit, FrozenStart
 from ntkexp.machine.frozen_training import descent, flow
 from ntkexp.machine.linearised import Linearised
 from ntkexp.machine.nngp import NNGP
@@ -80,11 +80,10 @@ def test_descent_with_tiny_steps_is_flow() -> None:
 def test_frozen_takes_the_kernel_of_its_end() -> None:
     first, last = (kernel_of(random(POINTS, 9, seed=seed)) for seed in (7, 8))
     found = replace(evidence(first), kernel_end=last)
-    for at, kernel in (("start", first), ("end", last)):
-        machine = Frozen.model_validate({"at": at})
+    for machine, kernel in ((FrozenStart(), first), (FrozenEnd(), last)):
         torch.testing.assert_close(machine.predict(found).outputs, flow(kernel, found), rtol=0, atol=0)
     other = replace(found, course=replace(found.course, is_squared=False))
-    torch.testing.assert_close(Frozen(at="end").predict(other).outputs, descent(last, other), rtol=0, atol=0)
+    torch.testing.assert_close(FrozenEnd().predict(other).outputs, descent(last, other), rtol=0, atol=0)
 
 
 def test_linearised_takes_the_same_steps() -> None:
@@ -108,7 +107,7 @@ def test_frozen_at_the_limit_takes_it_for_every_output() -> None:
     theta = found.kernel_start[:, 0, :, 0]
     wide = replace(found, kernel_start=torch.zeros_like(found.kernel_start), limit=Limit(theta, theta))
     torch.testing.assert_close(
-        Frozen(at="limit").predict(wide).outputs, Frozen(at="start").predict(found).outputs, rtol=0, atol=0
+        FrozenLimit().predict(wide).outputs, FrozenStart().predict(found).outputs, rtol=0, atol=0
     )
 
 
@@ -120,7 +119,7 @@ def test_the_posterior_interpolates_and_solves() -> None:
     torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-10)  # solving loses the condition number
 
 
-@pytest.mark.parametrize("machine", [Frozen(at="limit"), NNGP()])
+@pytest.mark.parametrize("machine", [FrozenLimit(), NNGP()])
 def test_without_a_limit_its_machines_do_not_apply(machine: AbstractMachine) -> None:
     with pytest.raises(DoesNotApply, match="made by hand"):
         machine.predict(evidence(kernel_of(IDENTITY)))

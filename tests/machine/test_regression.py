@@ -9,7 +9,7 @@ import torch
 
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel
 from ntkexp.machine.kernel_regression import KernelRegression
-from ntkexp.machine.path_sum import PathSum
+from ntkexp.machine.path_sum import Gauss, Left, Secant
 from ntkexp.machine.rbf import RBFIdentity, RBFRegression
 from tests.machine.evidence import POINTS, TRAIN, along, evidence, kernel_of, random
 
@@ -91,8 +91,8 @@ def test_the_path_sum_adds_the_contributions_of_its_rule() -> None:
     found = regular(3)
     other = PathKernel(found.path.kernel, 2 * found.path.contributions, found.path.decay, "nodes=2")
     both = along(found, {**found.paths, "gauss": other})
-    for rule, times, detail in (("secant", 1, "pieces=1"), ("gauss", 2, "nodes=2")):
-        prediction = PathSum(rule=rule).predict(both)
+    for machine, times, detail in ((Secant(), 1, "pieces=1"), (Gauss(), 2, "nodes=2")):
+        prediction = machine.predict(both)
         assert prediction.detail == detail
         torch.testing.assert_close(
             prediction.outputs, found.start + times * found.path.contributions.sum(2), rtol=1e-14, atol=1e-14
@@ -101,4 +101,4 @@ def test_the_path_sum_adds_the_contributions_of_its_rule() -> None:
 
 def test_a_rule_that_was_not_accumulated_does_not_apply() -> None:
     with pytest.raises(DoesNotApply, match=r"add left to path\.rule"):
-        PathSum(rule="left").predict(regular())
+        Left().predict(regular())

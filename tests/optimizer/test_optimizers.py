@@ -15,7 +15,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.adam import Adam
 from ntkexp.optimizer.adamw import AdamW
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.optimizer.gd import GD
 from ntkexp.optimizer.momentum import Momentum
 from ntkexp.optimizer.nesterov import Nesterov
 from ntkexp.optimizer.sgd import SGD
@@ -82,7 +82,7 @@ def test_draws_with_replacement_reach_every_example_equally() -> None:
 
 
 def test_gradient_descent_takes_every_example() -> None:
-    assert GradientDescent().batch_indices(3, 10, 0) is None
+    assert GD().batch_indices(3, 10, 0) is None
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -104,7 +104,7 @@ def test_a_step_leaves_its_arguments_alone_and_goes_downhill(name: str) -> None:
     assert float(((after["w"] - kept) * gradient["w"]).sum()) < 0
 
 
-@pytest.mark.parametrize("chosen", [GradientDescent(), SGD(batch=2)])
+@pytest.mark.parametrize("chosen", [GD(), SGD(batch=2)])
 def test_descent_is_weights_minus_step_times_gradient(chosen: AbstractOptimizer) -> None:
     weights, gradient = {"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([0.5, 4.0])}
     after, _ = chosen.update(0, weights, gradient, {"w": 0.25}, {})
@@ -112,7 +112,7 @@ def test_descent_is_weights_minus_step_times_gradient(chosen: AbstractOptimizer)
 
 
 LIKE_TORCH: dict[str, tuple[AbstractOptimizer, Callable[[list[Tensor]], torch.optim.Optimizer]]] = {
-    "gd": (GradientDescent(weight_decay=0.1), lambda w: torch.optim.SGD(w, 0.3, weight_decay=0.1)),
+    "gd": (GD(weight_decay=0.1), lambda w: torch.optim.SGD(w, 0.3, weight_decay=0.1)),
     "momentum": (
         Momentum(dampening=0.25, weight_decay=0.1),
         lambda w: torch.optim.SGD(w, 0.3, momentum=0.9, dampening=0.25, weight_decay=0.1),
@@ -161,7 +161,7 @@ def test_the_weights_go_where_torch_optim_takes_them(case: str) -> None:
 def test_clipping_is_that_of_torch(norm: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     gradient = {"w": torch.randn(3, 4, generator=generator), "b": torch.randn(4, generator=generator)}
-    factor = GradientDescent(clip_norm=norm).clipping(gradient)
+    factor = GD(clip_norm=norm).clipping(gradient)
     parameters = [torch.zeros_like(part).requires_grad_() for part in gradient.values()]
     for parameter, part in zip(parameters, gradient.values(), strict=True):
         parameter.grad = part.clone()
@@ -191,8 +191,8 @@ def test_the_recursion_is_the_derivative_of_the_weights_by_every_gradient(name: 
 
 
 def test_step_sizes_differ_by_the_longest_beginning_of_a_name() -> None:
-    made = GradientDescent(layers={"a": 2.0, "a.b": 3.0})
+    made = GD(layers={"a": 2.0, "a.b": 3.0})
     weights = {name: torch.zeros(1) for name in ("a.c", "a.b.weight", "ab")}
     assert made.factors(weights) == {"a.c": 2.0, "a.b.weight": 3.0, "ab": 1.0}
     with pytest.raises(Mistake, match=r"optimizer\.layers: no parameter's name begins with ac; did you mean 'a\.c'\?"):
-        GradientDescent(layers={"ac": 2.0}).factors(weights)
+        GD(layers={"ac": 2.0}).factors(weights)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
 from ntkexp.mistake import Mistake
-from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.optimizer.gd import GD
 from ntkexp.path.backward.half_times import STRETCHES, empty
 from ntkexp.path.points import Block
 from ntkexp.run.attributed_points import shares
@@ -111,7 +111,7 @@ def test_the_shares_of_steps_add_up() -> None:
     assert mass >= float(found.contributions("secant").abs().sum())
 
 
-class Remembering(GradientDescent):
+class Remembering(GD):
     """Gradient descent that is summed backwards, as if it had a memory."""
 
     remembers: ClassVar[bool] = True

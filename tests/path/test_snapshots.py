@@ -49,7 +49,7 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
 def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
     """The kernel of one step at all points."""
     block = Block(setting.points, step.segment, slice(0, len(setting.points.inputs)))
-    (chosen,) = (each for each in setting.experiment.path.rule if each.name == rule)
+    (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
     return block.kernel(setting.experiment.path.quadrature(chosen), step.steered)
 
 
@@ -144,5 +144,7 @@ def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
 
 
 def test_what_remembers_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"path\.every=snapshots: Adam carries past gradients .* use path\.every=1"):
+    with pytest.raises(
+        Mistake, match=r"path\.every=snapshots: optimizer=adam carries past gradients .* use path\.every=1"
+    ):
         small("path.every=snapshots", "optimizer=adam")

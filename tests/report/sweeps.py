@@ -27,7 +27,7 @@ def write_small_run(path: Path, width: int, seed: int, drift: float, activation:
     """The tables of a finished run, and nothing else."""
     folder = RunFolder(path)
     with folder.claim():
-        model: dict[str, Json] = {"_target_": "ntkexp.model.mlp.MLP", "width": width, "activation": activation}
+        model: dict[str, Json] = {"_target_": "ntkexp.model.MLP", "width": width, "activation": activation}
         folder.write_json("config.json", {"model": model, "seed": seed})
         folder.write("overrides.txt", f"model.width={width}\nseed={seed}\n")
         with MetricsWriter(path / "metrics.csv", ("step", "loss", "drift")) as metrics:

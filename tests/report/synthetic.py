@@ -105,10 +105,10 @@ def write_run(path: Path, problem: Problem) -> Path:
 
 def config(problem: Problem) -> dict[str, Json]:
     return {
-        "_target_": "ntkexp.experiment.experiment.Experiment",
-        "data": {"_target_": "ntkexp.data.digits.Digits", "train": len(problem.shown["train"])},
-        "model": {"_target_": "ntkexp.model.mlp.MLP", "width": 512},
-        "path": {"_target_": "ntkexp.path.settings.Path", "probes": list(problem.read)},
+        "_target_": "ntkexp.experiment.Experiment",
+        "data": {"_target_": "ntkexp.data.Digits", "train": len(problem.shown["train"])},
+        "model": {"_target_": "ntkexp.model.MLP", "width": 512},
+        "path": {"_target_": "ntkexp.path.Path", "probes": list(problem.read)},
         "steps": problem.steps,
         "seed": problem.seed,
     }

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkexp.config.choices import Choices, read
-from ntkexp.config.folders import folders
 from ntkexp.records.results import Result
 from ntkexp.report.run import load_runs
-from ntkexp.report.table import combined, ladder_table, named, to_text
+from ntkexp.report.table import combined, ladder_table, to_text
 from ntkexp.text import aligned, short
 
 WORD = st.text("abc μ", min_size=1, max_size=9).map(str.strip).filter(bool)
@@ -86,10 +84,3 @@ def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
 def test_one_run_alone_differs_in_nothing(finished: dict[str, Path]) -> None:
     table = combined(load_runs([finished["two classes"]])[0])
     assert list(table.columns)[:3] == ["run", "split", "secant"]
-
-
-@pytest.mark.parametrize("group", Choices(folders(None)).defaults())
-def test_components_are_named_as_they_are_asked_for(group: str) -> None:
-    choices = Choices(folders(None))
-    targets = {option: read(choices.file(group, option))["_target_"] for option in choices.options(group)}
-    assert {option: named(target) for option, target in targets.items()} == {option: option for option in targets}

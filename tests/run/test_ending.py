@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from ntkexp.optimizer.gd import GradientDescent
+from ntkexp.optimizer.gd import GD
 from ntkexp.optimizer.momentum import Momentum
 from ntkexp.optimizer.stable import AbstractStable
 from ntkexp.run.loop import advised
@@ -57,7 +57,7 @@ STABLE = 2.0
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 1.0, 1.05, 40.0])
-@pytest.mark.parametrize("kind", [GradientDescent, Momentum])
+@pytest.mark.parametrize("kind", [GD, Momentum])
 def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[AbstractStable], share: float) -> None:
     """In the key that was set: the default is no answer to a run that diverged at it."""
     for key, value in {"stable_fraction": share, "step_size": share * STABLE}.items():

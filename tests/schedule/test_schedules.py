@@ -8,8 +8,8 @@ import pytest
 
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.schedule.cosine import Cosine
-from ntkexp.schedule.list import Listed
-from ntkexp.schedule.step import Staircase
+from ntkexp.schedule.list import List
+from ntkexp.schedule.step import Step
 from tests.config.components import choices, configured
 
 SCHEDULES = choices("schedule")
@@ -49,10 +49,10 @@ def test_half_a_cosine_is_symmetric_about_its_middle() -> None:
 
 
 def test_a_staircase_is_constant_between_stairs() -> None:
-    found = factors(Staircase(every=10, decay=0.5))
+    found = factors(Step(every=10, decay=0.5))
     assert [found[step] for step in range(0, STEPS, 10)] == [1.0, 0.5, 0.25, 0.125, 0.0625]
     assert all(found[step] == found[step - step % 10] for step in range(STEPS))
 
 
 def test_a_list_is_read_as_it_stands_and_its_end_stays() -> None:
-    assert factors(Listed(factors=(1.0, 0.5, 2.0)))[:5] == [1.0, 0.5, 2.0, 2.0, 2.0]
+    assert factors(List(factors=(1.0, 0.5, 2.0)))[:5] == [1.0, 0.5, 2.0, 2.0, 2.0]

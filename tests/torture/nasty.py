@@ -46,7 +46,7 @@ WORDS = (
         ",",
     ),
     *("==", "2020-13-45", "2020-01-01", "12:30:45", "1:1", "<<", "a: b", "# a", "relu", "mlp", "secant", "all", "log"),
-    *("\udcff", "os.system", "ntkexp.model.mlp.MLP", "ntkexp.nope.Nope", "a.b.c", "__class__", "ntkexp"),
+    *("\udcff", "os.system", "ntkexp.model.MLP", "ntkexp.nope.Nope", "a.b.c", "__class__", "ntkexp"),
 )
 TREES = (
     *(
@@ -63,7 +63,7 @@ TREES = (
         "[1e400]",
         "[0,100000000000]",
     ),
-    *("[secant]", "[secant,left,gauss]", "[a,b]", "{_target_:os.system}", "{_target_:ntkexp.model.mlp.MLP}", "[" * 300),
+    *("[secant]", "[secant,left,gauss]", "[a,b]", "{_target_:os.system}", "{_target_:ntkexp.model.MLP}", "[" * 300),
     *("1,2", "1,,2", "range(0,3)", "choice(1,2)", "interval(0,1)", "shuffle(1,2)", "sort(1)", "glob(*)", "int(3)"),
     *("{1:2}", "{null:1}", "{_target_:1}", "[true,false]", "[[1],[2]]", "{a:b,a:c}", "[]]", "[NaN]"),
 )

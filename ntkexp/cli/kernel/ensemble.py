@@ -73,7 +73,7 @@ def written(
     from ntkexp.report.plots.run_plots import METADATA, write
     from ntkexp.report.plots.style import RC
 
-    name = f"ensemble-{experiment.model.kind}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
+    name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
     new = slice(given.train, None)
     panels = [
         Panel(

@@ -121,7 +121,7 @@ def filled(
 
     settle(experiment)
     subject = Subject(experiment, data, filler.kernel, filler.outputs)
-    name = f"{experiment.model.kind}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
+    name = f"{experiment.model.option}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
     path = (folder / name if asked.out is None else asked.out).expanduser()
     with interruptible(path):
         return fill(path, subject, filler, asked.workers or cores(), asked.force, listener(asked.quiet))

@@ -79,7 +79,7 @@ class Subject:
         """Everything that decides a number in the file."""
         return {
             "kernel": self.kernel,
-            "data": type(self.experiment.data).__name__,
+            "data": self.experiment.data.option,
             "data_sha256": self.data_digest,
             "dtype": self.experiment.dtype,
             "results_version": results_version,

@@ -1,0 +1,13 @@
+"""How the kernel of one finite step is read."""
+
+from typing import TYPE_CHECKING
+
+from ntkexp.chapter import classes_of
+
+if TYPE_CHECKING:
+    from ntkexp.path.rule.base import AbstractRule as AbstractRule
+    from ntkexp.path.rule.gauss import Gauss as Gauss
+    from ntkexp.path.rule.left import Left as Left
+    from ntkexp.path.rule.secant import Secant as Secant
+else:
+    __getattr__ = classes_of(__name__)

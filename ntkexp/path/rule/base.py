@@ -24,11 +24,6 @@ class Piece(NamedTuple):
 class AbstractRule(Component):
     """A quadrature of a step."""
 
-    @property
-    def name(self) -> str:
-        """What the rule is called in tables and files."""
-        return type(self).__name__.lower()
-
     @abstractmethod
     def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
         """The pieces of a step; each rule uses the numbers that concern it."""
