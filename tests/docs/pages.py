@@ -75,8 +75,8 @@ class Page:
     def blocks(self) -> list[Block]:
         """The code, in order."""
         found = [Block(*pair) for pair in BLOCK.findall(self.text)]
-        below = [*(block.text if block.language == "text" else "" for block in found[1:]), ""]
-        return [Block(block.language, block.text, text) for block, text in zip(found, below, strict=True)]
+        below = [block.text if block.language == "text" else "" for block in [*found[1:], Block("", "")]]
+        return [Block(block.language, block.text, text) for block, text in zip(found, below, strict=False)]
 
     @property
     def commands(self) -> list[str]:

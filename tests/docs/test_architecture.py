@@ -1,0 +1,46 @@
+"""The page on the architecture cannot lie: its picture and tables are those of the import contracts."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.docs.architecture import HOUSE, PAGE, PICTURE, page
+from tests.docs.chapters import Chapter, floors
+from tests.docs.picture import picture
+from tests.docs.readme import ROOT
+
+WRITE = "run `python -m tests.docs.architecture`"
+CHAPTERS = [chapter for floor in floors(HOUSE) for chapter in floor]
+
+
+def test_the_tables_are_as_they_would_be_written() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), WRITE
+
+
+def test_the_picture_is_as_it_would_be_drawn() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == picture(floors(HOUSE)), WRITE
+
+
+def test_the_picture_shows_every_chapter_once_and_in_its_frame() -> None:
+    drawn = ElementTree.fromstring(picture(floors(HOUSE)))
+    _, _, width, height = map(float, drawn.attrib["viewBox"].split())
+    assert sorted(str(name.text) for name in drawn.findall("{*}text")) == sorted(c.path.name for c in CHAPTERS)
+    for box in drawn.findall("{*}rect[@class]"):
+        left, top, wide, high = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert left >= 0
+        assert left + wide <= width
+        assert top + high <= height
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.path.name)
+def test_every_chapter_says_in_a_sentence_what_it_is(chapter: Chapter) -> None:
+    assert len(chapter.sentence.split()) > 4, chapter.file
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    named = re.findall(r"(?<!\[)`([\w/]+\.py|(?:\w+/)+)`", PAGE.read_text(encoding="utf-8"))
+    assert named
+    assert [name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "ntkexp"))] == []
