@@ -18,4 +18,4 @@ LINES = [line for block in blocks("sh") for line in block.splitlines()]
 COMMANDS = [line for line in LINES if line.startswith("ntkexp ")]
 SETUPS = [line for line in LINES if not line.startswith("ntkexp ")]
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
-QUOTED = re.findall(r"`([^`]+)`", PROSE)
+QUOTED = [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", PROSE)]

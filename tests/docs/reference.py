@@ -1,4 +1,4 @@
-"""docs/reference.md, from the components and the comments in their YAML files.
+"""docs/reference.md, from the components, the comments in their YAML files, and the help of the commands.
 
 python -m tests.docs.reference     writes it; a test asserts that it is as it would be written
 """
@@ -22,6 +22,7 @@ from ntkexp.config.field_types import takes
 from ntkexp.config.folders import folders
 from ntkexp.config.show import title
 from ntkexp.sweep.axis_values import values
+from tests.docs import commands
 from tests.docs.readme import ROOT
 
 FILE = ROOT / "docs" / "reference.md"
@@ -31,18 +32,20 @@ HEADER = ("key", "takes", "default", "meaning")
 INTRODUCTION = """\
 # Reference
 
-Every choice, and every key that it has. A choice is made as `data=moons`, a key is set as `data.noise=0.2`, on the
-command line or in a YAML file of yours (`--config-dir`). `ntkexp config` shows what a command line comes to, and
-`ntkexp config --tree` says in the terminal what this page says. A default of – has to be given.
+Every choice, with every key that it has; every sweep; and [every command](#commands). A choice is made as
+`data=moons`, a key is set as `data.noise=0.2`, on the command line or in a YAML file of yours (`--config-dir`).
+`ntkexp config` shows what a command line comes to, and `ntkexp config --tree` says in the terminal what this page says
+of choices. A default of – has to be given.
 
-This page is written by `python -m tests.docs.reference`; change the components and their YAML files instead.
+This page is written by `python -m tests.docs.reference`; change the components, their YAML files and the commands
+instead.
 """
 
 
 def reference() -> str:
     """The whole page."""
     sections = [section(group) for group in CHOICES.groups()]
-    return "\n".join([INTRODUCTION, always(), *sections, sweeps()])
+    return "\n".join([INTRODUCTION, always(), *sections, sweeps(), calls()])
 
 
 def always() -> str:
@@ -145,6 +148,17 @@ def sweeps() -> str:
         base = " ".join(f"`{text}`" for text in tree["base"]) or "–"
         found.append((f"`{name}`", axes, spelled(tree["seeds"]), base, lines[0].removeprefix("# ")))
     return f"## sweep\n\nAs in `ntkexp sweep width`.\n\n{table(found, ('sweep', 'axes', 'seeds', 'base', 'meaning'))}"
+
+
+def calls() -> str:
+    """The commands, each with its options."""
+    return "\n".join(["## Commands\n", *map(call, commands.ALL)])
+
+
+def call(path: str) -> str:
+    """A command with its options."""
+    told = " ".join(inspect.cleandoc(commands.ALL[path].help).split())
+    return f"### {path}\n\n`{commands.called(path)}`\n\n{told}\n\n{table(commands.rows(path), commands.HEADER)}"
 
 
 def table(found: Iterable[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> str:
