@@ -1,6 +1,22 @@
-"""`python -m ntkexp` is `ntkexp`."""
+"""`ntkexp`, and `python -m ntkexp`: whoever interrupts it while it is still being imported gets the same line."""
 
-from ntkexp.cli.main import main
+# ruff: noqa: PLC0415  what is imported here takes time, in which Ctrl-C may come
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command of `sys.argv`."""
+    try:
+        from ntkexp.cli.main import main as obey
+
+        obey()
+    except KeyboardInterrupt:
+        sys.stderr.write("ntkexp: interrupted\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":  # so that importing this module runs nothing
     main()

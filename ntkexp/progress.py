@@ -20,6 +20,10 @@ class AbstractProgress(ABC):
     def say(self, text: str) -> None:
         """A remark of one line."""
 
+    def warn(self, text: str) -> None:
+        """A remark of consequence, such as of work that was lost: who wants no others is told this one."""
+        self.say(text)
+
     @abstractmethod
     def stop(self) -> None:
         """The task has ended, whether or not it came to its last step."""

@@ -21,7 +21,7 @@ SECONDS = 10.0
 def listener(quiet: bool) -> AbstractProgress:
     """Whoever suits the place."""
     if quiet:
-        return Silent()
+        return Quiet()
     return Bar() if sys.stderr.isatty() else Lines(sys.stderr)
 
 
@@ -33,6 +33,14 @@ def measured(loss: float | None, drift: float | None) -> str:
     """
     known = {"loss": loss, "drift": drift}
     return "  ".join(f"{name} {value:.3g}" for name, value in known.items() if value is not None)
+
+
+class Quiet(Silent):
+    """What has consequences is said, and nothing else."""
+
+    def warn(self, text: str) -> None:
+        with suppress(BrokenPipeError):
+            sys.stderr.write(f"{text}\n")
 
 
 class Lines(AbstractProgress):

@@ -26,10 +26,21 @@ def to_text(value: Json) -> str:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object."""
+    return as_object(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error
+
+
+def as_object(content: bytes, path: Path) -> dict[str, Any]:
+    """The object that a file holds as JSON."""
+    try:
+        value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path} is not JSON; the file is damaged") from error
     if not isinstance(value, dict):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_written
-from ntkexp.records.json_file import Json, read_object, to_text
+from ntkexp.records.json_file import Json, as_object, read_bytes, to_text
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -136,11 +136,12 @@ def sealed_text(value: Mapping[str, Json]) -> str:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object and its seal, which is taken off."""
-    value = read_object(path)
+    content = read_bytes(path)  # once: what is judged is what is given
+    value = as_object(content, path)
     if value.pop(SEAL, None) is None:
         raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {AGAIN}")
     try:
-        right = path.read_bytes() == sealed_text(value).encode()  # a key that stands there twice is read once
+        right = content == sealed_text(value).encode()  # a key that stands there twice is read once
     except ValueError:  # half of a letter
         right = False
     if not right:

@@ -107,15 +107,15 @@ def digits(name: str) -> str:
 def left(folder: RunFolder, of: str, progress: AbstractProgress) -> State | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
     if (folder.path / DONE).is_file():
-        progress.say(f"{folder.path} {folder.look()}; the run begins anew")
+        progress.warn(f"{folder.path} {folder.look()}; the run begins anew")
         return None
     try:
         saved = load(folder, of)
     except Damaged as damage:
-        progress.say(f"{damage}; the run begins anew")
+        progress.warn(f"{damage}; the run begins anew")
         return None
     if saved is None and (folder.path / CONFIG).is_file():
-        progress.say(f"{folder.path} was left without a checkpoint; the run begins anew")
+        progress.warn(f"{folder.path} was left without a checkpoint; the run begins anew")
     return saved
 
 
@@ -131,7 +131,7 @@ def conduct(
     try:
         attempt(experiment, folder, overrides, repeat, saved, progress)
     except Damaged as damage:
-        progress.say(f"{damage}; the run begins anew")
+        progress.warn(f"{damage}; the run begins anew")
         attempt(experiment, folder, overrides, repeat, None, progress)
 
 

@@ -83,7 +83,16 @@ def test_a_run_ends_with_its_ladder_a_sentence_and_its_folder(
         assert "\x1b" not in ended.out + ended.err
 
 
-def test_quiet_prints_nothing(command: Command, training: Replace, finished: Path) -> None:
+def test_quiet_tells_of_work_that_was_lost(command: Command, training: Replace, finished: Path) -> None:
+    def act(progress: AbstractProgress) -> Path:
+        progress.warn("the run begins anew")
+        return finished
+
+    training(act)
+    assert command("train", "--quiet") == (0, "", "the run begins anew\n")
+
+
+def test_quiet_prints_nothing_else(command: Command, training: Replace, finished: Path) -> None:
     def act(progress: AbstractProgress) -> Path:
         progress.say("a remark")
         return finished

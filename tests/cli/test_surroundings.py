@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
 
+from ntkexp.__main__ import main as way_in
 from ntkexp.cli import main
 from ntkexp.cli.surroundings import settle
 from tests.cli.conftest import Command
@@ -111,3 +113,19 @@ def test_a_home_that_cannot_be_written() -> None:
         [sys.executable, "-c", program], env=environment | {"HOME": "/dev/null"}, capture_output=True, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+class Slow(ModuleType):
+    """A module in whose import Ctrl-C comes."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_everything_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ntkexp.cli.main", Slow("ntkexp.cli.main"))
+    with pytest.raises(SystemExit) as caught:
+        way_in()
+    assert (caught.value.code, capsys.readouterr().err) == (130, "ntkexp: interrupted\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +71,21 @@ def test_the_files_of_a_folder(tmp_path: Path, seed: int) -> None:
     assert not folder.whole
     with pytest.raises(Mistake, match=r"^[^\n]*kernels\.zarr/c/0 not as it was written[^\n]*$"):
         folder.check("kernels.zarr")
+
+
+def test_what_is_judged_is_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be replaced at any time: it is read once."""
+    path, reads = tmp_path / "told.json", list[Path]()
+    path.write_text(sealed_text({"steps": 3}))
+    open_file = io.open
+
+    def counted(file: Path, *rest: Any, **more: Any) -> Any:
+        reads.append(file)
+        return open_file(file, *rest, **more)
+
+    monkeypatch.setattr(io, "open", counted)
+    assert read_sealed(path) == {"steps": 3}
+    assert reads == [path]
 
 
 def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def fill(
         matrix = opened(path, subject, filler, force)
         tiling, done, left = matrix.layout.tiling, matrix.done, matrix.missing()
         if damaged := sum(bool(done[tile]) for tile in left):
-            progress.say(f"{path} is damaged: {damaged} of its tiles are computed again")
+            progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
         matrix.unmark(left)
         if not left:
             progress.say(f"{path} is finished; --force computes it again")
