@@ -15,6 +15,7 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CONFIG, DONE, LOCK, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.lock import acquire
+from ntkexp.records.provenance import refuse_other_version
 from ntkexp.records.seal import read_sealed
 from ntkexp.report.table import flat
 
@@ -46,6 +47,7 @@ def entry(path: Path) -> Entry:
     try:
         if folder.vouching:
             folder.check(CONFIG)
+        refuse_other_version(path)
         config, damage = flat(read_object(path / CONFIG)), ""
     except Mistake as mistake:
         config, damage = {}, str(mistake)

@@ -24,6 +24,7 @@ from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.metrics import RETRACED
+from ntkexp.records.provenance import refuse_other_version
 from ntkexp.records.results import COLUMNS, Result, read_results
 from ntkexp.records.seal import read_sealed
 
@@ -134,6 +135,7 @@ def load_tables(folder: Path | str) -> Run:
         running = RunFolder(path).state == "running"
         advice = f"; {REDO}" if (path / DONE).is_file() else ""
         raise Mistake(f"{path} is still being written" if running else f"{path} {defect}{advice}")
+    refuse_other_version(path)
     RunFolder(path).check(*TABLES, *([RETRACED] if (path / RETRACED).exists() else []))
     return read_run(path)
 

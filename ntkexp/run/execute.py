@@ -25,6 +25,7 @@ from ntkexp.records.data import write_data
 from ntkexp.records.folder import BEGUN, CONFIG, DONE, OVERRIDES, RunFolder, several
 from ntkexp.records.kernels import KERNELS, create_kernels
 from ntkexp.records.metrics import RETRACED
+from ntkexp.records.provenance import PROVENANCE, refuse_other_version
 from ntkexp.records.seal import Damaged, read_sealed
 from ntkexp.records.timings import MACHINE, write_timings
 from ntkexp.report.plots.run_plots import save as save_plots
@@ -46,7 +47,7 @@ SAME_BYTES = (
     "kernels.zarr",
     "contributions.zarr",
 )
-OTHERS = (OVERRIDES, "provenance.json", "timings.csv", "weights.pt")
+OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 
 def carry_out(
@@ -74,6 +75,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     """The rest of a run, from its own config."""
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is no run folder: it has no config.json")
+    refuse_other_version(path)
     folder = RunFolder(path)
     if folder.whole:
         progress.say(f"{path} is finished")
@@ -84,7 +86,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
             raise Mistake(f"{path} cannot be resumed: {what}; the command that began it begins it anew")
         experiment = build(folder.read_json(CONFIG), trusted)
         if digits(folder_name(experiment)) != digits(path.resolve().name):
-            raise Mistake(f"{path} was made by another version, or its data changed since: run the experiment anew")
+            raise Mistake(f"{path} is of other data, or of another version: run the experiment anew")
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, repeating(OUTPUTS, trusted))
         conduct(experiment, folder, overrides, repeat, left(folder, identity(experiment), progress), progress)
@@ -94,7 +96,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
 def begun_by(folder: RunFolder) -> str:
     """The command that a dead run was begun by, if it says so."""
     try:
-        return str(read_sealed(folder.path / "provenance.json")["command"])
+        return str(read_sealed(folder.path / PROVENANCE)["command"])
     except Mistake:
         return ""
 
@@ -153,7 +155,7 @@ def attempt(
         if saved is None:
             begin(folder, setting, overrides)
         lay_out(folder, setting)
-        folder.write_sealed("provenance.json", provenance(experiment, repeat, threads))
+        folder.write_sealed(PROVENANCE, provenance(experiment, repeat, threads))
         with clock.times("run"), diary(folder, setting, saved, of, threads, progress) as journal:
             outcome = run(setting, journal, saved)
         with clock.times("write"):

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.json_file import read_object
+from ntkexp.records.provenance import PROVENANCE
 from ntkexp.report.page.inline import inline, slug
 from ntkexp.report.plots.run_plots import svg
 from ntkexp.report.plots.sweep_plots import Picture
@@ -76,6 +77,6 @@ def link(path: Path, folder: Path) -> str:
 def command_of(run: Run) -> str:
     """What makes the run again."""
     try:
-        return str(read_object(run.path / "provenance.json").get("command", ""))
+        return str(read_object(run.path / PROVENANCE).get("command", ""))
     except Mistake:
         return ""
