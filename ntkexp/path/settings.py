@@ -10,7 +10,6 @@ from ntkexp.component import Component
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
-from ntkexp.path.rule.secant import Secant
 from ntkexp.path.timetable import MOST_KERNELS, AbstractTimetable, Adaptive, Planned
 from ntkexp.size import LONGEST, Count, CountOrNone, Steps
 
@@ -51,10 +50,16 @@ class Path(Component):
         return rule.quadrature(self.nodes, self.pieces, self.romberg)
 
     @property
+    def closing(self) -> AbstractRule | None:
+        """The first rule that closes every step, which says how well the network was read."""
+        return next((rule for rule in self.rule if rule.closes), None)
+
+    @property
     def finer(self) -> tuple[Piece, ...]:
-        """The secants that the error of the parts is measured against, where a secant is accumulated."""
-        measured = self.error_samples and self.every == 1 and any(isinstance(rule, Secant) for rule in self.rule)
-        return Secant().quadrature(self.nodes, 2 * self.pieces, self.romberg) if measured else ()
+        """What the error of the parts by the closing rule is measured against: the same with twice the pieces."""
+        if self.closing is None or not self.error_samples or self.every != 1:
+            return ()
+        return self.closing.quadrature(self.nodes, 2 * self.pieces, self.romberg)
 
     @property
     def gain(self) -> float:
@@ -66,6 +71,7 @@ class Path(Component):
         """Where in a step the network is read, both ends included.
 
         >>> from ntkexp.path.rule.left import Left
+        >>> from ntkexp.path.rule.secant import Secant
         >>> sorted(Path(rule=(Left(),)).positions), sorted(Path(rule=(Secant(),)).positions)
         ([0.0, 1.0], [0.0, 0.5, 1.0])
         """

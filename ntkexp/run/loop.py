@@ -16,7 +16,7 @@ from ntkexp.optimizer.stable import AbstractStable
 from ntkexp.path.accumulate.ledger import EveryStep
 from ntkexp.path.backward.recording import Recording, length
 from ntkexp.run.listener import AbstractJournal
-from ntkexp.run.metrics import Observer, shared
+from ntkexp.run.metrics import Observer, shares
 from ntkexp.run.outcome import Ending, Outcome, look_back
 from ntkexp.run.second_pass import retraced
 from ntkexp.run.setting import Setting
@@ -61,7 +61,7 @@ def go(walk: Walk, journal: AbstractJournal, recording: Recording | None) -> End
             row |= observer.kernel(kernel, step.outputs, step.segment.start, step.step_size)
             journal.snapshot(step.index, kernel, observer.output_gradient(step.outputs))
             walk.timetable.saw(step.index, kernel[: setting.points.train])
-        journal.row(row | shared(walk.advance(step, due=due)))
+        journal.row(row | shares(walk.advance(step, due=due), setting.experiment.path.closing))
         if recording is not None:
             recording.write(step.index, step.segment.start, step.memory)
         journal.stepped(walk, loss)
@@ -78,7 +78,8 @@ def go_back(walk: Walk, journal: AbstractJournal, recording: Recording, saved: M
     walk.ledger = EveryStep(retrace.integrals, None, retrace.hindsight)
     for step in range(walk.step):
         walk.check(step, retrace.tallied(step))
-    journal.attributed([{"step": step} | shared(retrace.tallied(step)) for step in range(walk.step)])
+    closing = walk.setting.experiment.path.closing
+    journal.attributed([{"step": step} | shares(retrace.tallied(step), closing) for step in range(walk.step)])
 
 
 def finish(walk: Walk, journal: AbstractJournal, ending: Ending) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from ntkexp.diagnostics.activation_pattern import pattern
 from ntkexp.diagnostics.spectrum import DENSE, TOP, alignment, label_alignment, largest, spectrum
-from ntkexp.machine.base import DoesNotApply
+from ntkexp.machine.evidence import DoesNotApply
 from ntkexp.machine.ladder import label
 from ntkexp.path.accumulate.integrals import Tally
 from ntkexp.path.descent import Step
+from ntkexp.path.rule.base import AbstractRule
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
@@ -163,13 +165,13 @@ class Observer:
         return row | {f"residual_top_{k}": modes.share(residual, k) for k in RESIDUAL_TOPS}
 
 
-def shared(tallies: dict[str, Tally]) -> Row:
-    """What the first rule said of a step, and whether the secant closed it; nothing before the path is integrated."""
+def shares(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
+    """What the first rule said of a step, and how far one is from it that closes; nothing before it is integrated."""
     if not tallies:
         return {}
     first = next(iter(tallies.values()))
     return {
-        "closure": tallies["secant"].closure if "secant" in tallies else None,
+        "closure": tallies[closing.option].closure if closing else None,
         "contribution_mass": first.contribution_mass,
         "contribution_sum": first.contribution_sum,
         "kernel_mass": first.kernel_mass,

@@ -46,11 +46,11 @@ def retraced(walk: Walk, recording: Recording) -> Retrace:
 def doubled(setting: Setting) -> Doubled | None:
     """The measure of the parts by secants, at nothing; none where nobody asks for it."""
     path, shape = setting.experiment.path, setting.path_shape
-    if not path.finer:
+    if path.closing is None or not path.finer:
         return None
     sample = sampled(len(setting.attributed), path.error_samples).to(setting.attributed.device)
     room = (setting.kernel.new_zeros(len(sample), *shape[1:axes]) for axes in (4, 3, 2))
-    return Doubled(Integrals(path.finer, *room), sample, path.gain)
+    return Doubled(path.closing.option, Integrals(path.finer, *room), sample, path.gain)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Retrace:
             half_by = torch.full_like(integrals.contributions, torch.nan)
             half_by[setting.attributed] = self.halves[name].by(self.walk.step_sizes)
             error = None
-            if self.doubled is not None and name == "secant":
+            if self.doubled is not None and name == self.doubled.rule:
                 error = Error(self.doubled.error(integrals.contributions[setting.attributed]))
             found[name] = Hindsight(error, half_by)
         return found

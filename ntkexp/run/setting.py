@@ -29,7 +29,6 @@ from ntkexp.path.budget import Budget
 from ntkexp.path.descent import Descent
 from ntkexp.path.effort import core_seconds, refuse_endless
 from ntkexp.path.points import Points
-from ntkexp.path.rule.secant import Secant
 from ntkexp.run.attributed_points import shares
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
@@ -227,8 +226,8 @@ def refuse_vast(experiment: Experiment) -> None:
 
 def remarked(experiment: Experiment, module: Reading, points: Points, few: Tape) -> tuple[str, ...]:
     """What the network's numbers cost, and why its kernels do; a secant says by itself what it has no rule for."""
-    secant = any(isinstance(rule, Secant) for rule in experiment.path.rule)
-    found = (remark(function_of(module), few, experiment.path.casts), None if secant else points.reader.obstacle(few))
+    obstacle = points.reader.obstacle(few) if experiment.path.closing is None else None
+    found = (remark(function_of(module), few, experiment.path.casts), obstacle)
     return tuple(each for each in found if each is not None)
 
 

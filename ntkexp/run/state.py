@@ -62,8 +62,11 @@ class Walk:
         return tallies
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
-        """Remember a step whose secant does not close."""
-        found = tallies["secant"].unclosed(self.setting.terms, self.setting.eps) if "secant" in tallies else None
+        """Remember a step that is not closed, though its rule closes."""
+        closing = self.setting.experiment.path.closing
+        if closing is None or closing.option not in tallies:
+            return
+        found = tallies[closing.option].unclosed(self.setting.terms, self.setting.eps)
         if found is not None:
             self.unclosed[step] = found
 
@@ -120,16 +123,16 @@ def every_step(setting: Setting) -> EveryStep:
     """The kernel of every step; nothing yet where the path is integrated from its end."""
     path = setting.experiment.path
     integrals = {} if setting.experiment.optimizer.remembers else opened(setting)
-    if not (path.finer and integrals):
+    if path.closing is None or not (path.finer and integrals):
         return EveryStep(integrals, None)
-    return EveryStep(integrals, sampled(setting, integrals["secant"].pieces, path.gain))
+    return EveryStep(integrals, sampled(setting, path.closing.option, path.quadrature(path.closing), path.gain))
 
 
-def sampled(setting: Setting, coarse: tuple[Piece, ...], gain: float) -> ErrorBar:
+def sampled(setting: Setting, rule: str, coarse: tuple[Piece, ...], gain: float) -> ErrorBar:
     """An error bar that has measured nothing yet."""
     path = setting.experiment.path
     every = max(1, setting.experiment.steps // path.error_samples)
-    return ErrorBar(coarse, path.finer, gain, every, setting.kernel.new_zeros(setting.path_shape[:3]))
+    return ErrorBar(rule, coarse, path.finer, gain, every, setting.kernel.new_zeros(setting.path_shape[:3]))
 
 
 def along_flow(setting: Setting) -> AlongFlow:
@@ -137,7 +140,9 @@ def along_flow(setting: Setting) -> AlongFlow:
     path, shape = setting.experiment.path, setting.path_shape
     tangent = Left().quadrature(1, 1, 0)
     integrals = Integrals(tangent, *(room(setting, shape[:axes]) for axes in (4, 3, 2)))
-    return AlongFlow(setting.descent, path.nodes, integrals, sampled(setting, (), 1.0) if path.error_samples else None)
+    return AlongFlow(
+        setting.descent, path.nodes, integrals, sampled(setting, "gauss", (), 1.0) if path.error_samples else None
+    )
 
 
 def snapshots(setting: Setting) -> Snapshots:

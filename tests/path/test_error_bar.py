@@ -13,7 +13,7 @@ STEPS, DRAWS = 30, 4000
 
 def estimate(errors: Tensor, every: int) -> float:
     """What the error bar says when it sees the errors [step, probe, out, train] of its sample."""
-    bar = ErrorBar(coarse=(), fine=(), gain=1.0, every=every, total=torch.zeros_like(errors[0]))
+    bar = ErrorBar(rule="secant", coarse=(), fine=(), gain=1.0, every=every, total=torch.zeros_like(errors[0]))
     sample = errors[[step for step in range(len(errors)) if bar.measures(step)]]
     bar.restore({"total": sample.sum(0), "squares": sample.square().sum()})
     return bar.estimate(len(errors))

@@ -31,6 +31,7 @@ from ntkexp.path.rule.base import Piece
 class ErrorBar:
     """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the difference."""
 
+    rule: str  # whose error is measured
     coarse: tuple[Piece, ...]
     fine: tuple[Piece, ...]
     gain: float

@@ -96,7 +96,7 @@ class EveryStep(AbstractLedger):
     def error(self, rule: str, steps: int) -> Error | None:
         if rule in self.hindsight:
             return self.hindsight[rule].error
-        return Error(self.error_bar.estimate(steps)) if self.error_bar is not None and rule == "secant" else None
+        return Error(bar.estimate(steps)) if (bar := self.error_bar) is not None and rule == bar.rule else None
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         return self.hindsight[rule].half_by if rule in self.hindsight else None

@@ -27,6 +27,7 @@ from ntkexp.path.points import Block, Points
 class Doubled:
     """The integrals with twice the pieces at the points of a sample, which are some of those attributed."""
 
+    rule: str  # whose error is measured
     integrals: Integrals
     sample: Int[Tensor, " sample"]
     gain: float

@@ -8,7 +8,7 @@ tangent J(θ₀ + uΔθ) where the piece has length zero. Weights sum to one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ntkexp.component import Component
 
@@ -23,6 +23,8 @@ class Piece(NamedTuple):
 
 class AbstractRule(Component):
     """A quadrature of a step."""
+
+    closes: ClassVar[bool] = False  # whether J̄Δθ is the change of the network, to rounding
 
     @abstractmethod
     def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:

@@ -9,6 +9,8 @@ extrapolation keeps the closure, because its weights sum to one:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 
@@ -21,6 +23,8 @@ class Secant(AbstractRule):
     >>> Secant().quadrature(nodes=2, pieces=2, romberg=1)[-1]
     Piece(start=0.0, end=1.0, weight=-0.3333333333333333)
     """
+
+    closes: ClassVar[bool] = True
 
     def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
         if pieces % 2**romberg:
