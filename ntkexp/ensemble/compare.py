@@ -27,7 +27,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.infinite_width import kernels
 from ntkexp.limit.blocks import Place, compute
 from ntkexp.limit.network import Network
-from ntkexp.machine.base import Limit
+from ntkexp.machine.evidence import LimitKernels
 from ntkexp.model.task import Task
 from ntkexp.run.setting import network as drawn_network
 
@@ -94,7 +94,7 @@ def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[
 
 def band(
     kernel: Float[Tensor, "point train"],
-    limit: Limit,
+    limit: LimitKernels,
     own: Float[Tensor, " point"],
     modes: Modes,
     gain: Descent,

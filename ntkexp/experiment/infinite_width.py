@@ -15,16 +15,16 @@ from torch import Tensor
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.limit.blocks import Place, compute
 from ntkexp.limit.network import Network
-from ntkexp.machine.base import DoesNotApply, Limit
+from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.task import Task
 
 MOST = 2 * 10**9  # half a minute on two cores
 
 
-def widened(
+def limit_kernels(
     experiment: Experiment, inputs: Float[Tensor, "point *shape"], train: int, vocabulary: int
-) -> Limit | DoesNotApply:
+) -> LimitKernels | DoesNotApply:
     """The kernels, if a machine of the ladder asks for them."""
     if not any(machine.needs_limit for machine in experiment.ladder.machine):
         return DoesNotApply("nobody asks for it")
@@ -42,7 +42,9 @@ def widened(
     return kernels(network, inputs, train, experiment)
 
 
-def kernels(network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment) -> Limit:
+def kernels(
+    network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
+) -> LimitKernels:
     """Of the training examples among themselves, exact where one meets itself, and with all other points."""
     learned, others = slice(0, train), slice(train, len(inputs))
     places = [Place(learned, learned, same=True)]
@@ -52,4 +54,4 @@ def kernels(network: Network, inputs: Float[Tensor, "point *shape"], train: int,
         compute(network, place, inputs, inputs, memory_gb=experiment.memory_gb / 4, threads=threads) for place in places
     ]
     start, tangent = (torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk"))
-    return Limit(scale * start, scale * tangent)
+    return LimitKernels(start=scale * start, tangent=scale * tangent)

@@ -20,6 +20,7 @@ class Squared(AbstractLoss):
     """Two classes become ±1 at one output; more become one-hot vectors, centred so that each row sums to zero."""
 
     curvature: ClassVar[float] = 1.0
+    is_quadratic: ClassVar[bool] = True
 
     def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
         if classes == 2:

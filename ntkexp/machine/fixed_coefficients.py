@@ -11,22 +11,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction, applied
+from ntkexp.machine.base import AbstractMachine, Prediction, applied
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 
 
 class FixedCoefficients(AbstractMachine):
     """The coefficients are means over the path."""
 
     def predict(self, evidence: Evidence) -> Prediction:
-        if evidence.course.optimizer.remembers:
-            coefficients = fitted(evidence)
-        else:
-            coefficients = -evidence.course.summed_gradient / evidence.course.time
+        coefficients = evidence.training.mean_coefficients
+        if coefficients is None:
+            coefficients = fitted_coefficients(evidence)
         outputs = evidence.start + applied(evidence.path.kernel, coefficients)
         return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
 
 
-def fitted(evidence: Evidence) -> Float[Tensor, "train out_"]:
+def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out_"]:
     """Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by pseudo-inverse."""
     here = evidence.attributed[: evidence.train].nonzero()[:, 0]
     if not len(here):

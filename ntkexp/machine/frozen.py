@@ -12,7 +12,8 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import Evidence
 from ntkexp.machine.frozen_training import descent, flow
 
 
@@ -26,9 +27,9 @@ class AbstractFrozen(AbstractMachine):
     @final
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = self.kernel(evidence)
-        if evidence.course.is_flow:
-            return Prediction(flow(kernel, evidence), f"flow to t={evidence.course.time:.4g}")
-        return Prediction(descent(kernel, evidence), evidence.course.manner)
+        if evidence.training.is_closed:
+            return Prediction(flow(kernel, evidence), f"flow to t={evidence.training.time:.4g}")
+        return Prediction(descent(kernel, evidence), evidence.training.manner)
 
 
 class FrozenStart(AbstractFrozen):

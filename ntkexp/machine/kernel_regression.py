@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import Evidence
 from ntkexp.machine.regression import regression
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, and not listed
 
 from ntkexp.component import Component
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.mistake import first_line
 from ntkexp.records.results import Result, at_points
 
@@ -31,7 +32,7 @@ class Ladder(Component):
 
     def climb(self, evidence: Evidence) -> list[Rung]:
         """Every machine's prediction, or why it has none."""
-        return [climbed(machine, evidence) for machine in self.machine]
+        return [rung_of(machine, evidence) for machine in self.machine]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A split: where its points are, and the norms at each of what rounds there."""
+class Region:
+    """Where the points of a split are, and the norms at each of what rounds there."""
 
     points: slice
     norms: Float[Tensor, "term point"]
@@ -55,7 +56,7 @@ class Place:
         return float(self.norms[:, among].norm(dim=1).sum())
 
 
-def climbed(machine: AbstractMachine, evidence: Evidence) -> Rung:
+def rung_of(machine: AbstractMachine, evidence: Evidence) -> Rung:
     """Try one machine."""
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
@@ -68,12 +69,12 @@ def climbed(machine: AbstractMachine, evidence: Evidence) -> Rung:
     return Rung(machine.option, outcome, time.perf_counter() - start)
 
 
-def results(rungs: list[Rung], places: Mapping[str, Place], evidence: Evidence, classifies: bool) -> list[Result]:
+def results(rungs: list[Rung], places: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
     """The table, machine by machine."""
     return [row(split, rung, place, evidence, classifies) for rung in rungs for split, place in places.items()]
 
 
-def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bool) -> Result:
+def row(split: str, rung: Rung, place: Region, evidence: Evidence, classifies: bool) -> Result:
     """One machine on one split."""
     if isinstance(rung.outcome, DoesNotApply):
         return Result(split, rung.name, note=str(rung.outcome))
@@ -97,11 +98,11 @@ def row(split: str, rung: Rung, place: Place, evidence: Evidence, classifies: bo
         max_error=float(error.abs().max()),
         agreement=float((label(end + error) == label(end)).double().mean()) if classifies and whole else None,
         r2=1 - missed**2 / spread if spread else None,
-        note=noted(rung.outcome.note, known, () if whole else outputs) if moved else "the network did not move here",
+        note=note_of(rung.outcome.note, known, () if whole else outputs) if moved else "the network did not move here",
     )
 
 
-def noted(note: str, known: Bool[Tensor, " point"], outputs: Sequence[int]) -> str:
+def note_of(note: str, known: Bool[Tensor, " point"], outputs: Sequence[int]) -> str:
     """A note, and where a row was measured: at how many points, and at which outputs, if not at all."""
     share = "" if known.all() else at_points(int(known.sum()), len(known))
     those = f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}" if outputs else ""

@@ -5,7 +5,8 @@ In function space these are steps of gradient descent with the kernel K_0.
 
 from __future__ import annotations
 
-from ntkexp.machine.base import AbstractMachine, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import Evidence
 from ntkexp.machine.frozen_training import descent
 
 
@@ -13,4 +14,4 @@ class Linearised(AbstractMachine):
     """The same optimizer on the linear model."""
 
     def predict(self, evidence: Evidence) -> Prediction:
-        return Prediction(descent(evidence.kernel_start, evidence), evidence.course.manner)
+        return Prediction(descent(evidence.kernel_start, evidence), evidence.training.manner)

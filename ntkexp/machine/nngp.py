@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ntkexp.closed_form.ensemble import Kernels
 from ntkexp.closed_form.posterior import conditioned
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.mistake import Mistake
 
 
@@ -21,7 +22,7 @@ class NNGP(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         prior = evidence.known_limit.start
-        if not evidence.course.is_squared:
+        if not evidence.training.is_quadratic:
             raise DoesNotApply("its posterior is that of squared loss")
         try:
             posterior = conditioned(Kernels(prior[: evidence.train], prior))

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import final
 
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.text import percent, short
 
 
@@ -19,7 +20,7 @@ class AbstractPathSum(AbstractMachine):
     @final
     def predict(self, evidence: Evidence) -> Prediction:
         if self.option not in evidence.paths:
-            if evidence.course.optimizer.flows:
+            if evidence.training.is_flow:
                 raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
             raise DoesNotApply(f"not accumulated: add {self.option} to path.rule")
         path = evidence.paths[self.option]

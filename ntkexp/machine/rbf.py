@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.machine.regression import regression
 
 

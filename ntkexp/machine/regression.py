@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import DoesNotApply, Evidence, Prediction, applied, square
+from ntkexp.machine.base import Prediction, applied, square
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 
 
 def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ntkexp.diagnostics.contributions import summary
 from ntkexp.kernel.secant.closure import Closure
-from ntkexp.loss.squared import Squared
-from ntkexp.machine.base import Course, Evidence, PathKernel
-from ntkexp.machine.ladder import Place, Rung
+from ntkexp.machine.evidence import Evidence, PathKernel
+from ntkexp.machine.ladder import Region, Rung
+from ntkexp.machine.training import Training
+from ntkexp.run.same_steps import SameSteps
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import Walk
 from ntkexp.shapes import Weights
@@ -32,7 +33,7 @@ class Outcome:
     """What came of a run."""
 
     evidence: Evidence
-    places: Mapping[str, Place]
+    places: Mapping[str, Region]
     rungs: list[Rung]
     weights: Weights
     steps: int
@@ -58,7 +59,7 @@ def look_back(
         integrated=setting.integrated,
         attributed=torch.isin(torch.arange(len(outputs), device=outputs.device), setting.attributed),
         limit=setting.limit,
-        course=course(walk),
+        training=training(walk),
     )
     rungs = setting.experiment.ladder.climb(evidence)
     sentence = "; ".join([ending.sentence, *setting.remarks, *unclosed(walk.unclosed)])
@@ -93,12 +94,12 @@ def path_kernels(walk: Walk) -> dict[str, PathKernel]:
         kernel, contributions, decay = (widened(part, walk.setting) for part in integrals.parts)
         half_by = walk.ledger.half_by(name)
         found[name] = PathKernel(
-            kernel,
-            contributions,
-            decay,
-            details[name],
-            known(walk, name),
-            None if half_by is None else widened(half_by, walk.setting),
+            kernel=kernel,
+            contributions=contributions,
+            decay=decay,
+            detail=details[name],
+            facts=known(walk, name),
+            half_by=None if half_by is None else widened(half_by, walk.setting),
         )
     return found
 
@@ -113,15 +114,18 @@ def widened(part: Float[Tensor, "point integrated ..."], setting: Setting) -> Fl
     return wide
 
 
-def course(walk: Walk) -> Course:
+def training(walk: Walk) -> Training:
     """How training went."""
-    return Course(
-        step_sizes=tuple(walk.step_sizes),
-        output_gradient=lambda step, f: walk.setting.descent.output_gradient(step, f) * walk.clippings[step],
-        summed_gradient=walk.summed_gradient,
-        weight=walk.setting.weight,
-        is_squared=isinstance(walk.setting.experiment.loss, Squared),
-        optimizer=walk.setting.experiment.optimizer,
+    setting, optimizer = walk.setting, walk.setting.experiment.optimizer
+    time = walk.time
+    return Training(
+        time=time,
+        weight=setting.weight,
+        is_quadratic=setting.experiment.loss.is_quadratic,
+        is_plain=not (optimizer.remembers or optimizer.weight_decay or optimizer.clip_norm or optimizer.layers),
+        is_flow=optimizer.flows,
+        mean_coefficients=None if optimizer.remembers else -walk.summed_gradient / time,
+        repeat=SameSteps(descent=setting.descent, step_sizes=tuple(walk.step_sizes), clippings=tuple(walk.clippings)),
     )
 
 
@@ -134,14 +138,14 @@ def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
     return torch.cat([points.reader.tangent(tape).applied(setting.weights) for tape in tapes])
 
 
-def sizes(walk: Walk) -> dict[str, Place]:
+def sizes(walk: Walk) -> dict[str, Region]:
     """Where each split lies, and the size of what rounds there."""
     setting = walk.setting
     found = {}
     for name, place in setting.places.items():
         inputs = setting.points.inputs[place]
         norms = [setting.module.sizes(weights, inputs) for weights in (setting.weights, walk.weights)]
-        found[name] = Place(place, torch.cat(norms))
+        found[name] = Region(place, torch.cat(norms))
     return found
 
 

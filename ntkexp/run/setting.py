@@ -12,7 +12,7 @@ from torch import Tensor
 from ntkexp.data.base import Data
 from ntkexp.diagnostics.spectrum import largest
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.infinite_width import widened
+from ntkexp.experiment.infinite_width import limit_kernels
 from ntkexp.kernel.read.cost import Cost, costs
 from ntkexp.kernel.read.program_cache import Plan
 from ntkexp.kernel.read.reader import Reader
@@ -21,7 +21,7 @@ from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.precision import eps
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
-from ntkexp.machine.base import DoesNotApply, Limit
+from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.output import Reading
@@ -52,7 +52,7 @@ class Setting:
     chunk: int  # how many of them at once, where that takes a pass backwards
     terms: float  # Σ‖terms of f‖ at the start, at the points that are read
     eps: float  # of the shortest numbers between weights and outputs
-    limit: Limit | DoesNotApply  # the kernels at infinite width
+    limit: LimitKernels | DoesNotApply  # the kernels at infinite width
     remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
     @property
@@ -120,7 +120,7 @@ def prepare(experiment: Experiment) -> Setting:
         budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen),
         float(module.sizes(weights, points.inputs[chosen]).norm(dim=1).sum()),
         eps(few),
-        widened(experiment, points.inputs, points.train, data.vocabulary),
+        limit_kernels(experiment, points.inputs, points.train, data.vocabulary),
         remarked(experiment, module, points, few),
     )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ntkexp.machine.base import Course, DoesNotApply, Evidence, PathKernel
-from ntkexp.optimizer.gd import GD
+from ntkexp.machine.evidence import DoesNotApply, Evidence, PathKernel
+from ntkexp.machine.training import Repeat, Repeated, Training
 
 TRAIN, OTHERS, STEPS, STEP_SIZE = 5, 3, 40, 0.3
 POINTS = TRAIN + OTHERS
@@ -25,22 +25,31 @@ def kernel_of(features: Tensor, outputs: int = 1) -> Tensor:
     return products[:, None, :, None] * torch.eye(outputs, dtype=torch.float64)[:, None]
 
 
-def squared(targets: Tensor, weight: float) -> Callable[[int, Tensor], Tensor]:
-    """ℓ′ of the squared loss, at every step."""
-    return lambda step, outputs: weight * (outputs - targets)
+def descending(targets: Tensor, sizes: tuple[float, ...]) -> Repeat:
+    """Gradient descent on the mean squared loss in steps of these sizes, written out."""
+
+    def repeat(kernel: Tensor, start: Tensor, pull: Tensor) -> Repeated:
+        coefficients = torch.zeros_like(start)
+        for size in sizes:
+            outputs = start + (kernel @ coefficients.flatten()).view_as(start)
+            coefficients = coefficients - size / TRAIN * (outputs - targets)
+        return Repeated(coefficients, start.new_ones(()))
+
+    return repeat
 
 
-def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
+def evidence(kernel: Tensor, *, is_quadratic: bool = True) -> Evidence:
     """A run whose kernels are all the same, from outputs and to targets drawn at random."""
-    outputs, weight = kernel.shape[1], 1 / TRAIN
+    outputs, sizes = kernel.shape[1], (STEP_SIZE,) * STEPS
     targets, none = random(TRAIN, outputs, seed=1), torch.zeros(POINTS, outputs, dtype=torch.float64)
-    course = Course(
-        step_sizes=(STEP_SIZE,) * STEPS,
-        output_gradient=squared(targets, weight),
-        summed_gradient=random(TRAIN, outputs, seed=2),
-        weight=weight,
-        is_squared=is_squared,
-        optimizer=GD(),
+    training = Training(
+        time=sum(sizes),
+        weight=1 / TRAIN,
+        is_quadratic=is_quadratic,
+        is_plain=True,
+        is_flow=False,
+        mean_coefficients=random(TRAIN, outputs, seed=2),
+        repeat=descending(targets, sizes),
     )
     return Evidence(
         inputs=random(POINTS, 4, seed=3),
@@ -48,20 +57,26 @@ def evidence(kernel: Tensor, *, is_squared: bool = True) -> Evidence:
         start=random(POINTS, outputs, seed=4),
         end=random(POINTS, outputs, seed=5),
         targets=targets,
-        paths={"secant": PathKernel(kernel, random(POINTS, outputs, TRAIN, seed=6), none, "pieces=1")},
+        paths={"secant": path_kernel(kernel, random(POINTS, outputs, TRAIN, seed=6), none)},
         kernel_start=kernel,
         kernel_end=kernel,
         start_pull=none,
         attributed=torch.ones(POINTS, dtype=torch.bool),
         limit=DoesNotApply("made by hand"),
         integrated=range(outputs),
-        course=course,
+        training=training,
     )
+
+
+def path_kernel(kernel: Tensor, contributions: Tensor, decay: Tensor) -> PathKernel:
+    """Integrals of which nothing else is known."""
+    return PathKernel(kernel=kernel, contributions=contributions, decay=decay, detail="pieces=1")
 
 
 def stepping(found: Evidence, step_sizes: tuple[float, ...]) -> Evidence:
     """The same with other steps."""
-    return replace(found, course=replace(found.course, step_sizes=step_sizes))
+    repeat = descending(found.targets, step_sizes)
+    return replace(found, training=replace(found.training, time=sum(step_sizes), repeat=repeat))
 
 
 def along(found: Evidence, paths: Mapping[str, PathKernel]) -> Evidence:

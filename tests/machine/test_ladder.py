@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
-from ntkexp.machine.ladder import Ladder, Place, Rung, results
+from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.evidence import DoesNotApply, Evidence
+from ntkexp.machine.ladder import Ladder, Region, Rung, results
 from ntkexp.machine.linearised import Linearised
 from ntkexp.machine.path_sum import Left
 from ntkexp.records.results import Result
@@ -18,8 +19,8 @@ from tests.machine.evidence import POINTS, TRAIN, evidence, kernel_of, random
 
 EPS = torch.finfo(torch.float64).eps
 PLACES = {
-    "train": Place(slice(0, TRAIN), torch.full((1, TRAIN), 7 / sqrt(TRAIN))),
-    "probe": Place(slice(TRAIN, TRAIN + 2), torch.tensor([[3.0, 4.0], [0.0, 6.0]])),
+    "train": Region(slice(0, TRAIN), torch.full((1, TRAIN), 7 / sqrt(TRAIN))),
+    "probe": Region(slice(TRAIN, TRAIN + 2), torch.tensor([[3.0, 4.0], [0.0, 6.0]])),
 }
 
 

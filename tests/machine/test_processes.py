@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Limit
+from ntkexp.machine.base import AbstractMachine
+from ntkexp.machine.evidence import DoesNotApply, Evidence, LimitKernels
 from ntkexp.machine.fixed_coefficients import FixedCoefficients
 from ntkexp.machine.frozen import FrozenEnd, FrozenLimit, FrozenStart
 from ntkexp.machine.frozen_training import descent, flow
@@ -82,7 +83,7 @@ def test_frozen_takes_the_kernel_of_its_end() -> None:
     found = replace(evidence(first), kernel_end=last)
     for machine, kernel in ((FrozenStart(), first), (FrozenEnd(), last)):
         torch.testing.assert_close(machine.predict(found).outputs, flow(kernel, found), rtol=0, atol=0)
-    other = replace(found, course=replace(found.course, is_squared=False))
+    other = replace(found, training=replace(found.training, is_quadratic=False))
     torch.testing.assert_close(FrozenEnd().predict(other).outputs, descent(last, other), rtol=0, atol=0)
 
 
@@ -97,15 +98,17 @@ def test_linearised_takes_the_same_steps() -> None:
 
 def test_fixed_coefficients_are_means_over_the_path() -> None:
     found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=2))
-    mean = found.course.summed_gradient / (STEPS * STEP_SIZE)
-    expected = found.start - torch.einsum("qcnd,nd->qc", found.kernel_start, mean)
+    mean = found.training.mean_coefficients
+    expected = found.start + torch.einsum("qcnd,nd->qc", found.kernel_start, mean)
     torch.testing.assert_close(FixedCoefficients().predict(found).outputs, expected, rtol=RTOL, atol=ATOL)
 
 
 def test_frozen_at_the_limit_takes_it_for_every_output() -> None:
     found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=3))
     theta = found.kernel_start[:, 0, :, 0]
-    wide = replace(found, kernel_start=torch.zeros_like(found.kernel_start), limit=Limit(theta, theta))
+    wide = replace(
+        found, kernel_start=torch.zeros_like(found.kernel_start), limit=LimitKernels(start=theta, tangent=theta)
+    )
     torch.testing.assert_close(
         FrozenLimit().predict(wide).outputs, FrozenStart().predict(found).outputs, rtol=0, atol=0
     )
@@ -114,7 +117,7 @@ def test_frozen_at_the_limit_takes_it_for_every_output() -> None:
 def test_the_posterior_interpolates_and_solves() -> None:
     found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=2))
     prior = found.kernel_start[:, 0, :, 0]
-    outputs = NNGP().predict(replace(found, limit=Limit(prior, prior))).outputs
+    outputs = NNGP().predict(replace(found, limit=LimitKernels(start=prior, tangent=prior))).outputs
     expected = prior @ torch.linalg.solve(prior[:TRAIN], found.targets)
     torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-10)  # solving loses the condition number
 
@@ -127,8 +130,8 @@ def test_without_a_limit_its_machines_do_not_apply(machine: AbstractMachine) -> 
 
 def test_a_singular_prior_or_another_loss_has_no_posterior() -> None:
     singular = kernel_of(random(POINTS, 2, seed=7))[:, 0, :, 0]
-    found = replace(evidence(kernel_of(IDENTITY)), limit=Limit(singular, singular))
+    found = replace(evidence(kernel_of(IDENTITY)), limit=LimitKernels(start=singular, tangent=singular))
     with pytest.raises(DoesNotApply, match="the kernel is singular"):
         NNGP().predict(found)
     with pytest.raises(DoesNotApply, match="squared loss"):
-        NNGP().predict(replace(found, course=replace(found.course, is_squared=False)))
+        NNGP().predict(replace(found, training=replace(found.training, is_quadratic=False)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.machine.kernel_regression import KernelRegression
 from ntkexp.machine.path_sum import Gauss, Left, Secant
 from ntkexp.machine.rbf import RBFIdentity, RBFRegression
@@ -89,7 +89,7 @@ def test_examples_that_coincide_still_have_a_width() -> None:
 
 def test_the_path_sum_adds_the_contributions_of_its_rule() -> None:
     found = regular(3)
-    other = PathKernel(found.path.kernel, 2 * found.path.contributions, found.path.decay, "nodes=2")
+    other = replace(found.path, contributions=2 * found.path.contributions, detail="nodes=2")
     both = along(found, {**found.paths, "gauss": other})
     for machine, times, detail in ((Secant(), 1, "pieces=1"), (Gauss(), 2, "nodes=2")):
         prediction = machine.predict(both)

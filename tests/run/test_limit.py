@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ntkexp.limit.infinite_kernel import infinite_kernel
-from ntkexp.machine.base import DoesNotApply, Limit
+from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.model.base import AbstractLayered
 from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
@@ -21,7 +21,7 @@ RUNGS = "ladder.machine=[frozen_start,frozen_limit,nngp]"
 def test_the_limit_of_a_run_is_the_infinite_kernel_of_its_layers(settings: tuple[str, ...]) -> None:
     experiment = small(RUNGS, *settings)
     setting = prepare(experiment)
-    assert isinstance(setting.limit, Limit)
+    assert isinstance(setting.limit, LimitKernels)
     assert isinstance(experiment.model, AbstractLayered)
     layers = experiment.model.layers(experiment.init, (1, 8, 8), 1)
     nngp, ntk = infinite_kernel(layers, setting.points.inputs)
@@ -34,7 +34,7 @@ def test_the_limit_of_a_run_is_the_infinite_kernel_of_its_layers(settings: tuple
 def test_the_log_measures_the_distance() -> None:
     run = ran(RUNGS, "data.classes=[1,2,3]")
     limit = run.setting.limit
-    assert isinstance(limit, Limit)
+    assert isinstance(limit, LimitKernels)
     train = run.setting.points.train
     whole = torch.einsum("pt,co->pcto", limit.tangent[:train], torch.eye(3, dtype=torch.float64))
     for row in run.memory.rows:
@@ -79,7 +79,7 @@ def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
         found, model = [], experiment.model.model_copy(update={"width": width})
         for seed in range(12):
             setting = prepare(experiment.model_copy(update={"model": model, "seed": seed}))
-            assert isinstance(setting.limit, Limit)
+            assert isinstance(setting.limit, LimitKernels)
             K, limit = setting.kernel[:, 0, :, 0], setting.limit.tangent
             found.append(float((K - limit).norm() / limit.norm()))
         distances.append(np.mean(np.log(found)))

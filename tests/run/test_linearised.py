@@ -78,7 +78,7 @@ def test_the_frozen_kernel_is_the_closed_form(at: str) -> None:
     run = ran("path.rule=[left]", f"ladder.machine=[frozen_{at}]")
     evidence, train = run.outcome.evidence, run.setting.points.train
     theta = (evidence.kernel_start if at == "start" else evidence.kernel_end)[:, 0, :, 0]
-    decay = torch.linalg.matrix_exp(-evidence.course.time / train * theta[:train])
+    decay = torch.linalg.matrix_exp(-evidence.training.time / train * theta[:train])
     start, missing = evidence.start, evidence.start[:train] - evidence.targets
     expected = start - theta @ torch.linalg.solve(theta[:train], missing - decay @ missing)
     # solving with the kernel loses its condition number, some thousands

@@ -1,0 +1,82 @@
+"""The evidence: what a run leaves behind, over all points; the first `train` of them are the training examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ntkexp.machine.training import Training
+
+
+class DoesNotApply(Exception):
+    """Why a machine has nothing to say about a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathKernel:
+    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics.contributions`)."""
+
+    kernel: Float[Tensor, "probe out train out_"]
+    contributions: Float[Tensor, "probe out train"]
+    decay: Float[Tensor, "probe out"]
+    detail: str = ""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    half_by: Float[Tensor, "probe out train"] | None = None  # share of the path's time, where that was seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitKernels:
+    """The kernels at infinite width, of one output: 𝒢 of the outputs before training, and Θ."""
+
+    start: Float[Tensor, "probe train"]
+    tangent: Float[Tensor, "probe train"]
+
+    def of_all(self, outputs: int) -> Float[Tensor, "probe out train out_"]:
+        """Θ of as many outputs, which do not know of one another."""
+        each = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
+        return self.tangent[:, None, :, None] * each[:, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What machines are made of."""
+
+    inputs: Float[Tensor, "probe feature"]
+    train: int
+    start: Float[Tensor, "probe out"]
+    end: Float[Tensor, "probe out"]
+    targets: Float[Tensor, "train out"]
+    paths: Mapping[str, PathKernel]
+    kernel_start: Float[Tensor, "probe out train out_"]
+    kernel_end: Float[Tensor, "probe out train out_"]
+    start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
+    attributed: Bool[Tensor, " probe"]  # the points at which there are 𝒦 and 𝒮,
+    integrated: Sequence[int]  # and the outputs at which there are
+    limit: LimitKernels | DoesNotApply
+    training: Training
+
+    @property
+    def rule(self) -> str:
+        """The first rule of the run, whose 𝒦 and 𝒮 the machines use that need one."""
+        return next(iter(self.paths))
+
+    @property
+    def path(self) -> PathKernel:
+        """𝒦 and 𝒮 by that rule."""
+        return self.paths[self.rule]
+
+    @property
+    def known_limit(self) -> LimitKernels:
+        """The kernels at infinite width, or why there are none."""
+        if isinstance(self.limit, DoesNotApply):
+            raise self.limit
+        return self.limit
+
+    @property
+    def learned(self) -> Float[Tensor, "train out"]:
+        """f_T − f_0 on the training examples."""
+        return (self.end - self.start)[: self.train]
