@@ -1,6 +1,7 @@
 """A user's mistake, said in one line: what was given, what it means, what to try.
 
-The command line prints it after `ntkexp: ` and exits with status 2; a program gets it as a `ValueError`.
+The command line prints it after `ntkexp: ` and exits with status 2; a program gets it as a `ValueError`. No message
+names an option of the command line: by the kind of a mistake, `ntkexp.cli.advice` knows which one puts it right.
 """
 
 from __future__ import annotations
@@ -22,6 +23,42 @@ class Mistake(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__("\\n".join(message.splitlines()))
+
+
+class WrongArgument(Mistake):
+    """An argument that cannot be, or does not go with another; `arguments` are named in the message as Python does.
+
+    >>> print(WrongArgument("folds=1: it takes a number of folds ≥ 2", "folds"))
+    folds=1: it takes a number of folds ≥ 2
+    """
+
+    def __init__(self, message: str, *arguments: str) -> None:
+        super().__init__(message)
+        self.arguments = arguments
+
+
+class Untrusted(Mistake):
+    """Python code would run that nobody has allowed to: `source`, a package or a file."""
+
+    def __init__(self, message: str, source: str) -> None:
+        super().__init__(message)
+        self.source = source
+
+
+class NoPlace(Mistake):
+    """Results cannot lie where they were to; the message ends by asking for another place."""
+
+
+class Useless(Mistake):
+    """An earlier result is damaged, or of something else; the message ends by asking to compute it anew."""
+
+
+class HydraSetting(Mistake):
+    """Hydra itself is told something, which has no effect here."""
+
+
+class UnknownKey(Mistake):
+    """A key of the configuration is like none that there is."""
 
 
 def first_line(error: BaseException) -> str:

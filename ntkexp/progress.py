@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 
 class AbstractProgress(ABC):
@@ -15,6 +16,10 @@ class AbstractProgress(ABC):
     @abstractmethod
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
         """So many steps are done; the training loss, and how far the kernel has moved, where they are known."""
+
+    @abstractmethod
+    def found(self, path: Path) -> None:
+        """The result is there already, and nothing is computed unless that is forced."""
 
     @abstractmethod
     def say(self, text: str) -> None:
@@ -39,6 +44,9 @@ class Silent(AbstractProgress):
         pass
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
+        pass
+
+    def found(self, path: Path) -> None:
         pass
 
     def say(self, text: str) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 import typer
 
+from ntkexp.cli.advice import spoken
 from ntkexp.cli.app import app
 from ntkexp.cli.surroundings import refuse_unfit, settle
 from ntkexp.engine.fault import DENIED, FAULTS, exhausted, in_words
@@ -58,7 +59,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
     """The line and the exit status of an exception that is no bug."""
     match error:
         case Mistake():
-            return str(error), 2
+            return spoken(error), 2
         case UsageError():
             return usage(error), 2
         case OSError() if error.errno in FAULTS:

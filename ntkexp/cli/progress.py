@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.progress import AbstractProgress, Silent
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 SECONDS = 10.0
 """The longest silence on plain lines while steps are taken."""
+
+FOUND = "{} is finished; --force computes it again"
 
 
 def listener(quiet: bool) -> AbstractProgress:
@@ -67,6 +70,9 @@ class Lines(AbstractProgress):
             self.said, self.at = step, time.monotonic()
             self.say(f"{self.name}: step {step} of {self.steps}  {measured(loss, drift)}".rstrip())
 
+    def found(self, path: Path) -> None:
+        self.say(FOUND.format(path))
+
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop training
             self.stream.write(f"{text}\n")
@@ -101,6 +107,9 @@ class Bar(AbstractProgress):
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=step, now=measured(loss, drift))
+
+    def found(self, path: Path) -> None:
+        self.say(FOUND.format(path))
 
     def say(self, text: str) -> None:
         if self.bar is None:

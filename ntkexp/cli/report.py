@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ntkexp.cli.repeat import options
 from ntkexp.mistake import Mistake
-from ntkexp.records.command import command, options
+from ntkexp.records.command import command
 
 if TYPE_CHECKING:
     from ntkexp.report.material import Material

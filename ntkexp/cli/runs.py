@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ntkexp.cli.advice import spoken
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def delete(found: Sequence[Entry], sure: bool) -> None:
         try:
             delete(one)
         except Mistake as mistake:
-            kept.append(str(mistake))
+            kept.append(spoken(mistake))
     sys.stdout.write(f"deleted {len(found) - len(kept)}\n")
     if kept:
         raise Mistake("; ".join(kept))

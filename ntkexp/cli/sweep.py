@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ntkexp.cli.repeat import options
 from ntkexp.cli.train import keep_events, writable
-from ntkexp.records.command import command, options
+from ntkexp.records.command import command
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended

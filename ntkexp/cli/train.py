@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ntkexp.cli.progress import listener
+from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
 from ntkexp.mistake import Mistake
-from ntkexp.records.command import options
 from ntkexp.records.folder import BEGUN
 
 
@@ -56,7 +56,7 @@ def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: S
     from ntkexp.run import execute as carry_out
 
     with interruptible(run, f"{resuming(run, trust)} goes on from the last checkpoint"):
-        folder = carry_out.resume(run.expanduser(), listener(quiet), admitted)
+        folder = carry_out.resume(run.expanduser(), listener(quiet), admitted, options(trust=trust))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 

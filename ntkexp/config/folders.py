@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import WrongArgument, nearest
 
 LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/model/NAME.yaml"
 
@@ -23,12 +23,12 @@ def shipped() -> Path:
 
 def checked(folder: Path) -> Path:
     """The user's folder, as an absolute path."""
-    given = f"--config-dir={folder}"
+    given = f"config_dir={folder}"
     if not folder.exists():
         beside = [str(other) for other in folder.parent.glob("*/")] if folder.parent.is_dir() else []
-        raise Mistake(f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), beside)}")
+        raise WrongArgument(f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), beside)}", "config_dir")
     if not folder.is_dir():
-        raise Mistake(f"{given} is a file; {LAYOUT}")
+        raise WrongArgument(f"{given} is a file; {LAYOUT}", "config_dir")
     if not any(folder.glob("*.yaml")) and not any(folder.glob("*/*.yaml")):
-        raise Mistake(f"{given} holds no YAML file; {LAYOUT}")
+        raise WrongArgument(f"{given} holds no YAML file; {LAYOUT}", "config_dir")
     return folder.resolve()

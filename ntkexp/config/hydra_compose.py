@@ -26,7 +26,7 @@ user_folders: ContextVar[tuple[str, ...]] = ContextVar("user_folders", default=(
 
 
 class UserFolders(SearchPathPlugin):
-    """Puts the folders of `--config-dir` first. Hydra makes it without arguments, hence the context variable."""
+    """Puts the user's folders first. Hydra makes it without arguments, hence the context variable."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in reversed(user_folders.get()):

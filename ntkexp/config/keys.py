@@ -12,7 +12,7 @@ from ntkexp.component import Component
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import bases
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, UnknownKey, nearest
 
 TARGET = FieldInfo(annotation=str)
 
@@ -45,7 +45,8 @@ def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str],
             f"{key}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
-    return Mistake(f"{key}: there is no such key{closest(key, known) or f'; {known_in(key, known)}'}")
+    hint = closest(key, known) or known_in(key, known)
+    return Mistake(f"{key}: there is no such key{hint}") if hint else UnknownKey(f"{key}: there is no such key")
 
 
 def others(choices: Choices, chosen: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -68,7 +69,7 @@ def closest(key: str, known: Mapping[str, FieldInfo]) -> str:
 def known_in(key: str, known: Mapping[str, FieldInfo]) -> str:
     """The keys beside an unknown one."""
     beside = [other for other in known if parent(other) == parent(key) and not other.endswith("_target_")]
-    return f"known are {', '.join(beside)}" if beside else "`ntkexp config --tree` shows every key"
+    return f"; known are {', '.join(beside)}" if beside else ""
 
 
 def depth(key: str) -> int:

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from pydantic.fields import FieldInfo
 
 from ntkexp.config.field_types import is_list, is_text, may_be_text, takes
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import HydraSetting, Mistake
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 LONGEST = 5000  # letters of a value: Hydra's grammar takes a second for them
@@ -40,9 +40,7 @@ class Override:
 def split(text: str) -> Override:
     """The two sides of an override."""
     if re.match(r"\+{0,2}hydra([./@=]|$)", text):
-        raise Mistake(
-            f"{text}: settings of Hydra have no effect here; `--out` says where runs go, --config-dir adds YAML"
-        )
+        raise HydraSetting(f"{text}: settings of Hydra have no effect here")
     if text.startswith("~"):
         raise Mistake(
             f"{text}: nothing can be taken away; leave a key out and it keeps its default, or give it a value"
@@ -65,7 +63,7 @@ def value(override: Override, field: FieldInfo) -> Any:
     if len(override.value) > LONGEST:
         raise Mistake(
             f"{override.key} is given {len(override.value)} letters, and an override is read up to {LONGEST}; write "
-            "what is longer into a YAML file, for --config-dir"
+            "what is longer into a YAML file of yours"
         )
     try:
         parsed = OverridesParser.create().parse_override(str(override))

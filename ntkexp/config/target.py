@@ -3,7 +3,7 @@
 A component of this package goes by its chapter, which imports the file of that class and no other; one from elsewhere
 goes by its module, `package.module.Class`.
 
-Importing runs code, so only this package is imported unasked; `--trust PACKAGE` and `--trust my_net.py` admit others.
+Importing runs code, so only this package is imported unasked; others, a package or a file my_net.py, if trusted.
 
 >>> from ntkexp.loss.base import AbstractLoss
 >>> component("ntkexp.loss.Squared", AbstractLoss, "loss")
@@ -22,7 +22,7 @@ from types import ModuleType
 
 from ntkexp.chapter import HOME, homes, is_own, public
 from ntkexp.component import Component, can_be_built
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, Untrusted, WrongArgument, nearest
 from ntkexp.model.foreign.source import load
 
 ROOT = Path(__file__).parents[2]
@@ -37,9 +37,7 @@ def component(target: object, base: type[Component], key: str, trusted: Collecti
         raise Mistake(f"{given} names no class; write package.module.Class")
     if not any(f"{module_name}.".startswith(f"{package}.") for package in (HOME, *trusted)):
         package = module_name.split(".")[0]
-        raise Mistake(
-            f"{given} lies outside {HOME}; `--trust {package}` (or `--trust {package}.py`) lets it be imported"
-        )
+        raise Untrusted(f"{given} lies outside {HOME}, and is imported only if you say so", package)
     if is_own(module_name):
         refuse_file(module_name, name, given)
     module = imported(module_name, given)
@@ -101,26 +99,33 @@ def admit_package(name: str) -> str:
     except (ModuleNotFoundError, ValueError):
         found = None
     if found is None:
-        raise Mistake(f"--trust={name}: there is no such package; it takes the name of a package, or a file my_net.py")
+        raise WrongArgument(
+            f"trust={name}: there is no such package; it takes a package's name, or a file my_net.py", "trust"
+        )
     return name
 
 
 def admit_file(file: Path) -> str:
     """A file, imported under its name without the ending; what goes wrong in it is said with its line."""
     file = file.expanduser().resolve()
+    given = f"trust={file}"
     if not file.is_file():
-        raise Mistake(f"--trust={file}: there is no such file; it takes the name of a package, or a file my_net.py")
+        raise WrongArgument(
+            f"{given}: there is no such file; it takes the name of a package, or a file my_net.py", "trust"
+        )
     if file.stem == HOME:
-        raise Mistake(f"--trust={file}: '{HOME}' cannot be the name of a new module; call the file otherwise")
-    return load(file, f"--trust={file}").__name__
+        raise WrongArgument(f"{given}: '{HOME}' cannot be the name of a new module; call the file otherwise", "trust")
+    try:
+        return load(file, given).__name__
+    except Mistake as mistake:
+        raise WrongArgument(str(mistake), "trust") from mistake
 
 
 def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
     """Code runs only if it lies in a trusted file or package."""
     for file in component.code():
         if not any(holds(name, file.resolve()) for name in trusted):
-            trust = f"--trust {quote(str(file))}"
-            raise Mistake(f"{key}: {file} is Python code of yours, which runs only if you say so; add `{trust}`")
+            raise Untrusted(f"{key}: {file} is Python code of yours, which runs only if you say so", quote(str(file)))
 
 
 def holds(name: str, file: Path) -> bool:

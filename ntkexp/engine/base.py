@@ -12,6 +12,8 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from ntkexp.mistake import WrongArgument
+
 Ending: TypeAlias = Literal["done", "found", "held", "stopped", "killed", "broken", "failed"]
 """How a run ended:
 
@@ -21,6 +23,13 @@ stopped   it was asked to; it goes on from its checkpoint
 killed    its process is gone    broken  the machine's fault: a full disk
 failed    its own fault: it would fail again
 """
+
+
+class WrongEngine(WrongArgument):
+    """There is no such engine, or it cannot be had: the message begins with how it was spelled."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"engine={message}", "engine")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`--engine KIND[:WHERE]` → an engine; those that need an extra are imported when they are asked for.
+"""KIND[:WHERE] → an engine; those that need an extra are imported when they are asked for.
 
 >>> choose("local", 2)
 Local(count=2)
@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Protocol
 
-from ntkexp.engine.base import AbstractEngine
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.engine.base import AbstractEngine, WrongEngine
+from ntkexp.mistake import nearest
 
 HOMES = {
     "local": "ntkexp.engine.local",
@@ -30,9 +30,10 @@ def choose(given: str, workers: int | None) -> AbstractEngine:
     """The engine that was asked for."""
     kind, _, where = given.partition(":")
     if kind not in HOMES:
-        raise Mistake(f"--engine={given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
+        raise WrongEngine(f"{given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
     try:
         opener: Opener = import_module(HOMES[kind]).open_engine
     except ModuleNotFoundError as error:
-        raise Mistake(f"--engine={kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it") from None
+        lacking = f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"
+        raise WrongEngine(lacking) from None
     return opener(where, workers)

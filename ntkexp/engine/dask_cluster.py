@@ -1,4 +1,4 @@
-"""An existing Dask cluster: `--engine=dask:ADDRESS` or `--engine=dask:scheduler.json`, and `,timeout=SECONDS`.
+"""An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`, and `,timeout=SECONDS`.
 
 Dask carries a task out again when its worker dies. That does no harm: a run goes on from its checkpoint, one process
 at a time. Each run is a process of its own beside the Dask worker, which stays free to answer.
@@ -27,8 +27,8 @@ import distributed
 from distributed.core import connect
 from distributed.security import Security
 
-from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
-from ntkexp.mistake import Mistake, first_line
+from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine
+from ntkexp.mistake import first_line
 
 TIMEOUT, GRACE = 10.0, 30.0
 SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
@@ -77,7 +77,7 @@ def open_engine(where: str, workers: int | None) -> Dask:
     threads = sum(client.nthreads().values())
     if not threads:
         client.close()
-        raise Mistake(f"--engine=dask:{where}: this cluster has no workers; start one with `dask worker {address}`")
+        raise WrongEngine(f"dask:{where}: this cluster has no workers; start one with `dask worker {address}`")
     return Dask(client, min(workers or threads, threads))
 
 
@@ -89,17 +89,17 @@ def read_timeout(where: str, rest: str) -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0 or (rest and key != "timeout"):
-        raise Mistake(f"--engine=dask:{where} cannot be read; {SPELLING}")
+        raise WrongEngine(f"dask:{where} cannot be read; {SPELLING}")
     return seconds
 
 
 def connected(address: str, timeout: float) -> Any:
     """A client of the cluster."""
     if not address:
-        raise Mistake(f"--engine=dask names no cluster; {SPELLING}")
+        raise WrongEngine(f"dask names no cluster; {SPELLING}")
     by_file = address.endswith(".json")
     if by_file and not Path(address).is_file():
-        raise Mistake(f"--engine=dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one")
+        raise WrongEngine(f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said in one line
     try:
         scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"] if by_file else address
@@ -108,7 +108,7 @@ def connected(address: str, timeout: float) -> Any:
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
     except (OSError, ValueError, KeyError, MemoryError) as error:  # MemoryError: what other servers say is a huge size
         said = f"{type(error).__name__}: {first_line(error)}"
-        raise Mistake(f"--engine=dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
+        raise WrongEngine(f"dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
 
 
 async def greet(address: str, timeout: float) -> None:

@@ -23,8 +23,8 @@ FAULTS = DENIED | {
     errno.EPIPE: "whoever read the output has gone away",
     errno.EIO: "the disk cannot be read or written",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
-    errno.EAGAIN: "no more processes can be started; lower --workers, or raise the limit (ulimit -u)",
-    errno.ENOMEM: "no memory is left; lower memory_gb or --workers",
+    errno.EAGAIN: "no more processes can be started; lower the number of workers, or raise the limit (ulimit -u)",
+    errno.ENOMEM: "no memory is left; lower memory_gb or the number of workers",
 }
 SAID = {
     "can't start new thread": "no more threads can be started; lower threads, or raise the limit (ulimit -u)",

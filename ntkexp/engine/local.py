@@ -19,8 +19,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task
-from ntkexp.mistake import Mistake
+from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task, WrongEngine
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ["ntkexp.engine.work", "ntkexp.engine.local"]
@@ -94,7 +93,7 @@ class Worker:
         """Why the process is gone."""
         code = self.process.exitcode or 0
         if code == -signal.SIGKILL:
-            return "its process was killed (for its memory, perhaps: lower memory_gb or --workers)"
+            return "its process was killed (for its memory, perhaps: lower memory_gb or the number of workers)"
         return f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}"
 
     def leave(self) -> None:
@@ -107,7 +106,7 @@ class Worker:
 def open_engine(where: str, workers: int | None) -> Local:
     """`local`."""
     if where:
-        raise Mistake(f"--engine=local:{where}: there is nothing to say after 'local'; write --engine=local")
+        raise WrongEngine(f"local:{where}: there is nothing to say after 'local'; write engine=local")
     return Local(workers or cores())
 
 

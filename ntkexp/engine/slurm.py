@@ -1,4 +1,4 @@
-"""Slurm, by submitit: `--engine=slurm:KEY=VALUE,…`, a job for every run; scripts and logs go to `sweeps/slurm/`.
+"""Slurm, by submitit: `slurm:KEY=VALUE,…`, a job for every run; scripts and logs go to `sweeps/slurm/`.
 
     partition, account, qos, constraint     as sbatch takes them
     time (minutes, 60)   cpus (1)   memory_gb (8)   gpus (0)
@@ -19,8 +19,8 @@ from typing import Any
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine
+from ntkexp.mistake import nearest
 
 JOBS, PAUSE, GRACE = 100, 1.0, 60.0
 REQUEUES = 1000  # of a job that runs out of time: unlike one that starts anew, it comes further each time
@@ -95,11 +95,11 @@ def open_engine(where: str, workers: int | None) -> Slurm:
     asked = [entry.partition("=") for entry in where.split(",") if entry]
     cluster = ([value for key, _, value in asked if key == "cluster"] or ["slurm"])[-1]
     if cluster not in {"slurm", "local"}:
-        raise Mistake(f"--engine=slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}")
+        raise WrongEngine(f"slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}")
     given = dict(parameter(key, value, where) for key, _, value in asked if key != "cluster")
     engine = Slurm(cluster, USUAL | given, workers or JOBS)
     if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:
-        raise Mistake("--engine=slurm: there is no srun here; call it on a machine that can submit jobs")
+        raise WrongEngine("slurm: there is no srun here; call it on a machine that can submit jobs")
     return engine
 
 
@@ -107,12 +107,12 @@ def parameter(key: str, value: str, where: str) -> tuple[str, Any]:
     """What submitit calls it."""
     if key not in NAMES:
         hint = nearest(key, NAMES)
-        raise Mistake(f"--engine=slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}")
+        raise WrongEngine(f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}")
     name, kind = NAMES[key]
     try:
         return name, kind(value)
     except ValueError:
-        raise Mistake(f"--engine=slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
+        raise WrongEngine(f"slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
 
 
 def ended(name: str, job: Any) -> Ended:

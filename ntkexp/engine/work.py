@@ -37,6 +37,9 @@ class Relay(AbstractProgress):
             self.told = time.monotonic()
             self.tell(Stepped(self.name, step, self.steps))
 
+    def found(self, path: Path) -> None:
+        pass
+
     def say(self, text: str) -> None:
         pass
 

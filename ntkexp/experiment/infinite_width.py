@@ -37,7 +37,7 @@ def limit_kernels(
     if work > MOST:
         return DoesNotApply(
             f"the kernels at infinite width take {work / MOST:.1f} times the work that a run does for them; lower "
-            "data.train, data.probe or data.test, or use `ntkexp kernel limit`"
+            "data.train, data.probe or data.test, or compute them into a kernel file"
         )
     return kernels(network, inputs, train, experiment)
 

@@ -1,6 +1,6 @@
 """Any `nn.Module`, built by a function of the user's:
 
-    ntkexp train model=module model.path=my_net.py:build --trust my_net.py
+    ntkexp train model=module model.path=my_net.py:build      (and my_net.py has to be trusted)
 
 `build` is a function, or the class of the module itself. It is given those of these arguments that its signature names,
 and whatever else it takes needs a default:

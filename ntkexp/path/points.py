@@ -16,7 +16,9 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.segment import Segment
+from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import Piece
 from ntkexp.shapes import Weights
 
@@ -113,7 +115,11 @@ class Block:
         """The Jacobian of a piece of the step."""
         if piece.start == piece.end:
             return self.points.reader.tangent(self.tape(piece.start), self.points.chosen)
-        return self.points.reader.along(self.tape(piece.start), self.tape(piece.end), self.points.chosen)
+        try:
+            return self.points.reader.along(self.tape(piece.start), self.tape(piece.end), self.points.chosen)
+        except NoRule as error:
+            advice = "read the path with path.rule=[gauss,left], which needs no difference rules"
+            raise Mistake(f"{error}; {advice}") from error
 
     def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""

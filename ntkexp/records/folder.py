@@ -21,7 +21,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Literal, TypeAlias
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import PARTIAL, write_atomically
 from ntkexp.records.json_file import Json, read_object, to_text
 from ntkexp.records.lock import acquire, is_held
@@ -29,7 +29,7 @@ from ntkexp.records.seal import Damaged, Seals, broken, read_sealed, sealed, sea
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
 
-REDO = "`ntkexp resume` runs it again"
+REDO = "resume it, and it is run again"
 SMALL = 1 << 20  # bytes of a file that is read whenever somebody asks how its folder is
 
 CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
@@ -117,9 +117,7 @@ class RunFolder:
         except BlockingIOError as error:
             raise Held(f"{self.path} is being written by another process; wait for it, or change the run") from error
         except OSError as error:
-            raise Mistake(
-                f"{self.path} cannot be written ({error.strerror}); choose another place with --out"
-            ) from error
+            raise NoPlace(f"{self.path} cannot be written ({error.strerror}); choose another place") from error
         try:
             yield
         finally:
@@ -178,7 +176,7 @@ class RunFolder:
         """Remove everything but the lock; DONE.json first and config.json last: a kill in between leaves a dead run."""
         entries = {entry.name: entry for entry in self.path.iterdir() if entry.name != LOCK}
         if CONFIG not in entries and not all(name.endswith(PARTIAL) for name in entries):
-            raise Mistake(f"{self.path} holds files that no run wrote; choose another place with --out")
+            raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
         order = [DONE, *sorted(entries.keys() - {DONE, CONFIG}), CONFIG]
         for entry in (entries[name] for name in order if name in entries):
             if entry.is_dir() and not entry.is_symlink():

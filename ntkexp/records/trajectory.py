@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import NoPlace
 from ntkexp.records.seal import WIDTH, Damaged, seal
 
 
@@ -45,9 +45,9 @@ class Trajectory:
         there = self.path.stat().st_size if self.path.is_file() else 0
         free = disk_usage(self.path.parent).free + there
         if free < self.room:
-            raise Mistake(
+            raise NoPlace(
                 f"the trajectory takes {self.room / 1e9:.2g} GB and {self.path.parent} has {free / 1e9:.2g} GB free; "
-                "choose another place with --out, or lower steps or model.width"
+                "lower steps or model.width, or choose another place"
             )
         with self.path.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, self.room)

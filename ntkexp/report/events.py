@@ -29,7 +29,7 @@ FORMAT = "brain.Event:2"  # what the first event says
 def refuse_without_tensorboard() -> None:
     """Ask for the extra."""
     if find_spec("tensorboard") is None:
-        raise Mistake("--tensorboard needs tensorboard, which is not installed: pip install 'ntkexp[tensorboard]'")
+        raise Mistake("events need tensorboard, which is not installed: pip install 'ntkexp[tensorboard]'")
 
 
 def ensure_events(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.report.half_time import halfway
 from ntkexp.report.run import Run
 
@@ -89,7 +89,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     place = place_of(run, split)
     count = place.stop - place.start
     if not 0 <= number < count:
-        raise Mistake(f"--probe={number}: the split {split} of {run.name} has points 0 to {count - 1}")
+        raise WrongArgument(f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe")
     k = place.start + number
     end = outputs_of(run, "f_T")[k]
     parts = np.asarray(run.contributions[rule].isel(probe=k).to_numpy(), dtype=float)
@@ -132,7 +132,8 @@ def largest_known(outputs: Array, parts: Array) -> int:
 def place_of(run: Run, split: str) -> slice:
     """Where a split lies among the points."""
     if split not in run.points:
-        raise Mistake(f"--split={split}: {run.name} was read at {', '.join(run.points)}{nearest(split, run.points)}")
+        known = f"{', '.join(run.points)}{nearest(split, run.points)}"
+        raise WrongArgument(f"split={split}: {run.name} was read at {known}", "split")
     return run.points[split]
 
 

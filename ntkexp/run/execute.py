@@ -19,8 +19,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, folder_name, identity
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.command import OUTPUTS, command
-from ntkexp.records.command import options as repeating
+from ntkexp.records.command import command
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import BEGUN, CONFIG, DONE, OVERRIDES, RunFolder, several
 from ntkexp.records.kernels import KERNELS, create_kernels
@@ -61,7 +60,7 @@ def carry_out(
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
     if not force and folder.whole:
-        progress.say(f"{folder.path} is finished; --force runs it again")
+        progress.found(folder.path)
         return folder.path
     with folder.claim():
         if force or not folder.whole:  # another process may have finished it while the lock was asked for
@@ -71,8 +70,8 @@ def carry_out(
     return folder.path
 
 
-def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()) -> Path:
-    """The rest of a run, from its own config."""
+def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = (), options: Sequence[str] = ()) -> Path:
+    """The rest of a run, from its own config; `options` repeat a run that does not say what it was begun by."""
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is no run folder: it has no config.json")
     refuse_other_version(path)
@@ -88,7 +87,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         if digits(folder_name(experiment)) != digits(path.resolve().name):
             raise Mistake(f"{path} is of other data, or of another version: run the experiment anew")
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
-        repeat = begun_by(folder) or command("train", overrides, repeating(OUTPUTS, trusted))
+        repeat = begun_by(folder) or command("train", overrides, options)
         conduct(experiment, folder, overrides, repeat, left(folder, identity(experiment), progress), progress)
     return path
 

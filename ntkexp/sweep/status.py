@@ -5,7 +5,7 @@
      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
      "seal": of all this}
 
-A state is `done`, `failed` (it would fail again; `--retry-failed` tries), `running` (another process is at it), or
+A state is `done`, `failed` (it would fail again), `running` (another process is at it), or
 `unfinished`: the same command goes on with it. Nothing here depends on how often the sweep was interrupted.
 """
 

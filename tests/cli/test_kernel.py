@@ -104,7 +104,8 @@ def test_the_file_is_refused_for_other_data(file: Path, command: Command) -> Non
     check(command("kernel", "predict", str(file), "data=wine"), "is of other data than data=wine")
     assert command("kernel", "predict", str(file), *SMALL, "--ridge=1", "--quiet").status == 0
     check(
-        command("kernel", "tangent", "data=wine", f"--out={file}"), "is of other data; choose another --out, or --force"
+        command("kernel", "tangent", "data=wine", f"--out={file}"),
+        "is of other data; choose another place, or compute it anew with --f",
     )
 
 
@@ -116,7 +117,7 @@ def test_the_file_is_refused_for_other_data(file: Path, command: Command) -> Non
         (["--ridge=much"], "--ridge=much: it takes a number ≥ 0, or best"),
         (["--time=-1"], "--time=-1: it takes a number ≥ 0, or inf"),
         (["--time=1", "--steps=3"], "give one of the two"),
-        (["--steps=3"], "--steps and --step-size go together"),
+        (["--steps=3"], "--steps=3 goes with --step-size=…"),
         (["--folds=1"], "it takes a number of folds ≥ 2, or 0"),
         (["--solver=lu"], "cholesky"),
         (["--solver=cg", "--time=1"], "--solver=cg gives t=∞ at one ridge"),

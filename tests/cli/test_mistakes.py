@@ -71,7 +71,7 @@ MISTAKES = [
     # Hydra's own
     ("hydra.run.dir=x", "settings of Hydra"),
     ("hydra/launcher=joblib", "settings of Hydra"),
-    ("+hydra.job.chdir=true", "settings of Hydra"),
+    ("+hydra.job.chdir=true", "--out says where runs go"),
     # references
     ("model.width=${nope}", "'nope' not found"),
     ("model.width=${model.width}", "ecursive"),
@@ -87,10 +87,10 @@ MISTAKES = [
     ("model._target_=nonsense", "package.module.Class"),
     ("_target_=3", "there is no such key"),
     # options of the command
-    ("--trust=nope.py", "there is no such file"),
-    ("--trust=ntkexp_nope", "there is no such package"),
+    ("--trust=nope.py", "nope.py: there is no such file"),
+    ("--trust=ntkexp_nope", "--trust=ntkexp_nope: there is no such package"),
     ("--config-dir=confgs", "did you mean 'configs'?"),
-    ("--config-dir=pyproject.toml", "is a file"),
+    ("--config-dir=pyproject.toml", "--config-dir=pyproject.toml is a file"),
     ("--config-dir=ntkexp", "holds no YAML file"),
     ("--qiet", "--quiet"),
     ("--out=pyproject.toml", "a folder that can be written to"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ntkexp.cli.repeat import options
 from ntkexp.cli.sweep import Asked, planned
-from ntkexp.records.command import options
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.page.picture import command_of
 from ntkexp.report.run import load_run

@@ -146,7 +146,7 @@ def test_code_from_elsewhere_runs_only_if_it_is_trusted(tmp_path: Path, monkeypa
     (tmp_path / "trusted_pack" / "net.py").write_text(NET)
     by_file = ["model._target_=trusted_net.Net", "model.more=2"]
     by_package = ["model._target_=trusted_pack.net.Net", "model.more=3"]
-    with pytest.raises(Mistake, match="--trust trusted_net"):
+    with pytest.raises(Mistake, match="imported only if you say so"):
         compose(by_file)
     assert compose(by_file, trust=["trusted_net.py"]).fields()["model"]["more"] == 2
     assert compose(by_package, trust=["trusted_pack"]).fields()["model"]["more"] == 3

@@ -56,7 +56,7 @@ def test_every_word_that_a_file_says_of_itself_is_sealed(places: Path, tmp_path:
     path = Path(shutil.copytree(places / "whole", tmp_path / "k.zarr"))
     told = (path / "zarr.json").read_text("utf-8")
     (path / "zarr.json").write_text(told.replace(word, word.upper()), encoding="utf-8")
-    with pytest.raises(Mistake, match=r"zarr\.json; compute it anew with --force"):
+    with pytest.raises(Mistake, match=r"zarr\.json; compute it anew$"):
         open_matrix(path)
 
 
@@ -64,7 +64,7 @@ def test_every_word_that_a_file_says_of_itself_is_sealed(places: Path, tmp_path:
 def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: str) -> None:
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
     (path / name).unlink()
-    with pytest.raises(Mistake, match="compute it anew with --force"):
+    with pytest.raises(Mistake, match=r"compute it anew$"):
         open_matrix(path)
     fill(path, subject(), Products(), 1, True, Silent())
     assert contents(path) == contents(places / "whole")

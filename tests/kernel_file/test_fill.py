@@ -83,7 +83,7 @@ def test_what_is_finished_is_not_computed_again(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path, other: tuple[str, ...], reason: str) -> None:
     path = tmp_path / "k.zarr"
     filled(path)
-    with pytest.raises(Mistake, match=f"{reason}; choose another --out, or --force"):
+    with pytest.raises(Mistake, match=f"{reason}; choose another place, or compute it anew$"):
         filled(path, *other)
     assert filled(path, *other, force=True).missing() == []
 

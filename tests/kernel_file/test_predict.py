@@ -121,9 +121,9 @@ def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:
     assert Question(ridge=RIDGE).way_to_solve(entries) == "eigen"
     assert Question(ridge=RIDGE, memory_gb=5 * square).way_to_solve(entries) == "cholesky"
     assert Question(ridge=RIDGE, memory_gb=square).way_to_solve(entries) == "cg"
-    with pytest.raises(Mistake, match=r"--memory-gb=.* or ask for t=∞ at one ridge"):
+    with pytest.raises(Mistake, match=r"memory_gb=.* or ask for t=∞ at one ridge"):
         Question(times=(1.0,), memory_gb=square).way_to_solve(entries)
-    with pytest.raises(Mistake, match="--solver=cg gives t=∞ at one ridge"):
+    with pytest.raises(Mistake, match="solver=cg gives t=∞ at one ridge"):
         Question(times=(1.0,), solver="cg").way_to_solve(entries)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.folder import RunFolder, looks_like_a_run
 
 HOLD = """
@@ -120,7 +120,8 @@ def test_clearing_follows_no_links(folder: RunFolder, tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Mistake, match=r"^[^\n]*cannot be written[^\n]*--out$"), RunFolder(tmp_path / "file").claim():
+    folder = RunFolder(tmp_path / "file")
+    with pytest.raises(NoPlace, match=r"^[^\n]*cannot be written[^\n]*choose another place$"), folder.claim():
         pass
 
 

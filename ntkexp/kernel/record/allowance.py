@@ -2,7 +2,7 @@
 
 New arrays are counted as torch is asked for them, by their shapes; the one that goes beyond the allowance is not made.
 
->>> with Allowance(1.0, "the data", "data.train"):  # doctest: +ELLIPSIS
+>>> with Allowance(1.0, "the data", "the number of examples"):  # doctest: +ELLIPSIS
 ...     numbers = torch.zeros(10**6, 10**6)
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: memory_gb=1: the data takes an array of [1000000, 1000000], with which there are 4000 GB; ...
@@ -20,7 +20,7 @@ from ntkexp.mistake import Mistake
 
 
 class Allowance(DispatchMode):
-    """So much memory for the new arrays of something, in GB; `remedy` says which keys make it smaller."""
+    """So much memory for the new arrays of something, in GB; `remedy` says what makes it smaller."""
 
     def __init__(self, memory_gb: float, what: str, remedy: str) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from shutil import disk_usage
 from ntkexp.kernel_file.fill.filler import AbstractFiller
 from ntkexp.kernel_file.fill.subject import Subject
 from ntkexp.kernel_file.fill.tile import computed
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import NoPlace, Useless
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.json_file import to_text
 from ntkexp.records.kernel_file.layout import Layout, create
@@ -35,7 +35,7 @@ def fill(
             progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
         matrix.unmark(left)
         if not left:
-            progress.say(f"{path} is finished; --force computes it again")
+            progress.found(path)
             return matrix
         before = len(tiling.todo) - len(left)
         progress.start(path.name, len(tiling.todo), before)
@@ -56,9 +56,9 @@ def claimed(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = acquire(path.with_name(f".{path.name}.lock"))
     except BlockingIOError:
-        raise Mistake(f"{path} is being written by another process; wait for it, or choose another --out") from None
+        raise NoPlace(f"{path} is being written by another process; wait for it, or choose another place") from None
     except OSError as error:
-        raise Mistake(f"--out={path} cannot be written ({error.strerror}); choose another place") from None
+        raise NoPlace(f"{path} cannot be written ({error.strerror}); choose another place") from None
     try:
         yield
     finally:
@@ -73,7 +73,7 @@ def opened(path: Path, subject: Subject, filler: AbstractFiller, force: bool) ->
         return matrix
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
-            open_matrix(path)  # --force is for kernel files: nothing else is removed
+            open_matrix(path)  # `force` is for kernel files: nothing else is removed
     return begun(path, subject, filler)
 
 
@@ -83,9 +83,9 @@ def begun(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
     layout = Layout(filler.names, tiling, filler.outputs, subject.experiment.dtype)
     free = disk_usage(path.parent).free
     if free < layout.bytes:
-        raise Mistake(
-            f"--out={path}: the kernel takes {layout.bytes / 1e9:.2g} GB and there are {free / 1e9:.2g} GB free; "
-            "choose another place, or lower data.train, data.probe or data.test"
+        raise NoPlace(
+            f"{path}: the kernel takes {layout.bytes / 1e9:.2g} GB and there are {free / 1e9:.2g} GB free; "
+            "lower data.train, data.probe or data.test, or choose another place"
         )
     facts = {
         "identity": subject.identity,
@@ -106,4 +106,4 @@ def refuse_other(matrix: KernelMatrix, subject: Subject) -> None:
     differing = [name for name in here if there.get(name) != here[name]]
     what = {"data_sha256": "other data", "dtype": f"dtype={there.get('dtype')}", "kernel": "another kernel"}
     reason = next((what[name] for name in ("data_sha256", "kernel", "dtype") if name in differing), "another version")
-    raise Mistake(f"{matrix.path} is of {reason}; choose another --out, or --force to compute it anew")
+    raise Useless(f"{matrix.path} is of {reason}; choose another place, or compute it anew")

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.mistake import Mistake
-from ntkexp.records.kernel_file.layout import SELF
+from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.records.kernel_file.layout import SELF, DamagedKernel
 from ntkexp.records.kernel_file.store import KernelMatrix
 
 AT_ONCE = 1 << 27  # bytes of rows that are read at once
@@ -38,9 +38,10 @@ class Entries:
         layout, columns = self.matrix.layout, self.targets.shape[1]
         others = isinstance(self.outputs, list) and self.outputs != list(range(columns))
         if others or layout.outputs not in (1, columns):
-            raise Mistake(
+            raise WrongArgument(
                 f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be predicted in their order; "
-                "compute it with --outputs=all or --outputs=trace"
+                "compute it with outputs=all or outputs=trace",
+                "outputs",
             )
 
     @property
@@ -76,9 +77,7 @@ class Entries:
         """The kernel between points and training examples."""
         found = torch.as_tensor(self.matrix.array(kernel, points)).double()
         if not found.isfinite().all():
-            raise Mistake(
-                f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew with --force"
-            )
+            raise DamagedKernel(f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew")
         return found.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:

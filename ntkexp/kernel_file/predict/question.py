@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from ntkexp.closed_form.gain import AbstractGain, Descent, Flow
 from ntkexp.closed_form.modes import refuse_negative
 from ntkexp.kernel_file.predict.entries import Entries
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import WrongArgument
 from ntkexp.text import short
 
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
@@ -33,11 +33,15 @@ class Question:
     def __post_init__(self) -> None:
         refuse_negative(self.ridge or 0.0)
         if (self.steps is None) != (self.step_size is None):
-            raise Mistake("--steps and --step-size go together: so many steps of gradient descent, of this size")
+            given, lacking = ("steps", "step_size") if self.step_size is None else ("step_size", "steps")
+            raise WrongArgument(
+                f"{given}={getattr(self, given)} goes with {lacking}=…: so many steps of gradient descent of one size",
+                *(given, lacking),
+            )
         if self.folds == 1:
-            raise Mistake("--folds=1: it takes a number of folds ≥ 2, or 0 to leave one example out at a time")
+            raise WrongArgument("folds=1: it takes a number of folds ≥ 2, or 0 to leave out one by one", "folds")
         if not self.memory_gb > 0:
-            raise Mistake(f"--memory-gb={self.memory_gb:g}: it takes a number > 0")
+            raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
         """Each way to train by its name, under a loss that is the mean over so many examples."""
@@ -54,7 +58,9 @@ class Question:
     def way_to_solve(self, entries: Entries) -> Solver:
         """The one that was asked for, or the plainest that fits; a cost model that looks at shapes alone."""
         if self.solver not in (None, "eigen") and not self.is_plain:
-            raise Mistake(f"--solver={self.solver} gives t=∞ at one ridge; leave it out, or write --solver=eigen")
+            raise WrongArgument(
+                f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen", "solver"
+            )
         usual: list[Solver] = ["eigen"] if not self.is_plain or entries.count <= SMALL else ["cholesky"]
         usual += ["cholesky", "cg"] if self.is_plain else []
         tried = [self.solver] if self.solver else usual
@@ -62,9 +68,10 @@ class Question:
             if self.bytes(solver, entries) <= self.memory_gb * 1e9:
                 return solver
         needed = self.bytes(tried[-1], entries) / 1e9
-        raise Mistake(
-            f"--memory-gb={self.memory_gb:g}: solving {entries.count} equations this way needs {needed:.1f}; raise it"
-            + ("" if self.is_plain else ", or ask for t=∞ at one ridge")
+        raise WrongArgument(
+            f"memory_gb={self.memory_gb:g}: solving {entries.count} equations this way needs {needed:.1f}; raise it"
+            + ("" if self.is_plain else ", or ask for t=∞ at one ridge"),
+            "memory_gb",
         )
 
     @staticmethod

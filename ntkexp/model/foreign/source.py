@@ -1,6 +1,6 @@
 """A Python file of the user's: what it is made of, and what importing it gives.
 
-Importing runs it. Whoever calls `load` answers for that; the command line asks for `--trust my_net.py` first.
+Importing runs it. Whoever calls `load` answers for that; the command line asks the user first.
 """
 
 from __future__ import annotations

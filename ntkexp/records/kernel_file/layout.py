@@ -14,7 +14,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, Useless
 from ntkexp.records.atomic import PARTIAL, write_atomically
 from ntkexp.records.folder import several
 from ntkexp.records.json_file import read_object, to_text
@@ -27,6 +27,10 @@ SELF, DONE, GROUP = "_self", "done", "zarr.json"
 SEALS = "seals"
 MARK = "<u8"
 """How `done` marks a tile: by the beginning of its seal, which is not 0."""
+
+
+class DamagedKernel(Damaged, Useless):
+    """A kernel file is not as it was written."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def check_attributes(path: Path) -> None:
         raise Mistake(f"{path} is no kernel file: it is no store of arrays with marks of what is done")
     seals = own_seals(path)
     if wrong := [GROUP] if seals is None else broken(path, seals):
-        raise Damaged(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew with --force")
+        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew")
 
 
 def own_seals(path: Path) -> Seals | None:

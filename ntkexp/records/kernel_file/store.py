@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
-from ntkexp.records.kernel_file.layout import DONE, MARK, SELF, Layout, check_attributes
+from ntkexp.records.kernel_file.layout import DONE, MARK, SELF, DamagedKernel, Layout, check_attributes
 from ntkexp.records.kernel_file.tiles import Tiling
 from ntkexp.records.seal import Sealing
 from ntkexp.records.store import drop_partial, get_array, open_store
@@ -135,7 +135,7 @@ class KernelMatrix:
         try:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
-            raise Mistake(f"{self.path} is damaged: {name} cannot be read; compute it anew with --force") from error
+            raise DamagedKernel(f"{self.path} is damaged: {name} cannot be read; compute it anew") from error
 
     def tidy(self) -> None:
         """Remove what a killed process left half written."""

@@ -25,7 +25,7 @@ class NoRule(Mistake):
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(f"{reason}; read the path with path.rule=[gauss,left], which needs no difference rules")
+        super().__init__(reason)
 
     @property
     def remark(self) -> str:
