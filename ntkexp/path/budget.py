@@ -20,6 +20,12 @@ WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
 
 
+def copies_of_drawn(number_bytes: int) -> float:
+    """How often a run holds what drawing its weights takes, or less than that: a weight is drawn as one to four numbers
+    of four bytes."""
+    return WEIGHT_COPIES * number_bytes / 16
+
+
 @dataclass(frozen=True)
 class Budget:
     """Sizes of a run, in numbers and bytes."""

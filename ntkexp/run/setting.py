@@ -25,7 +25,7 @@ from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.output import Reading
-from ntkexp.path.budget import Budget
+from ntkexp.path.budget import Budget, copies_of_drawn
 from ntkexp.path.descent import Descent
 from ntkexp.path.effort import core_seconds, refuse_endless
 from ntkexp.path.points import Points
@@ -92,7 +92,7 @@ def prepare(experiment: Experiment) -> Setting:
     refuse_vast(experiment)
     data = experiment.draw()
     targets, places = laid_out(experiment, data)
-    module = network(experiment, data, targets.shape[1])
+    module = network(experiment, data, targets.shape[1], copies_held(experiment))
     weights = weights_of(module)
     points, budget, few = placed(experiment, data, module, weights, targets.shape[1])
     if experiment.stop_at_loss is None:
@@ -167,13 +167,18 @@ def names(experiment: Experiment) -> list[str]:
     return [name for name in ("train", "probe", "test") if name == "train" or name in experiment.path.probes]
 
 
-def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
-    """The module with weights drawn from the experiment's seed."""
+def network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> Reading:
+    """The module with weights drawn from the experiment's seed, if there is memory for so many copies of them."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
-    with Allowance(experiment.memory_gb, "the network", "model.width, model.depth or the size of an example"):
+    with Allowance(experiment.memory_gb, "the network", "model.width, model.depth or the size of an example", copies):
         module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
+
+
+def copies_held(experiment: Experiment) -> float:
+    """How many copies of the numbers that are drawn for it a run will hold."""
+    return copies_of_drawn(getattr(torch, experiment.dtype).itemsize)
 
 
 def placed(
@@ -254,7 +259,7 @@ def glimpsed(experiment: Experiment) -> tuple[Points, Budget, Tape]:
     refuse_vast(experiment)
     data = experiment.draw()
     outputs = laid_out(experiment, data)[0].shape[1]
-    module = network(experiment, data, outputs)
+    module = network(experiment, data, outputs, copies_held(experiment))
     return placed(experiment, data, module, weights_of(module), outputs)
 
 

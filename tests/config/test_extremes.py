@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from resource import RUSAGE_SELF, getrusage
 from typing import get_args, get_origin
 
 import pytest
@@ -22,6 +23,7 @@ from ntkexp.config.references import refuse_growth
 from ntkexp.kernel.record.allowance import Allowance
 from ntkexp.mistake import Mistake
 from ntkexp.path.effort import refuse_endless
+from ntkexp.run.setting import prepare
 from tests.cli.conftest import Command, command
 
 __all__ = ["command"]
@@ -107,6 +109,24 @@ def test_what_is_made_of_nothing_is_counted_together() -> None:
         torch.randn(50_000, dtype=torch.float64).exp()  # as large as what was counted
         with pytest.raises(Mistake, match=r"\[100001\], with which there are 0\.001 GB; lower data.train"):
             torch.empty(100_001)
+
+
+def test_the_copies_that_will_be_held_count_as_well() -> None:
+    with Allowance(1e-3, "the network", "model.width", copies=5) as allowance:
+        torch.zeros(40_000)
+        with pytest.raises(
+            Mistake, match=r"\[10001\], with which there are 0\.001 GB in all copies that are held; lower"
+        ):
+            torch.zeros(10_001)
+    assert allowance.taken == 5 * 4 * 50_001
+
+
+def test_what_a_run_cannot_hold_is_refused_before_much_of_it_is_drawn() -> None:
+    experiment = compose(["model.width=2048", "model.depth=50", "memory_gb=0.9", *SMALL])
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Mistake, match="in all copies that are held; lower"):
+        prepare(experiment)
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 0.4e6  # KB: of the 1.6 GB that the weights alone would be
 
 
 def test_years_on_a_processor_are_months_on_a_thousand() -> None:

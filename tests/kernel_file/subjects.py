@@ -27,6 +27,7 @@ class Products(AbstractFiller):
 
     fails_after: float = float("inf")
     seen: list[int] = field(default_factory=list)
+    each: float = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,6 +44,10 @@ class Products(AbstractFiller):
     @property
     def concurrent(self) -> bool:
         return True
+
+    @property
+    def seconds(self) -> float:
+        return self.each
 
     def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
         if len(self.seen) >= self.fails_after:

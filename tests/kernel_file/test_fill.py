@@ -96,6 +96,13 @@ def test_a_folder_that_is_no_kernel_file_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_a_file_that_would_take_years_is_not_begun(tmp_path: Path) -> None:
+    years = r"data\.train=70, 145 points in all: this would take about 24 years on one core, more than 10 years; lower"
+    with pytest.raises(Mistake, match=years):  # 70² / 2 + 75 · 70 pairs
+        fill(tmp_path / "k.zarr", subject(), Products(each=1e5), 1, False, Silent())
+    assert not (tmp_path / "k.zarr").exists()
+
+
 def test_one_process_writes(tmp_path: Path) -> None:
     acquire(tmp_path / ".k.zarr.lock")
     with pytest.raises(Mistake, match="is being written by another process"):

@@ -20,11 +20,12 @@ from ntkexp.mistake import Mistake
 
 
 class Allowance(DispatchMode):
-    """So much memory for the new arrays of something, in GB; `remedy` says what makes it smaller."""
+    """So much memory for the new arrays of something, in GB, of which so many copies will be held in the end; `remedy`
+    says what makes it smaller."""
 
-    def __init__(self, memory_gb: float, what: str, remedy: str) -> None:
+    def __init__(self, memory_gb: float, what: str, remedy: str, copies: float = 1.0) -> None:
         super().__init__()
-        self.memory_gb, self.what, self.remedy, self.taken = memory_gb, what, remedy, 0.0
+        self.memory_gb, self.what, self.remedy, self.copies, self.taken = memory_gb, what, remedy, copies, 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -34,11 +35,12 @@ class Allowance(DispatchMode):
 
     def take(self, size: list[int], kind: torch.dtype) -> None:
         """Count an array, or refuse it."""
-        self.taken += prod(size) * kind.itemsize
+        self.taken += self.copies * prod(size) * kind.itemsize
         if self.taken > self.memory_gb * 1e9:
+            held = "" if self.copies == 1 else " in all copies that are held"
             raise Mistake(
                 f"memory_gb={self.memory_gb:g}: {self.what} takes an array of {size}, with which there are "
-                f"{self.taken / 1e9:.4g} GB; lower {self.remedy}, or raise memory_gb"
+                f"{self.taken / 1e9:.4g} GB{held}; lower {self.remedy}, or raise memory_gb"
             )
 
 

@@ -15,6 +15,7 @@ from ntkexp.kernel_file.fill.filler import AbstractFiller
 from ntkexp.kernel_file.fill.subject import Subject
 from ntkexp.kernel_file.fill.tile import computed
 from ntkexp.mistake import NoPlace, Useless
+from ntkexp.path.effort import refuse_years
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.json_file import to_text
 from ntkexp.records.kernel_file.layout import Layout, create
@@ -81,6 +82,9 @@ def begun(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
     """A file without a tile."""
     tiling = Tiling(len(subject.inputs), len(subject.data.train.inputs), side_for(len(subject.data.train.inputs)))
     layout = Layout(filler.names, tiling, filler.outputs, subject.experiment.dtype)
+    pairs = tiling.train * (tiling.points - tiling.train / 2)
+    what = f"data.train={tiling.train}, {tiling.points} points in all"
+    refuse_years(pairs * filler.seconds, what, subject.experiment.device, "them, or model.depth")
     free = disk_usage(path.parent).free
     if free < layout.bytes:
         raise NoPlace(

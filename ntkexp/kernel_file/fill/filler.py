@@ -35,6 +35,11 @@ class AbstractFiller(ABC):
     def concurrent(self) -> bool:
         """Whether tiles may be computed at once, in threads of one process."""
 
+    @property
+    @abstractmethod
+    def seconds(self) -> float:
+        """What a pair of points takes on one core of an ordinary processor, from shapes alone: no less than this."""
+
     @abstractmethod
     def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
         """The kernels between points and other points."""

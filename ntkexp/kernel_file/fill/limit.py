@@ -15,6 +15,8 @@ from ntkexp.limit.blocks import Place, compute
 from ntkexp.limit.network import Network
 from ntkexp.model.task import Task
 
+RATE = 1e-10  # seconds for a pair of pixels in a layer; the fused engine takes a few times as long
+
 
 @dataclass(frozen=True)
 class Limit(AbstractFiller):
@@ -40,6 +42,10 @@ class Limit(AbstractFiller):
     @property
     def concurrent(self) -> bool:
         return True
+
+    @property
+    def seconds(self) -> float:
+        return self.network.work * RATE
 
     def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
         return self.block(left, right, Place(slice(0, len(left)), slice(0, len(right)), same=False))

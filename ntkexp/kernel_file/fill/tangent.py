@@ -21,6 +21,7 @@ from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
 from ntkexp.library import tangent_kernel
 from ntkexp.model.output import Reading
+from ntkexp.path.effort import RATE
 from ntkexp.run.setting import network
 
 
@@ -50,6 +51,11 @@ class Tangent(AbstractFiller):
     @property
     def concurrent(self) -> bool:
         return False  # torch swaps a module's weights in place while it runs
+
+    @property
+    def seconds(self) -> float:
+        weights = sum(weight.numel() for module in self.modules for weight in module.parameters())
+        return weights * self.width * RATE
 
     def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
         return self.mean(left, right)
