@@ -12,11 +12,29 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ntkexp.chapter import option, public
+
+# Beyond these ends no machine holds or finishes a count, and arithmetic fails before memory does. They are far from
+# what is reasonable: what fits between them is measured against `memory_gb`, and against time.
+LARGEST = 10**7
+DEEPEST = 1000
+LONGEST = 10**12
+
+Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
+"""Of examples, units, features."""
+
+CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
+"""The same, or none."""
+
+Depth: TypeAlias = Annotated[int, Field(ge=1, le=DEEPEST)]
+"""Of layers one after the other, or pixels of a window."""
+
+Steps: TypeAlias = Annotated[int, Field(ge=1, le=LONGEST)]
+"""Of an optimizer."""
 
 
 class Component(BaseModel):

@@ -39,7 +39,7 @@ def root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     if version:
-        from ntkexp.version import package_version
+        from ntkexp.records.version import package_version
 
         typer.echo(f"ntkexp {package_version()}")
         raise typer.Exit

@@ -20,12 +20,11 @@ from jaxtyping import Float, Int, UInt8
 from pydantic import Field
 from torch import Tensor
 
-from ntkexp.component import Component
+from ntkexp.component import Component, Count, CountOrNone
 from ntkexp.data.gaps import filled, means
 from ntkexp.data.noise import noisy
 from ntkexp.data.scale import MEASURES, Standardise, each, unchanged
 from ntkexp.mistake import Mistake
-from ntkexp.size import Count, CountOrNone
 from ntkexp.stream import stream
 
 

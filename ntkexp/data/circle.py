@@ -14,9 +14,9 @@ from math import pi
 import torch
 from pydantic import Field
 
+from ntkexp.component import Count
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
-from ntkexp.size import Count
 
 
 class Circle(AbstractSynthetic):

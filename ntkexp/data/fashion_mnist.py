@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from ntkexp.component import CountOrNone
 from ntkexp.data.format import idx
 from ntkexp.data.format.place import UserPath
 from ntkexp.data.images import AbstractImages, Pictures
-from ntkexp.size import CountOrNone
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 ADVICE = (

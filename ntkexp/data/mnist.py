@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from ntkexp.component import CountOrNone
 from ntkexp.data.format import idx
 from ntkexp.data.format.place import UserPath
 from ntkexp.data.images import AbstractImages, Pictures
-from ntkexp.size import CountOrNone
 
 ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import Examples
 from ntkexp.data.tokens import AbstractTokens
 from ntkexp.mistake import Mistake
-from ntkexp.size import Count, CountOrNone
 
 
 class ModularAddition(AbstractTokens):

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.component import Count
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
 from ntkexp.mistake import Mistake
-from ntkexp.size import Count
 
 
 class Parity(AbstractSynthetic):

@@ -21,9 +21,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ntkexp.component import LARGEST, Depth
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
-from ntkexp.size import LARGEST, Depth
 
 
 class Sphere(AbstractSynthetic):

@@ -5,9 +5,9 @@ What is to be learned is drawn before the inputs, so that more examples of one s
 
 from __future__ import annotations
 
+from ntkexp.component import CountOrNone
 from ntkexp.data.base import AbstractSource
 from ntkexp.data.scale import Standardise
-from ntkexp.size import CountOrNone
 
 
 class AbstractSynthetic(AbstractSource):

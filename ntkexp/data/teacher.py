@@ -9,9 +9,9 @@ from math import sqrt
 
 import torch
 
+from ntkexp.component import Count
 from ntkexp.data.base import Examples
 from ntkexp.data.synthetic import AbstractSynthetic
-from ntkexp.size import Count
 
 
 class Teacher(AbstractSynthetic):

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import Examples
 from ntkexp.data.format.place import UserPath, contents, existing, given
 from ntkexp.data.tokens import AbstractTokens
 from ntkexp.mistake import Mistake
-from ntkexp.size import Count, CountOrNone
 
 
 class Text(AbstractTokens):

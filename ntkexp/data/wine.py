@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource, Examples
 from ntkexp.data.carried import carried
-from ntkexp.size import Count, CountOrNone
 
 
 class Wine(AbstractSource):

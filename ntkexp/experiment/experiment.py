@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from ntkexp.component import Component
+from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init.base import AbstractInit
 from ntkexp.kernel.record.allowance import Allowance
@@ -17,7 +17,6 @@ from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.settings import Path
 from ntkexp.schedule.base import AbstractSchedule
-from ntkexp.size import Steps
 
 
 class Experiment(Component):

@@ -19,7 +19,7 @@ from ntkexp.component import Component
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import CIRCUMSTANCES
-from ntkexp.version import results_version
+from ntkexp.records.version import results_version
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ntkexp.component import LARGEST, Depth
 from ntkexp.covariance.coarse import Coarse, needed
 from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
@@ -34,7 +35,6 @@ from ntkexp.layer.affine_module import CONVOLUTIONS, Affine, Convolution
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.scale import NotNegative, Positive, number
 from ntkexp.mistake import Mistake
-from ntkexp.size import LARGEST, Depth
 
 Parametrisation = Literal["ntk", "standard", "mean_field"]
 

@@ -14,9 +14,9 @@ from jaxtyping import Float
 from pydantic import AfterValidator
 from torch import Tensor
 
+from ntkexp.component import CountOrNone
 from ntkexp.layer.smooth import AbstractSmooth
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.size import CountOrNone
 
 FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "arctan": torch.arctan,

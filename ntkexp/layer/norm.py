@@ -16,13 +16,13 @@ from jaxtyping import Float
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
+from ntkexp.component import Count
 from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.by_name import named
 from ntkexp.mistake import Mistake
-from ntkexp.size import Count
 
 EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
 

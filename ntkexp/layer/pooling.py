@@ -13,6 +13,7 @@ import torch
 from pydantic import BeforeValidator
 from torch import nn
 
+from ntkexp.component import Depth
 from ntkexp.covariance.coarse import Coarse, needed
 from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
@@ -20,7 +21,6 @@ from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.by_name import named
 from ntkexp.mistake import Mistake
-from ntkexp.size import Depth
 
 
 class AbstractPool(AbstractLayer):

@@ -8,14 +8,13 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ntkexp.component import Component
+from ntkexp.component import Component, Count
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake
 from ntkexp.model.output import Reading, read
 from ntkexp.model.task import Task
-from ntkexp.size import Count
 
 
 class AbstractArchitecture(Component):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ntkexp.component import Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.activation import Activation
 from ntkexp.layer.base import AbstractLayer
@@ -18,7 +19,6 @@ from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.pooling import Pooling
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
-from ntkexp.size import Count, Depth
 
 
 class CNN(AbstractLayered):

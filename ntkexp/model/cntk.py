@@ -18,6 +18,7 @@ from math import prod, sqrt
 
 from pydantic import Field
 
+from ntkexp.component import DEEPEST, Count
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
@@ -25,7 +26,6 @@ from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
-from ntkexp.size import DEEPEST, Count
 
 
 class CNTK(AbstractLayered):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from ntkexp.component import DEEPEST
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
 from ntkexp.model.base import AbstractLayered
-from ntkexp.size import DEEPEST
 
 
 class DeepLinear(AbstractLayered):

@@ -29,6 +29,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from ntkexp.component import Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.base import AbstractArchitecture
@@ -38,7 +39,6 @@ from ntkexp.model.foreign.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import along, dividing, fitting
 from ntkexp.records.json_file import read_object
-from ntkexp.size import Count, Depth
 
 
 class Huggingface(AbstractArchitecture):

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from ntkexp.component import Count
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Dense
 from ntkexp.layer.base import AbstractLayer
@@ -22,7 +23,6 @@ from ntkexp.layer.spec import parse
 from ntkexp.layer.width import widened
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
-from ntkexp.size import Count
 
 USUAL = (
     Flatten(),

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from ntkexp.component import DEEPEST
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.activation import Activation
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.model.base import AbstractLayered
-from ntkexp.size import DEEPEST
 
 
 class MLP(AbstractLayered):

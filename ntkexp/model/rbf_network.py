@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.component import Count
 from ntkexp.init.base import AbstractInit
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.task import Task
-from ntkexp.size import Count
 
 
 class RBFNetwork(AbstractArchitecture):

@@ -14,6 +14,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from ntkexp.component import LARGEST, Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.activation import Activation
 from ntkexp.layer.base import AbstractLayer
@@ -23,7 +24,6 @@ from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.residual import Residual
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
-from ntkexp.size import LARGEST, Count, Depth
 
 
 class Resnet(AbstractLayered):

@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from ntkexp.component import Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.base import AbstractArchitecture
@@ -26,7 +27,6 @@ from ntkexp.model.foreign.adapted import adapted
 from ntkexp.model.foreign.extra import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import dividing, fitting
-from ntkexp.size import Count, Depth
 
 
 class Timm(AbstractArchitecture):

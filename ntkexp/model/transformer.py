@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.component import Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.task import Task
-from ntkexp.size import Count, Depth
 
 
 class Transformer(AbstractArchitecture):

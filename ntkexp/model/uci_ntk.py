@@ -16,6 +16,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from ntkexp.component import CountOrNone, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import Dense
 from ntkexp.layer.base import AbstractLayer
@@ -23,7 +24,6 @@ from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
-from ntkexp.size import CountOrNone, Depth
 
 
 class UCINtk(AbstractLayered):

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ntkexp.component import Count
 from ntkexp.optimizer.base import AbstractOptimizer
-from ntkexp.size import Count
 from ntkexp.stream import stream
 
 

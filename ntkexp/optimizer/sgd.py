@@ -6,9 +6,9 @@ torch.Size([2])
 
 from __future__ import annotations
 
+from ntkexp.component import Count
 from ntkexp.optimizer.batches import AbstractBatched
 from ntkexp.optimizer.plain import AbstractPlain
-from ntkexp.size import Count
 
 
 class SGD(AbstractBatched, AbstractPlain):

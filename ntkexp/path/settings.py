@@ -6,12 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from ntkexp.component import Component
+from ntkexp.component import LONGEST, Component, Count, CountOrNone, Steps
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 from ntkexp.path.timetable import MOST_KERNELS, AbstractTimetable, Adaptive, Planned
-from ntkexp.size import LONGEST, Count, CountOrNone, Steps
 
 
 class Path(Component):

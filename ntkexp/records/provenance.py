@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.seal import read_sealed
-from ntkexp.version import package_version, results_version
+from ntkexp.records.version import package_version, results_version
 
 PROVENANCE = "provenance.json"
 

@@ -13,7 +13,7 @@ import torch
 
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
-from ntkexp.version import package_version, results_version
+from ntkexp.records.version import package_version, results_version
 
 LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 

@@ -6,8 +6,7 @@ from abc import abstractmethod
 
 from pydantic import Field
 
-from ntkexp.component import Component
-from ntkexp.size import LONGEST
+from ntkexp.component import LONGEST, Component
 
 
 class AbstractSchedule(Component):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from ntkexp.component import Steps
 from ntkexp.schedule.base import AbstractSchedule
-from ntkexp.size import Steps
 
 
 class Step(AbstractSchedule):

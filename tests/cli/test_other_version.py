@@ -13,7 +13,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.folder import BEGUN, DONE, RunFolder
 from ntkexp.records.json_file import Json
 from ntkexp.records.provenance import PROVENANCE
-from ntkexp.version import results_version
+from ntkexp.records.version import results_version
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
 

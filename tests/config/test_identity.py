@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp import version
 from ntkexp.config.compose import compose
 from ntkexp.experiment import identity as module
 from ntkexp.experiment.identity import folder_name, identity
 from ntkexp.mistake import Mistake
+from ntkexp.records import version
 
 
 @pytest.mark.parametrize(

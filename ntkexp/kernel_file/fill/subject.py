@@ -21,7 +21,7 @@ from torch import Tensor
 from ntkexp.data.base import Data, Split
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.loss.squared import Squared
-from ntkexp.version import results_version
+from ntkexp.records.version import results_version
 
 
 @dataclass(frozen=True)

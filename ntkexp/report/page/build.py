@@ -14,12 +14,12 @@ from pathlib import Path
 import jinja2
 
 from ntkexp.records.atomic import write_atomically
+from ntkexp.records.version import package_version
 from ntkexp.report.analysis.tables import save
 from ntkexp.report.material import Material
 from ntkexp.report.page import view
 from ntkexp.report.page.headline import what_came_out, what_was_run
 from ntkexp.report.table import combined
-from ntkexp.version import package_version
 
 HERE = Path(__file__).parent
 PER_PAGE = 25
