@@ -15,7 +15,7 @@ class AbstractProgress(ABC):
 
     @abstractmethod
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        """So many steps are done; the training loss, and how far the kernel has moved, where they are known."""
+        """`step` steps are done; the training loss and how far the kernel has moved are given where they are known."""
 
     @abstractmethod
     def found(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class AbstractProgress(ABC):
 
 
 class Silent(AbstractProgress):
-    """Nobody listens.
+    """A progress to which nobody listens.
 
     >>> Silent().say("nothing is printed")
     """

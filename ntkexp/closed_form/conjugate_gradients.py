@@ -23,7 +23,7 @@ TOLERANCE, MOST = 1e-10, 2000
 
 @dataclass(frozen=True)
 class Solution:
-    """How far it came."""
+    """A solution, with its largest relative residual and the number of products it took."""
 
     solution: Float[Tensor, "entry column"]
     residual: float  # the largest, relative
@@ -31,7 +31,7 @@ class Solution:
 
     @property
     def said(self) -> str:
-        """In words.
+        """The number of products and the residual in words.
 
         >>> Solution(torch.zeros(1, 1), 3e-11, 40).said
         '40 products, residual 3e-11'
@@ -47,7 +47,7 @@ def conjugate_gradients(
     most: int = MOST,
     tell: Callable[[int, float], None] = lambda products, residual: None,
 ) -> Solution:
-    """From zero on; `tell` hears of every product."""
+    """Solve R a = `right`, from zero on, until the residual is below `tolerance`; `tell` hears of every product."""
     solution, residual = torch.zeros_like(right), right.clone()
     scale = right.norm(dim=0).clamp(min=torch.finfo(right.dtype).tiny)
     direction = residual / diagonal[:, None]
@@ -66,5 +66,5 @@ def conjugate_gradients(
 
 
 def quotient(above: Float[Tensor, " column"], below: Float[Tensor, " column"]) -> Float[Tensor, " column"]:
-    """Zero for a column that has arrived."""
+    """A quotient is zero for a column that has arrived."""
     return torch.where(below == 0, 0.0, above / torch.where(below == 0, 1.0, below))

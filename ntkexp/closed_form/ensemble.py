@@ -50,11 +50,11 @@ class Ensemble:
         return self.learned(self.cross.mH).mH
 
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
-        """Over random starts."""
+        """The mean over random starts."""
         return self.cross @ self.learned(targets)
 
     def covariance(self, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """Of one output between points, from 𝒢 between them."""
+        """The covariance of one output between points, from 𝒢 between them (`start`)."""
         A = self.weights
         crossed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - crossed - crossed.mH

@@ -34,7 +34,7 @@ class Factor:
 
 
 def factored(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
-    """Of Θ + ridge; one that is singular to rounding is refused where there is no ridge."""
+    """The factor of Θ + ridge; a matrix that is singular to rounding is refused where there is no ridge."""
     refuse_negative(ridge)
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().mean())
     jitters = [0.0] + [rounding * 10.0**k for k in range(ATTEMPTS)] if ridge else [0.0]

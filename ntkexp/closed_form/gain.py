@@ -32,7 +32,7 @@ class AbstractGain(ABC):
     @property
     @abstractmethod
     def doubled(self) -> AbstractGain:
-        """The same for twice as long."""
+        """The gain of training for twice as long."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def refuse_singular(zero: Tensor) -> None:
 
 
 def singular(what: str) -> Mistake:
-    """Advice for a kernel without an inverse."""
+    """The mistake of a kernel without an inverse, with advice."""
     return Mistake(
         f"the kernel is singular ({what} are zero to rounding), so training without end has no closed form; give a "
         "finite time, or a ridge > 0"

@@ -37,14 +37,14 @@ class Modes:
     vectors: Float[Tensor, "entry mode"]
 
     def at(self, gain: AbstractGain, ridge: float = 0.0) -> Learned:
-        """g(R)."""
+        """The map B ↦ g(R) B, R being the kernel plus the ridge."""
         refuse_negative(ridge)
         gains = gain(self.values + ridge)[:, None]
         return lambda right: self.vectors @ (gains * (self.vectors.mH @ right))
 
 
 def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
-    """Of the symmetric part of a matrix that is positive but for rounding."""
+    """The modes of a matrix's symmetric part, which has to be positive but for rounding."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mH) / 2)
     rounding = torch.maximum(len(values) * torch.finfo(values.dtype).eps * values[-1:], -values[:1])
     return Modes(torch.where(values > rounding, values, 0.0), vectors)

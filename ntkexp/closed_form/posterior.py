@@ -35,11 +35,11 @@ class Posterior:
     twice: Learned
 
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
-        """At every point."""
+        """The mean at every point."""
         return self.cross @ self.learned(targets)
 
     def covariance(self, prior: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """Between points, from the prior's."""
+        """The covariance between points, from the prior's."""
         return prior - self.cross @ self.twice(self.cross.mH)
 
     def variance(self, prior: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
@@ -48,6 +48,6 @@ class Posterior:
 
 
 def conditioned(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
-    """On values at the training inputs."""
+    """The prior, conditioned on values at the training inputs."""
     modes = modes_of(prior.train)
     return Posterior(prior.cross, modes.at(gain, noise), modes.at(gain.doubled, noise))

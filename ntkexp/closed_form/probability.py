@@ -22,7 +22,7 @@ NODES, BINS = 48, 15
 
 
 def probabilities(mean: Float[Tensor, "point out"], deviation: Float[Tensor, " point"]) -> Float[Tensor, "point class"]:
-    """Of each class, by Gauss–Hermite quadrature; of two where there is one output."""
+    """The probability of each class, by Gauss–Hermite quadrature; one output stands for two classes."""
     scale = deviation.clamp(min=torch.finfo(mean.dtype).tiny ** 0.5)[:, None]
     if mean.shape[1] == 1:
         signed: Tensor = torch.special.ndtr(torch.cat([-mean, mean], 1) / scale)
@@ -36,7 +36,7 @@ def probabilities(mean: Float[Tensor, "point out"], deviation: Float[Tensor, " p
 def of_class(
     chosen: int, mean: Float[Tensor, "point out"], nodes: Float[Tensor, " node"], weights: Float[Tensor, " node"]
 ) -> Float[Tensor, " point"]:
-    """The probability that this output is the largest, in units of the deviation."""
+    """The probability that the output `chosen` is the largest; means are in units of the deviation."""
     others = [k for k in range(mean.shape[1]) if k != chosen]
     gaps = mean[:, [chosen]] - mean[:, others]
     below = torch.special.log_ndtr(nodes[:, None, None] + gaps).sum(2).exp()

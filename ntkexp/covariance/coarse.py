@@ -60,7 +60,7 @@ class Coarse:
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Where the averaged pairs lie among those stored along an axis, [coarse pixel, averaged]."""
+        """The places of the averaged pairs among those stored along an axis, [coarse pixel, averaged]."""
         n, place = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
         rows = [[place[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
         return torch.tensor(rows)

@@ -53,19 +53,19 @@ class AbstractCovariance(ABC):
 
     @abstractmethod
     def normalised(self, eps: float) -> Self:
-        """Divided by √((q₁ + ε)(q₂ + ε))."""
+        """The covariance divided by √((q₁ + ε)(q₂ + ε))."""
 
     @abstractmethod
     def coarse(self, coarse: Sequence[Coarse]) -> Self:
-        """On coarser pixels."""
+        """The covariance on coarser pixels, axis by axis."""
 
     @abstractmethod
     def without_pixels(self) -> Self:
-        """Of an image of one pixel, as of vectors."""
+        """The covariance of an image of one pixel, which is then a vector."""
 
     @abstractmethod
     def following(self, branch: Self) -> Self:
-        """The same covariance, at the entry of a branch that is walked after another one."""
+        """This covariance at the entry of a branch that is walked after the other one, `branch`."""
 
     @abstractmethod
     def plus(self, last: Self) -> Self:

@@ -23,7 +23,7 @@ Variances = tuple[Float[Tensor, "_ ..."], ...]
 
 @dataclass(frozen=True)
 class Cross(AbstractCovariance):
-    """Of two sides, after `met` nonlinear layers.
+    """The covariance and the tangent kernel between two sides, after `met` nonlinear layers.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     >>> Cross.of(x, x, Pairs.equal(()), (), (), same=True).nngp
@@ -41,7 +41,7 @@ class Cross(AbstractCovariance):
 
     @classmethod
     def of(cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool) -> Cross:
-        """Of inputs [example, channel, *pixel]: means over channels of products, and nothing to learn."""
+        """The covariance of inputs [example, channel, *pixel]: means of products over channels; nothing is learned."""
         nngp = products(x1, x2, pairs)
         return cls(nngp, torch.zeros_like(nngp), pairs, left, right, same)
 

@@ -30,7 +30,7 @@ class Own(AbstractCovariance):
 
     @classmethod
     def of(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Own:
-        """Of inputs: the mean over channels of x[p] x[q]."""
+        """The covariance of inputs: the mean over channels of x[p] x[q]."""
         return cls((pairs.spread(x) * pairs.at_second(x)).mean(1), pairs)
 
     def affine(self, mix: Mix, scale: Scalar, shift: Scalar, learn: Learn) -> Own:

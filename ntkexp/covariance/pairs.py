@@ -28,7 +28,7 @@ Offsets = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Pairs:
-    """Of pixels in an image of these sizes."""
+    """Pairs of pixels in an image of these sizes."""
 
     pixels: tuple[int, ...]
     offsets: Offsets
@@ -64,7 +64,7 @@ class Pairs:
         return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
 
     def second(self, axis: int) -> Int[Tensor, "offset pixel"]:
-        """Where the second pixel lies along an axis."""
+        """The position of the second pixel along an axis."""
         n = self.pixels[axis]
         return (torch.tensor(self.offsets[axis], dtype=torch.long)[:, None] + torch.arange(n)) % n
 
@@ -85,7 +85,7 @@ class Pairs:
         return values
 
     def with_diagonal(self, values: Tensor, diagonal: Tensor) -> Tensor:
-        """The same with other values of equal pixels."""
+        """These values, with others in the place of equal pixels."""
         if not self.axes:
             return diagonal
         if all(kept == (0,) for kept in self.offsets):

@@ -23,16 +23,16 @@ class Signal:
     fresh: bool = False
 
     def mixed(self) -> Signal:
-        """After weights."""
+        """The signal after weights."""
         return Signal(gaussian=True, fresh=True)
 
     def bent(self, layer: str) -> Signal:
-        """After a function that is not linear."""
+        """The signal after a function that is not linear."""
         self.refuse_unmixed(layer)
         return Signal()
 
     def branch(self) -> Signal:
-        """At the entry of a branch."""
+        """The signal at the entry of a branch."""
         return replace(self, fresh=False)
 
     def refuse_beside(self, other: Signal) -> None:

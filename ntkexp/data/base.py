@@ -90,7 +90,7 @@ class AbstractSource(Component):
 
     @final
     def drawn(self, seed: int) -> Data:
-        """The same, by as many threads as there are."""
+        """The data of a seed, by as many threads as there are."""
         examples = self.examples(stream("examples", seed))
         refuse_infinite(examples)
         order = torch.randperm(len(examples.inputs), generator=stream("order", seed))

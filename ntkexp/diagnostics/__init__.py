@@ -1,1 +1,1 @@
-"""What matrices and patterns of a run say in numbers."""
+"""Matrices and patterns of a run are measured: spectra, alignment, what contributions add up to."""

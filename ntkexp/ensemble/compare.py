@@ -52,7 +52,7 @@ class Trained:
 
     @property
     def seen(self) -> Band:
-        """Of the networks."""
+        """The mean and the deviation of the networks' outputs."""
         return Band(self.outputs.mean(0), self.outputs.std(0))
 
 
@@ -107,7 +107,7 @@ def band(
 
 
 def variances(network: Network, inputs: Float[Tensor, "point *shape"], experiment: Experiment) -> Tensor:
-    """α²𝒢(x, x)."""
+    """The variances α²𝒢(x, x) of outputs before training."""
     everywhere = slice(0, len(inputs))
     found = compute(network, Place(everywhere, everywhere, same=True), inputs, memory_gb=experiment.memory_gb / 4)
     return experiment.init.alpha**2 * found.nngp.diagonal()
@@ -119,7 +119,7 @@ def compared(kinds: list[Trained], train: int) -> list[Comparison]:
 
 
 def against(networks: Trained, process: Trained, train: int) -> Comparison:
-    """Over points where the process still has a spread."""
+    """Networks held against a process, over points where the process still has a spread."""
     theory, seen, count = process.theory, networks.seen, len(networks.outputs)
     spread = theory.deviation[train:]
     random = ~(spread <= 0)  # a spread that is no number must be heard of

@@ -30,7 +30,7 @@ class Problem:
 
 
 def problem(experiment: Experiment) -> Problem:
-    """Of an experiment that the processes are about: refused, if it is another."""
+    """The problem of an experiment that the processes are about; any other experiment is refused."""
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data)
@@ -42,7 +42,7 @@ def problem(experiment: Experiment) -> Problem:
 
 
 def targets(data: Data) -> Float[Tensor, "point 1"]:
-    """As squared loss compares them, in one column."""
+    """The targets as squared loss compares them, in one column."""
     found = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
     encoded = Squared().targets(found, len(data.classes))
     if encoded.shape[1] != 1:
@@ -51,7 +51,7 @@ def targets(data: Data) -> Float[Tensor, "point 1"]:
 
 
 def placed(inputs: Float[Tensor, "point feature"]) -> tuple[Float[Tensor, " point"], str]:
-    """Where points lie along the one dimension that they have."""
+    """The positions of points along the one dimension that they have."""
     if inputs.shape[1] == 1:
         return inputs[:, 0], "input"
     if inputs.shape[1] == 2 and bool(((inputs.norm(dim=1) - 1).abs() < ROUND).all()):

@@ -17,7 +17,9 @@ TOGETHER = 1 << 22  # weights that are trained at once
 
 @dataclass(frozen=True)
 class Training:
-    """So many steps on the mean of ½(f − y)² over the first of the points, of all layers or of the last alone."""
+    """So many steps are taken on the mean of ½(f − y)² over the first of the points, by all layers or by the last
+    alone.
+    """
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
@@ -28,7 +30,7 @@ class Training:
     def outputs(
         self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
     ) -> Float[Tensor, "network point out"]:
-        """At all points, when they are trained."""
+        """The outputs of each module at all points, when it is trained; `tell` hears how many are."""
         each = sum(weight.numel() for weight in modules[0].parameters())
         count, found = max(1, TOGETHER // each), []
         for start in range(0, len(modules), count):
@@ -38,7 +40,7 @@ class Training:
         return torch.cat(found)
 
     def side_by_side(self, modules: Sequence[nn.Module]) -> Float[Tensor, "network point out"]:
-        """Of networks whose weights are stacked: none knows of another, so their losses are added up."""
+        """The outputs of networks whose weights are stacked: none knows of another, so their losses are added up."""
         stacked, buffers = stack_module_state(list(modules))
         weights: Weights = {name: weight.detach() for name, weight in stacked.items()}
         moving = last(list(weights)) if self.readout else list(weights)

@@ -45,7 +45,7 @@ def limit_kernels(
 def kernels(
     network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
 ) -> LimitKernels:
-    """Of the training examples among themselves, exact where one meets itself, and with all other points."""
+    """The kernels of training examples among themselves, exact where one meets itself, and with all other points."""
     learned, others = slice(0, train), slice(train, len(inputs))
     places = [Place(learned, learned, same=True)]
     places += [Place(others, learned, same=False)] if len(inputs) > train else []

@@ -40,7 +40,9 @@ class AbstractLayer(Component):
         return wanted
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        """The same where an example is paired with itself: nothing, unless a layer asks for variances."""
+        """The pairs of an example with itself that are needed before this layer: none, unless a layer asks for
+        variances.
+        """
         return None if wanted is None else self.need(wanted, shape)
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:

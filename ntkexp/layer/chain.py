@@ -24,28 +24,28 @@ def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def carry(layers: Layers, signal: Signal) -> Signal:
-    """What is known of the signal after them."""
+    """What is known of the signal after all layers."""
     for layer in layers:
         signal = layer.carry(signal)
     return signal
 
 
 def need(layers: Layers, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-    """The pairs before them, of those wanted after them."""
+    """The pairs before the layers, of those wanted after them."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need(wanted, before)
     return wanted
 
 
 def need_own(layers: Layers, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-    """The same of examples with themselves."""
+    """The pairs of examples with themselves before the layers, of those wanted after them."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need_own(wanted, before)
     return wanted
 
 
 def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-    """The covariances after them."""
+    """The covariances after all layers."""
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         covariance = layer.push(covariance, before)
     return covariance

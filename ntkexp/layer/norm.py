@@ -28,7 +28,7 @@ EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.Batc
 
 
 class LayerNorm(AbstractLayer):
-    """Over channels; `affine` if gain and bias are there, and trained."""
+    """Layer norm over channels; `affine` if gain and bias are there, and trained."""
 
     eps: float = Field(1e-12, gt=0)
     affine: bool = False
@@ -66,7 +66,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class GroupNorm(AbstractLayer):
-    """Over groups of channels: the most, up to `groups`, that divide them."""
+    """Group norm over groups of channels: the most, up to `groups`, that divide them."""
 
     groups: Count = 8
     eps: float = Field(1e-5, gt=0)
@@ -80,7 +80,7 @@ class GroupNorm(AbstractLayer):
 
 
 class BatchNorm(AbstractLayer):
-    """In evaluation: an affine map of each channel."""
+    """Batch norm in evaluation, which is an affine map of each channel."""
 
     eps: float = Field(1e-5, gt=0)
 

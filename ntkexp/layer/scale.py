@@ -25,19 +25,19 @@ def single(value: Tensor | float) -> Tensor | float:
 
 
 def number(value: Tensor | float) -> float:
-    """Without what it takes for derivatives."""
+    """The number itself, without what it takes for derivatives."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def positive(value: Tensor | float) -> Tensor | float:
-    """More than zero."""
+    """The value, which has to be more than zero."""
     if not number(value) > 0:
         raise Mistake(f"it takes a number > 0, not {number(value):g}")
     return value
 
 
 def not_negative(value: Tensor | float) -> Tensor | float:
-    """Zero, or more."""
+    """The value, which has to be zero or more."""
     if not number(value) >= 0:
         raise Mistake(f"it takes a number ≥ 0, not {number(value):g}")
     return value

@@ -85,7 +85,7 @@ class AbstractSmooth(AbstractPointwise):
         return value, slope
 
     def expectations(self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Of something of σ(√q z), and of σ′(√q z)."""
+        """What `of` makes of σ(√q z) and of σ′(√q z), each times the root of its weight, at all nodes."""
         z, root = nodes().to(q.device), densities().sqrt().to(q.device)
         wanted = q.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
@@ -111,13 +111,13 @@ def summed(a: Tensor, b: Tensor, rho: Tensor, first: End, second: End) -> Tensor
 
 @cache
 def nodes() -> Float[Tensor, " node"]:
-    """Where expectations are taken."""
+    """The nodes at which expectations are taken."""
     return torch.linspace(-REACH, REACH, NODES + 1, dtype=torch.float64)
 
 
 @cache
 def densities() -> Float[Tensor, " node"]:
-    """The normal density there, times the step."""
+    """The normal density at the nodes, times their distance."""
     z = nodes()
     return torch.exp(-z * z / 2) * (2 * REACH / NODES / sqrt(2 * pi))
 

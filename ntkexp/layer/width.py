@@ -1,4 +1,4 @@
-"""The same layers at another width.
+"""A list of layers is made wider or narrower, each in proportion.
 
 >>> from ntkexp.layer.affine import Dense
 >>> [layer.features for layer in widened((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]

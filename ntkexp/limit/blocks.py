@@ -34,7 +34,7 @@ __all__ = ["Block", "Place", "blocks", "compute", "network", "places"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block lies; the rows and columns of a `same` block are the same examples."""
+    """The place of a block; the rows and columns of a `same` block are the same examples."""
 
     rows: slice
     columns: slice
@@ -68,7 +68,7 @@ def places(net: Network, rows: int, columns: int | None, side: int | None = None
 
 
 def usual_side(net: Network) -> int:
-    """So large that what is done once per example costs little, so small that little is lost with a block."""
+    """The side of a block: what is done once per example costs little beside it, and little is lost with a block."""
     least, most = SIDES
     return min(most, max(least, isqrt(WORK // net.work)))
 

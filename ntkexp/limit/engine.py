@@ -1,4 +1,4 @@
-"""Which engine computes a block: by what it knows, and by shapes, never by clocks."""
+"""An engine computes a block: which one is chosen by what it knows and by shapes, never by clocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def why_not(net: Network, x: Tensor) -> str:
 def by_tiles(
     known: Program, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
 ) -> Kernels:
-    """In numba, which is loaded when it is first needed."""
+    """The kernels by numba, which is loaded when it is first needed."""
     from ntkexp.limit.fused.run import kernels  # noqa: PLC0415
 
     return kernels(known, net, left, right, same, threads, memory_gb)

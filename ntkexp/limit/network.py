@@ -60,7 +60,7 @@ class Network:
 
     @property
     def work(self) -> int:
-        """Of a pair of examples: pairs of pixels times layers."""
+        """The work of a pair of examples: pairs of pixels times layers."""
         return self.pairs.count * max(1, len(self.layers))
 
     @cached_property

@@ -19,7 +19,7 @@ VectorField: TypeAlias = Callable[[Weights], Weights]
 
 @dataclass(frozen=True)
 class Arc:
-    """From `start` over `length` of a training step."""
+    """An arc from `start`, over `length` of a training step."""
 
     start: Weights
     coefficients: tuple[Weights, Weights, Weights, Weights]

@@ -44,7 +44,7 @@ class Recursion(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Where a step leads: the weights and the memory after it, and the arcs of the way there if it is curved."""
+    """A step leads to new weights and a new memory, by arcs if its way is curved."""
 
     weights: Weights
     memory: Memory
@@ -82,7 +82,7 @@ class AbstractOptimizer(Component):
     def move(
         self, step: int, weights: Weights, gradient: Weights, field: VectorField, sizes: Sizes, memory: Memory
     ) -> Move:
-        """The same, where the gradient at other weights than these can be asked for; nothing straight does."""
+        """The move of a step, where the gradient at other weights can be asked for; nothing that goes straight does."""
         return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod

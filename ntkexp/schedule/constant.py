@@ -1,4 +1,4 @@
-"""The same step size throughout."""
+"""A step size that stays what it is."""
 
 from __future__ import annotations
 

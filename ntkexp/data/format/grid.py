@@ -24,7 +24,7 @@ class Grid:
     unlearned: Mapping[str, str] = field(default_factory=dict)  # columns of neither numbers nor texts, and their types
 
     def place(self, row: int, column: str) -> str:
-        """Where a cell stands, and what it holds."""
+        """The place of a cell in its file, and what it holds."""
         cell = self.rows[row][self.columns.index(column)]
         return f"{self.path.name!r}, {self.unit} {self.numbers[row]}, column {brief(column)} is {brief(cell)}"
 

@@ -1,4 +1,4 @@
-"""Where a file of the user's lies, and its bytes; whatever is wrong with it is said in one line."""
+"""A file of the user's, by its path, and its bytes; whatever is wrong with it is said in one line."""
 
 from __future__ import annotations
 

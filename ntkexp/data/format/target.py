@@ -56,7 +56,7 @@ def texts(cells: list[str], target: str) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def refuse_mixture(values: list[float], grid: Grid, target: str) -> None:
-    """Among numbers a text is the mistake, among texts a number."""
+    """A text is the mistake among numbers, a number among texts."""
     numbers = [not isnan(value) for value in values]
     rare = 2 * sum(numbers) < len(numbers)
     if not all(numbers):

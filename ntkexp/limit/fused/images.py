@@ -96,7 +96,7 @@ def images(
 
 @compiled
 def padded(count: int) -> int:
-    """Up to a multiple of what a processor handles at a time."""
+    """The smallest multiple of what a processor handles at a time that is no less."""
     return (count + 63) // 64 * 64
 
 
@@ -117,7 +117,7 @@ def shifted(source: Array, target: Array, rows: int, columns: int, apart: int, s
 def stacked(
     source: Array, target: Array, count: int, rows: int, stride: int, apart: int, start: int, seam: int, size: int
 ) -> None:
-    """The same with rows: from row `start` and around."""
+    """Rows of rows, those from row `start` and around."""
     before = (rows - apart) * stride
     for k in range(count):
         base, there = k * size, k * rows * stride

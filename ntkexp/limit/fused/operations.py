@@ -26,7 +26,7 @@ KINDS = ("bend", "weigh", "copy", "add", "clear")
 
 @dataclass(frozen=True)
 class Operation:
-    """On a register; `reach` is that of a window, down and across, `weights` are s, b, α, β and k, h."""
+    """An operation on a register; `reach` is that of a window, down and across, `weights` are s, b, α, β and k, h."""
 
     kind: int
     register: int
@@ -118,7 +118,7 @@ def compiled(
 def chained(
     layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], register: int, free: int, met: int
 ) -> tuple[tuple[Operation, ...], int]:
-    """The same of layers one after the other."""
+    """The operations of layers one after the other; how many nonlinear ones were met."""
     operations: tuple[Operation, ...] = ()
     for layer in layers:
         more, met = compiled(layer, shape, register, free, met)

@@ -43,7 +43,7 @@ def fields(program: Program, side: Side) -> Array:
 
 
 def vector_fields(program: Program, side: Side) -> Array:
-    """The same of vectors, without inputs, [example, field]."""
+    """What rows need of vectors: √q and 1/√q at every nonlinear layer, [example, field]."""
     return np.ascontiguousarray(torch.stack(roots(program, side), 1).numpy())
 
 

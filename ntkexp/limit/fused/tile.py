@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 @compiled
 def weighed(K: Array, theta: Array, margin: int, size: int, weights: Array) -> None:
-    """Of sums over a window: K ← s K + b, Θ ← s Θ + α K + β."""
+    """Weights act on sums over a window: K ← s K + b, Θ ← s Θ + α K + β."""
     count, start = np.uintp(size), np.uintp(margin)
     s, b, alpha, beta = weights[0], weights[1], weights[2], weights[3]
     for j in range(count):
