@@ -30,10 +30,10 @@ class Solution:
     products: int
 
     @property
-    def said(self) -> str:
+    def words(self) -> str:
         """The number of products and the residual in words.
 
-        >>> Solution(torch.zeros(1, 1), 3e-11, 40).said
+        >>> Solution(torch.zeros(1, 1), 3e-11, 40).words
         '40 products, residual 3e-11'
         """
         return f"{self.products} products, residual {self.residual:.0e}"

@@ -2,7 +2,7 @@
 
 Where rounding makes R indefinite in spite of its ridge, a jitter is added to it, ten times as much at each attempt.
 
->>> found = factored(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
+>>> found = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
 >>> float(found.solve(torch.ones(1, 1, dtype=torch.float64))), found.jitter
 (0.25, 0.0)
 """
@@ -33,7 +33,7 @@ class Factor:
         return torch.cholesky_solve(right, self.lower)
 
 
-def factored(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
+def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
     """The factor of Θ + ridge; a matrix that is singular to rounding is refused where there is no ridge."""
     refuse_negative(ridge)
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().mean())

@@ -5,7 +5,7 @@
     for ever  g(λ) = 1/λ
 
 >>> lone = torch.tensor([1.0], dtype=torch.float64)
->>> [float(each(lone)) for each in (Flow(math.log(2)), Descent(0.5, 2), FOREVER)]
+>>> [float(each(lone)) for each in (FlowGain(math.log(2)), DescentGain(0.5, 2), FOREVER)]
 [0.5, 0.75, 1.0]
 """
 
@@ -36,7 +36,7 @@ class AbstractGain(ABC):
 
 
 @dataclass(frozen=True)
-class Flow(AbstractGain):
+class FlowGain(AbstractGain):
     """Gradient flow; without end where the time is infinite."""
 
     time: float
@@ -53,15 +53,15 @@ class Flow(AbstractGain):
         return torch.where(zero, self.time, -torch.expm1(-self.time * spectrum) / torch.where(zero, 1.0, spectrum))
 
     @property
-    def doubled(self) -> Flow:
-        return Flow(2 * self.time)
+    def doubled(self) -> FlowGain:
+        return FlowGain(2 * self.time)
 
 
-FOREVER = Flow(math.inf)
+FOREVER = FlowGain(math.inf)
 
 
 @dataclass(frozen=True)
-class Descent(AbstractGain):
+class DescentGain(AbstractGain):
     """Gradient descent; it diverges where the largest sλ exceeds 2."""
 
     size: float
@@ -75,8 +75,8 @@ class Descent(AbstractGain):
         return torch.where(zero, self.size * self.steps, share / torch.where(zero, 1.0, spectrum))
 
     @property
-    def doubled(self) -> Descent:
-        return Descent(self.size, 2 * self.steps)
+    def doubled(self) -> DescentGain:
+        return DescentGain(self.size, 2 * self.steps)
 
 
 def refuse_singular(zero: Tensor) -> None:

@@ -9,7 +9,7 @@ which is `Ensemble.covariance`.
 
 >>> import torch
 >>> one = torch.ones(1, 1, dtype=torch.float64)
->>> certain = conditioned(Kernels(one, one), noise=1.0)
+>>> certain = condition(Kernels(one, one), noise=1.0)
 >>> float(certain.mean(one)), float(certain.variance(one[0]))
 (0.5, 0.5)
 """
@@ -47,7 +47,7 @@ class Posterior:
         return prior - (self.cross.mH * self.twice(self.cross.mH)).sum(0)
 
 
-def conditioned(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
+def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
     """The prior, conditioned on values at the training inputs."""
     modes = modes_of(prior.train)
     return Posterior(prior.cross, modes.at(gain, noise), modes.at(gain.doubled, noise))

@@ -23,7 +23,7 @@ from types import ModuleType
 from ntkexp.chapter import HOME, homes, is_own, public
 from ntkexp.component import Component, can_be_built
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument, nearest
-from ntkexp.model.foreign.source import load
+from ntkexp.model.foreign.user_file import load
 
 ROOT = Path(__file__).parents[2]
 """Where this package lies."""

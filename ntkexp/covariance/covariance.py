@@ -22,14 +22,14 @@ from ntkexp.covariance.pairs import Pairs
 
 
 @dataclass(frozen=True)
-class End:
+class PairEnd:
     """One end of many pairs: variances, and how a function of them is laid out beside the covariances."""
 
     variance: Tensor
-    laid: Callable[[Tensor], Tensor]
+    lay_out: Callable[[Tensor], Tensor]
 
 
-Dual: TypeAlias = Callable[[End, Tensor, End], tuple[Tensor, Tensor]]
+Dual: TypeAlias = Callable[[PairEnd, Tensor, PairEnd], tuple[Tensor, Tensor]]
 """Variances at both ends and a covariance ↦ E σ(u) σ(v) and E σ′(u) σ′(v)."""
 Alone: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A variance ↦ E σ(u)² and E σ′(u)²."""

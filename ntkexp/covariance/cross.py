@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.covariance.coarse import Coarse, averaged, reached, trivial
-from ntkexp.covariance.covariance import AbstractCovariance, Alone, Dual, End, Learn, Mix, Scalar
+from ntkexp.covariance.covariance import AbstractCovariance, Alone, Dual, Learn, Mix, PairEnd, Scalar
 from ntkexp.covariance.pairs import Pairs
 
 Variances = tuple[Float[Tensor, "_ ..."], ...]
@@ -46,14 +46,14 @@ class Cross(AbstractCovariance):
         return cls(nngp, torch.zeros_like(nngp), pairs, left, right, same)
 
     @property
-    def first(self) -> End:
+    def first(self) -> PairEnd:
         """The left side of the next nonlinear layer."""
-        return End(self.left[self.met], lambda values: self.pairs.spread(values)[:, None])
+        return PairEnd(self.left[self.met], lambda values: self.pairs.spread(values)[:, None])
 
     @property
-    def second(self) -> End:
+    def second(self) -> PairEnd:
         """The right side of it."""
-        return End(self.right[self.met], lambda values: self.pairs.at_second(values)[None])
+        return PairEnd(self.right[self.met], lambda values: self.pairs.at_second(values)[None])
 
     def affine(self, mix: Mix, scale: Scalar, shift: Scalar, learn: Learn) -> Cross:
         mixed = mix(self.nngp, self.pairs)
@@ -73,7 +73,7 @@ class Cross(AbstractCovariance):
 
     def normalised(self, eps: float) -> Cross:
         one, two = self.first, self.second
-        length = one.laid((one.variance + eps).rsqrt()) * two.laid((two.variance + eps).rsqrt())
+        length = one.lay_out((one.variance + eps).rsqrt()) * two.lay_out((two.variance + eps).rsqrt())
         return replace(self, nngp=self.nngp * length, ntk=self.ntk * length, met=self.met + 1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Cross:

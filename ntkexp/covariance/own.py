@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.covariance.coarse import Coarse, averaged, reached, trivial
-from ntkexp.covariance.covariance import AbstractCovariance, Alone, Dual, End, Learn, Mix, Scalar
+from ntkexp.covariance.covariance import AbstractCovariance, Alone, Dual, Learn, Mix, PairEnd, Scalar
 from ntkexp.covariance.pairs import Pairs
 
 
@@ -39,7 +39,7 @@ class Own(AbstractCovariance):
     def pointwise(self, dual: Dual, alone: Alone) -> Own:
         variance, nngp = self.pairs.diagonal(self.nngp), self.nngp
         if self.pairs != Pairs.equal(self.pairs.pixels):
-            nngp, _ = dual(End(variance, self.pairs.spread), nngp, End(variance, self.pairs.at_second))
+            nngp, _ = dual(PairEnd(variance, self.pairs.spread), nngp, PairEnd(variance, self.pairs.at_second))
         return Own(self.pairs.with_diagonal(nngp, alone(variance)[0]), self.pairs, (*self.variances, variance))
 
     def normalised(self, eps: float) -> Own:

@@ -4,7 +4,7 @@ Its elements are independent Gaussians once fresh weights have mixed what came b
 something else of them. The formulas of pointwise layers and norms hold for Gaussians alone, and the covariance of a sum
 is the sum of covariances only where all but one of its terms end in weights of their own.
 
->>> Signal().mixed()
+>>> Signal().after_weights()
 Signal(gaussian=True, fresh=True)
 """
 
@@ -22,11 +22,11 @@ class Signal:
     gaussian: bool = False
     fresh: bool = False
 
-    def mixed(self) -> Signal:
+    def after_weights(self) -> Signal:
         """The signal after weights."""
         return Signal(gaussian=True, fresh=True)
 
-    def bent(self, layer: str) -> Signal:
+    def after_nonlinearity(self, layer: str) -> Signal:
         """The signal after a function that is not linear."""
         self.refuse_unmixed(layer)
         return Signal()

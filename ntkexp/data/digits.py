@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from ntkexp.data.carried import carried
+from ntkexp.data.bundled import read_bundled
 from ntkexp.data.images import AbstractImages, Pictures
 
 
@@ -22,5 +22,5 @@ class Digits(AbstractImages):
     classes: tuple[int, ...] | Literal["all"] = (3, 8)
 
     def pictures(self) -> Pictures:
-        greys, labels = carried("digits")
+        greys, labels = read_bundled("digits")
         return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()

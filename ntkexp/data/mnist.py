@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from ntkexp.component import CountOrNone
 from ntkexp.data.format import idx
-from ntkexp.data.format.place import UserPath
+from ntkexp.data.format.user_path import UserPath
 from ntkexp.data.images import AbstractImages, Pictures
 
 ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"

@@ -19,8 +19,8 @@ from ntkexp.data.base import AbstractSource, Examples
 from ntkexp.data.format import comma, parquet
 from ntkexp.data.format.features import Missing, features, usable
 from ntkexp.data.format.grid import Grid
-from ntkexp.data.format.place import UserPath, existing, given
 from ntkexp.data.format.target import targets
+from ntkexp.data.format.user_path import UserPath, existing, quoted
 from ntkexp.mistake import Mistake
 
 
@@ -47,7 +47,7 @@ class Table(AbstractSource):
         """The table as text, with the target among its columns."""
         ending = existing(self.path).suffix.lower()
         if ending not in self.readers:
-            raise Mistake(f"{given(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}")
+            raise Mistake(f"{quoted(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}")
         grid = self.readers[ending](self.path)
         grid.check()
         grid.check_target(self.target)

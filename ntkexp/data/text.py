@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import Examples
-from ntkexp.data.format.place import UserPath, contents, existing, given
+from ntkexp.data.format.user_path import UserPath, contents, existing, quoted
 from ntkexp.data.tokens import AbstractTokens
 from ntkexp.mistake import Mistake
 
@@ -52,7 +52,7 @@ class Text(AbstractTokens):
         asked = self.train + self.probe + (self.test or 0)
         if asked > len(cut):
             raise Mistake(
-                f"{given(self.path)} holds {len(tokens)} bytes, and in them {len(cut)} different windows of "
+                f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(cut)} different windows of "
                 f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {asked}; "
                 "lower one of them, or take a longer text"
             )

@@ -6,7 +6,7 @@ import torch
 
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource, Examples
-from ntkexp.data.carried import carried
+from ntkexp.data.bundled import read_bundled
 
 
 class Wine(AbstractSource):
@@ -16,5 +16,5 @@ class Wine(AbstractSource):
     probe: CountOrNone = 32
 
     def examples(self, generator: torch.Generator) -> Examples:
-        inputs, target = carried("wine")
+        inputs, target = read_bundled("wine")
         return Examples(inputs, target.long(), ("class_0", "class_1", "class_2"))

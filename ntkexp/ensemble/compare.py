@@ -19,13 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.closed_form.ensemble import Ensemble, Kernels
-from ntkexp.closed_form.gain import Descent
+from ntkexp.closed_form.gain import DescentGain
 from ntkexp.closed_form.modes import Modes, modes_of
 from ntkexp.ensemble.problem import Problem
 from ntkexp.ensemble.train import Training
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.infinite_width import kernels
-from ntkexp.limit.blocks import Place, compute
+from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.evidence import LimitKernels
 from ntkexp.model.task import Task
@@ -41,7 +41,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetworks:
     """Networks of one kind, and the process that they should be."""
 
     name: str  # all layers, readout
@@ -51,7 +51,7 @@ class Trained:
     step_size: float
 
     @property
-    def seen(self) -> Band:
+    def observed(self) -> Band:
         """The mean and the deviation of the networks' outputs."""
         return Band(self.outputs.mean(0), self.outputs.std(0))
 
@@ -71,7 +71,9 @@ class Comparison:
     points: int
 
 
-def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[[str, int], None]) -> list[Trained]:
+def ensemble(
+    experiment: Experiment, given: Problem, count: int, tell: Callable[[str, int], None]
+) -> list[TrainedNetworks]:
     """Both kinds of networks, each with the step size that suits its kernel."""
     task = Task(tuple(given.inputs.shape[1:]), 1)
     wide = experiment.model.limit(experiment.init, task)
@@ -87,8 +89,8 @@ def ensemble(experiment: Experiment, given: Problem, count: int, tell: Callable[
         size = experiment.optimizer.chosen_step(2 * given.train / float(modes.values[-1]))
         training = Training(inputs, targets, size, experiment.steps, readout=process == "nngp")
         outputs = training.outputs(modules, partial(tell, name))
-        theory = band(kernel, limit, own, modes, Descent(size / given.train, experiment.steps), targets)
-        found.append(Trained(name, process, outputs[..., 0].cpu(), theory, size))
+        theory = band(kernel, limit, own, modes, DescentGain(size / given.train, experiment.steps), targets)
+        found.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size))
     return found
 
 
@@ -97,7 +99,7 @@ def band(
     limit: LimitKernels,
     own: Float[Tensor, " point"],
     modes: Modes,
-    gain: Descent,
+    gain: DescentGain,
     targets: Float[Tensor, "train 1"],
 ) -> Band:
     """The process of networks that train with this kernel."""
@@ -109,18 +111,18 @@ def band(
 def variances(network: Network, inputs: Float[Tensor, "point *shape"], experiment: Experiment) -> Tensor:
     """The variances α²𝒢(x, x) of outputs before training."""
     everywhere = slice(0, len(inputs))
-    found = compute(network, Place(everywhere, everywhere, same=True), inputs, memory_gb=experiment.memory_gb / 4)
+    found = compute(network, BlockPlace(everywhere, everywhere, same=True), inputs, memory_gb=experiment.memory_gb / 4)
     return experiment.init.alpha**2 * found.nngp.diagonal()
 
 
-def compared(kinds: list[Trained], train: int) -> list[Comparison]:
+def comparisons(kinds: list[TrainedNetworks], train: int) -> list[Comparison]:
     """Every kind of networks against every process."""
-    return [against(networks, process, train) for networks in kinds for process in kinds]
+    return [comparison(networks, process, train) for networks in kinds for process in kinds]
 
 
-def against(networks: Trained, process: Trained, train: int) -> Comparison:
+def comparison(networks: TrainedNetworks, process: TrainedNetworks, train: int) -> Comparison:
     """Networks held against a process, over points where the process still has a spread."""
-    theory, seen, count = process.theory, networks.seen, len(networks.outputs)
+    theory, seen, count = process.theory, networks.observed, len(networks.outputs)
     spread = theory.deviation[train:]
     random = ~(spread <= 0)  # a spread that is no number must be heard of
     errors = ((seen.mean - theory.mean)[train:] / spread)[random] * count**0.5

@@ -35,7 +35,7 @@ def problem(experiment: Experiment) -> Problem:
     data = experiment.draw()
     encoded = targets(data)
     everything = torch.cat([getattr(data, name).inputs for name in ("train", "probe", "test")])
-    places, axis = placed(everything.flatten(1))
+    places, axis = positions(everything.flatten(1))
     train = len(data.train.inputs)
     order = torch.cat([torch.arange(train), train + places[train:].argsort()])
     return Problem(everything[order], places[order], encoded[order], train, axis)
@@ -50,7 +50,7 @@ def targets(data: Data) -> Float[Tensor, "point 1"]:
     return encoded
 
 
-def placed(inputs: Float[Tensor, "point feature"]) -> tuple[Float[Tensor, " point"], str]:
+def positions(inputs: Float[Tensor, "point feature"]) -> tuple[Float[Tensor, " point"], str]:
     """The positions of points along the one dimension that they have."""
     if inputs.shape[1] == 1:
         return inputs[:, 0], "input"

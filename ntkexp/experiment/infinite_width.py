@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.limit.blocks import Place, compute
+from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
@@ -47,8 +47,8 @@ def kernels(
 ) -> LimitKernels:
     """The kernels of training examples among themselves, exact where one meets itself, and with all other points."""
     learned, others = slice(0, train), slice(train, len(inputs))
-    places = [Place(learned, learned, same=True)]
-    places += [Place(others, learned, same=False)] if len(inputs) > train else []
+    places = [BlockPlace(learned, learned, same=True)]
+    places += [BlockPlace(others, learned, same=False)] if len(inputs) > train else []
     threads, scale = torch.get_num_threads(), experiment.init.alpha**2
     found = [
         compute(network, place, inputs, inputs, memory_gb=experiment.memory_gb / 4, threads=threads) for place in places

@@ -88,7 +88,7 @@ class AbstractAffine(AbstractLayer):
                 "mean-field parametrisation has no kernel in the limit of infinite width: its features move; "
                 "choose init=ntk or init=standard"
             )
-        return signal.mixed()
+        return signal.after_weights()
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         def learn(mixed: Tensor, nngp: Tensor) -> Tensor | float:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.covariance.covariance import Covariance, End
+from ntkexp.covariance.covariance import Covariance, PairEnd
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
@@ -47,14 +47,14 @@ class AbstractPointwise(AbstractLayer):
         """κ(q, q, q) and κ̇(q, q, q): a variable with itself."""
         return self.dual(q, q, q)
 
-    def between(self, first: End, c: Tensor, second: End) -> tuple[Tensor, Tensor]:
+    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
         """κ and κ̇ at both ends of pairs."""
-        return self.dual(first.laid(first.variance), c, second.laid(second.variance))
+        return self.dual(first.lay_out(first.variance), c, second.lay_out(second.variance))
 
     def carry(self, signal: Signal) -> Signal:
         if type(self).dual is AbstractPointwise.dual:
             return super().carry(signal)
-        return signal.bent(type(self).__name__)
+        return signal.after_nonlinearity(type(self).__name__)
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
         return wanted or Pairs.equal(shape[1:])

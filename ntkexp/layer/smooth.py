@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.covariance.covariance import End
+from ntkexp.covariance.covariance import PairEnd
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake
 
@@ -58,19 +58,19 @@ class AbstractSmooth(AbstractPointwise):
         shares = zip(self.coefficients(q, order), self.alone(q), strict=True)
         return max(float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0)
 
-    def between(self, first: End, c: Tensor, second: End) -> tuple[Tensor, Tensor]:
+    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
         largest = max(
             (float(end.variance.detach().max()) for end in (first, second) if end.variance.numel()), default=0
         )
         order = self.order(largest)
         one, two = (self.coefficients(end.variance, order) for end in (first, second))
-        root = (first.laid(first.variance) * second.laid(second.variance)).sqrt()
+        root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
         rho = c / torch.where(root > 0, root, 1.0)
         value, slope = (summed(a, b, rho, first, second) for a, b in zip(one, two, strict=True))
         return value, slope
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        return self.between(End(q1, lambda values: values), c, End(q2, lambda values: values))
+        return self.between(PairEnd(q1, lambda values: values), c, PairEnd(q2, lambda values: values))
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         parts = [self.expectations(part, squares) for part in torch.split(q.flatten().double(), ROWS)]
@@ -101,11 +101,11 @@ def squares(f: Float[Tensor, "row node"]) -> Float[Tensor, " row"]:
     return f.square().sum(1)
 
 
-def summed(a: Tensor, b: Tensor, rho: Tensor, first: End, second: End) -> Tensor:
+def summed(a: Tensor, b: Tensor, rho: Tensor, first: PairEnd, second: PairEnd) -> Tensor:
     """Σ_k a_k b_k ρᵏ, from the last term on."""
     total = torch.zeros_like(rho)
     for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
-        total = total * rho + first.laid(one) * second.laid(two)
+        total = total * rho + first.lay_out(one) * second.lay_out(two)
     return total
 
 

@@ -1,7 +1,7 @@
 """A list of layers is made wider or narrower, each in proportion.
 
 >>> from ntkexp.layer.affine import Dense
->>> [layer.features for layer in widened((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]
+>>> [layer.features for layer in at_width((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]
 [4, 8, 1]
 """
 
@@ -16,7 +16,7 @@ from ntkexp.layer.residual import Residual
 Layers = tuple[AbstractLayer, ...]
 
 
-def widened(layers: Layers, width: int) -> Layers:
+def at_width(layers: Layers, width: int) -> Layers:
     """The widest hidden layer has `width` features, the others in proportion; the last layer keeps its own."""
     *hidden, last = layers
     widest = max((layer.features for layer in affine(tuple(hidden))), default=width)

@@ -29,11 +29,11 @@ from ntkexp.limit.torch_engine import cuts
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
 SIDES = (16, 2048)
 
-__all__ = ["Block", "Place", "blocks", "compute", "network", "places"]
+__all__ = ["BlockPlace", "KernelBlock", "blocks", "compute", "network", "places"]
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPlace:
     """The place of a block; the rows and columns of a `same` block are the same examples."""
 
     rows: slice
@@ -42,25 +42,25 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Block:
+class KernelBlock:
     """Both kernels at a place."""
 
-    place: Place
+    place: BlockPlace
     nngp: Float[Tensor, "row column"]
     ntk: Float[Tensor, "row column"]
 
     @property
-    def mirrored(self) -> Block:
+    def mirrored(self) -> KernelBlock:
         """The block on the other side of the diagonal."""
-        place = Place(self.place.columns, self.place.rows, self.place.same)
-        return Block(place, self.nngp.t(), self.ntk.t())
+        place = BlockPlace(self.place.columns, self.place.rows, self.place.same)
+        return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
 
-def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[Place]:
+def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockPlace]:
     """All of a kernel, row by row; of a symmetric one (`columns` is None) the part on and above the diagonal."""
     size = side or usual_side(net)
     return [
-        Place(row, column, columns is None and row == column)
+        BlockPlace(row, column, columns is None and row == column)
         for row in cuts(rows, size)
         for column in cuts(rows if columns is None else columns, size)
         if columns is not None or column.start >= row.start
@@ -75,19 +75,19 @@ def usual_side(net: Network) -> int:
 
 def compute(
     net: Network,
-    place: Place,
+    place: BlockPlace,
     x1: Float[Tensor, "row *shape"],
     x2: Float[Tensor, "column *shape"] | None = None,
     *,
     memory_gb: float = 4.0,
     engine: Engine = "auto",
     threads: int | None = None,
-) -> Block:
+) -> KernelBlock:
     """One block."""
     left = net.side(x1[place.rows])
     right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
     run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
-    return Block(place, *run(left, right, place.same))
+    return KernelBlock(place, *run(left, right, place.same))
 
 
 def blocks(
@@ -99,7 +99,7 @@ def blocks(
     engine: Engine = "auto",
     threads: int | None = None,
     side: int | None = None,
-) -> Iterator[Block]:
+) -> Iterator[KernelBlock]:
     """All blocks, one at a time."""
     for place in places(net, len(x1), None if x2 is None else len(x2), side):
         yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)

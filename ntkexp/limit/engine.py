@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ntkexp.layer.width import affine
 from ntkexp.limit import torch_engine
-from ntkexp.limit.fused.operations import Program, program
+from ntkexp.limit.fused.operations import TileProgram, program
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.mistake import Mistake, nearest
 
@@ -49,7 +49,7 @@ def why_not(net: Network, x: Tensor) -> str:
 
 
 def by_tiles(
-    known: Program, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
+    known: TileProgram, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
 ) -> Kernels:
     """The kernels by numba, which is loaded when it is first needed."""
     from ntkexp.limit.fused.run import kernels  # noqa: PLC0415

@@ -16,7 +16,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.closed_form.gain import Flow
+from ntkexp.closed_form.gain import FlowGain
 from ntkexp.closed_form.modes import modes_of
 from ntkexp.machine.base import applied, square
 from ntkexp.machine.evidence import Evidence
@@ -25,7 +25,7 @@ from ntkexp.machine.evidence import Evidence
 def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
     """f_t at the time at which training ended."""
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
-    gain = Flow(evidence.training.time * evidence.training.weight)
+    gain = FlowGain(evidence.training.time * evidence.training.weight)
     coefficients = modes_of(square(kernel)).at(gain)(missing)
     return evidence.start + applied(kernel, coefficients.view(evidence.targets.shape))
 

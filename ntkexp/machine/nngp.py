@@ -7,7 +7,7 @@ Bayesian networks are it, and networks of which only the readout is trained; not
 from __future__ import annotations
 
 from ntkexp.closed_form.ensemble import Kernels
-from ntkexp.closed_form.posterior import conditioned
+from ntkexp.closed_form.posterior import condition
 from ntkexp.machine.base import AbstractMachine, Prediction
 from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.mistake import Mistake
@@ -25,7 +25,7 @@ class NNGP(AbstractMachine):
         if not evidence.training.is_quadratic:
             raise DoesNotApply("its posterior is that of squared loss")
         try:
-            posterior = conditioned(Kernels(prior[: evidence.train], prior))
+            posterior = condition(Kernels(prior[: evidence.train], prior))
         except Mistake as mistake:
             raise DoesNotApply(str(mistake)) from None
         return Prediction(posterior.mean(evidence.targets), "posterior mean")

@@ -13,7 +13,7 @@ from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake
-from ntkexp.model.output import Reading, read
+from ntkexp.model.output import ScaledOutput, read
 from ntkexp.model.task import Task
 
 
@@ -35,7 +35,7 @@ class AbstractArchitecture(Component):
         outputs: int,
         generator: torch.Generator,
         vocabulary: int = 0,
-    ) -> Reading:
+    ) -> ScaledOutput:
         """The network at the start of training, read as `init` says."""
         return read(self.network(init, Task(shape, outputs, vocabulary), generator), init)
 

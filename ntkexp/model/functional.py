@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.answer import picked
+from ntkexp.model.foreign.chosen_output import choose_output
 from ntkexp.shapes import Function, Inputs, Weights
 
 
@@ -32,7 +32,7 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
     def function(weights: Weights, inputs: Inputs) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         placed, named = arguments(inputs)
-        return picked(functional_call(module, (weights, buffers), placed, named, tie_weights=True), output)
+        return choose_output(functional_call(module, (weights, buffers), placed, named, tie_weights=True), output)
 
     return function
 

@@ -34,8 +34,8 @@ from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.foreign.adapted import adapted
-from ntkexp.model.foreign.elsewhere import refuse_elsewhere, refuse_parts_elsewhere
-from ntkexp.model.foreign.extra import Option, library
+from ntkexp.model.foreign.optional_library import Option, library
+from ntkexp.model.foreign.remote_options import refuse_elsewhere, refuse_parts_elsewhere
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import along, dividing, fitting
 from ntkexp.records.json_file import read_object
@@ -67,10 +67,10 @@ class Huggingface(AbstractArchitecture):
         return tuple(sorted(file for file in folder.iterdir() if file.suffix in kinds))
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
-        make = partial(self.made, init, task, generator)
+        make = partial(self.build, init, task, generator)
         return adapted(make, task, generator.initial_seed(), self.given)
 
-    def made(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def build(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
         """The body of a model between the data and a readout."""
         with quiet(library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()

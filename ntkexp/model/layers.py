@@ -20,7 +20,7 @@ from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.residual import Residual
 from ntkexp.layer.spec import parse
-from ntkexp.layer.width import widened
+from ntkexp.layer.width import at_width
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
 
@@ -45,5 +45,5 @@ class Layers(AbstractLayered):
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
         if not self.spec or not isinstance(self.spec[-1], AbstractAffine):
             raise Mistake("model.spec ends without a readout; let its last layer be Dense")
-        *hidden, readout = widened(self.spec, self.width)
+        *hidden, readout = at_width(self.spec, self.width)
         return (*hidden, readout.model_copy(update={"features": outputs}))

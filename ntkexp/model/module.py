@@ -32,7 +32,7 @@ from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest, nearest_file
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.foreign.adapted import adapted, refuse_chance
-from ntkexp.model.foreign.source import load, made_of
+from ntkexp.model.foreign.user_file import files_of, load
 from ntkexp.model.task import Task
 
 
@@ -46,7 +46,7 @@ class Module(AbstractArchitecture):
     @field_validator("path")
     @classmethod
     def names_a_file(cls, path: str) -> str:
-        file, _, function = parted(path)
+        file, _, function = file_and_function(path)
         if not file.endswith(".py") or not function.isidentifier():
             raise Mistake("it takes FILE.py:FUNCTION, such as my_net.py:build")
         return path
@@ -59,7 +59,7 @@ class Module(AbstractArchitecture):
     @property
     def file(self) -> Path:
         """The file, which has to be there."""
-        file = Path(parted(self.path)[0]).expanduser()
+        file = Path(file_and_function(self.path)[0]).expanduser()
         if file.is_file():
             return file
         files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
@@ -69,10 +69,10 @@ class Module(AbstractArchitecture):
         return (self.file,)
 
     def files(self) -> tuple[Path, ...]:
-        return made_of(self.file)
+        return files_of(self.file)
 
     def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
-        build = function(load(self.file, self.given), parted(self.path)[2], self.given)
+        build = function(load(self.file, self.given), file_and_function(self.path)[2], self.given)
         seed = generator.initial_seed()
         known = {
             "shape": task.shape,
@@ -82,7 +82,7 @@ class Module(AbstractArchitecture):
             "vocabulary": task.vocabulary,
         }
         arguments = self.arguments(build, known)
-        make = partial(self.made, build, arguments)
+        make = partial(self.call, build, arguments)
         module, again = (adapted(make, task, seed, self.given, self.file) for _ in range(2))
         refuse_chance(self.given, module, again)
         return module
@@ -98,7 +98,7 @@ class Module(AbstractArchitecture):
                 )
         return {parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known}
 
-    def made(self, build: Callable[..., object], arguments: Mapping[str, object]) -> nn.Module:
+    def call(self, build: Callable[..., object], arguments: Mapping[str, object]) -> nn.Module:
         """What the function returns, if it is a module."""
         module = build(**arguments)
         if not isinstance(module, nn.Module):
@@ -106,10 +106,10 @@ class Module(AbstractArchitecture):
         return module
 
 
-def parted(path: str) -> tuple[str, str, str]:
+def file_and_function(path: str) -> tuple[str, str, str]:
     """File and function.
 
-    >>> parted("a/my_net.py:Net"), parted("my_net.py")
+    >>> file_and_function("a/my_net.py:Net"), file_and_function("my_net.py")
     (('a/my_net.py', ':', 'Net'), ('my_net.py', ':', 'build'))
     """
     return (path, ":", "build") if path.endswith(".py") else path.rpartition(":")

@@ -18,7 +18,7 @@ from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Weights
 
 
-class Reading(nn.Module):
+class ScaledOutput(nn.Module):
     """f = α Σ terms, the terms being plus and minus what networks of the same shape give."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
@@ -41,14 +41,14 @@ class Reading(nn.Module):
         """α‖trained term‖ for every example at these weights: f cannot be known to better than rounding of that."""
         there = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
-            terms = functional_call(Trained(self), there, (x,), tie_weights=True)
+            terms = functional_call(TrainedTerms(self), there, (x,), tie_weights=True)
         return self.alpha * torch.stack([term.norm(dim=1) for term in terms])
 
 
-class Trained(nn.Module):
+class TrainedTerms(nn.Module):
     """The trained terms of a reading as a module's outputs."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ScaledOutput) -> None:
         super().__init__()
         self.reading = reading
 
@@ -56,7 +56,7 @@ class Trained(nn.Module):
         return self.reading.trained_terms(x)
 
 
-class Antisymmetric(Reading):
+class Antisymmetric(ScaledOutput):
     """f = α (h(θ_a) − h(θ_b))/√2, equal halves at the start."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
@@ -67,7 +67,7 @@ class Antisymmetric(Reading):
         return (self.network(x), -self.mirror(x))
 
 
-class Centred(Reading):
+class Centred(ScaledOutput):
     """f = α (h(θ) − h(θ_0)), θ_0 kept as constants."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
@@ -81,11 +81,11 @@ class Centred(Reading):
         return (self.network(x),)
 
 
-def read(network: nn.Module, init: AbstractInit) -> Reading:
+def read(network: nn.Module, init: AbstractInit) -> ScaledOutput:
     """The network with its output read as `init` says."""
     if init.antisymmetric:
         return Antisymmetric(network, init.alpha)
-    return Centred(network, init.alpha) if init.centred else Reading(network, init.alpha)
+    return Centred(network, init.alpha) if init.centred else ScaledOutput(network, init.alpha)
 
 
 def copied(network: nn.Module, key: str) -> nn.Module:

@@ -24,7 +24,7 @@ from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.foreign.adapted import adapted
-from ntkexp.model.foreign.extra import Option, library
+from ntkexp.model.foreign.optional_library import Option, library
 from ntkexp.model.task import Task
 from ntkexp.model.transformer import dividing, fitting
 
@@ -42,10 +42,10 @@ class Timm(AbstractArchitecture):
         task.refuse_tokens(self.option)
         if len(task.shape) != 3:
             raise Mistake(f"model=timm takes images, and {task.said}; choose model=mlp")
-        make = partial(self.made, library("timm", "timm"), task)
+        make = partial(self.build, library("timm", "timm"), task)
         return adapted(make, task, generator.initial_seed(), f"model.name={self.name}")
 
-    def made(self, timm: Any, task: Task) -> nn.Module:
+    def build(self, timm: Any, task: Task) -> nn.Module:
         """The model, in the sizes that its class knows."""
         if not timm.is_model(self.name):
             hint = nearest(self.name, timm.list_models())

@@ -38,7 +38,7 @@ class Transformer(AbstractArchitecture):
         self.refuse_unfit(task)
         tokens = Tokens(task, self.width, generator) if task.vocabulary else None
         embedding = tokens or Patches(self, init, task.shape, generator)
-        blocks = [Block(self, init, heads, generator) for _ in range(self.depth)]
+        blocks = [EncoderBlock(self, init, heads, generator) for _ in range(self.depth)]
         readout = init.readout(task.outputs).build((self.width,), generator)
         if tokens is not None and self.tied:
             readout = Tied(tokens)
@@ -56,7 +56,7 @@ class Transformer(AbstractArchitecture):
 class Encoder(nn.Module):
     """Embedding, blocks, a last norm, and a readout at the last position (of tokens) or of the mean (of patches)."""
 
-    def __init__(self, embedding: nn.Module, blocks: list[Block], width: int, readout: nn.Module) -> None:
+    def __init__(self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module) -> None:
         super().__init__()
         self.embedding = embedding
         self.blocks = nn.Sequential(*blocks)
@@ -109,7 +109,7 @@ class Patches(nn.Module):
         return along(self.dense, patches(x, self.side)) + self.positions
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Attention and a network for each position, each beside a shortcut and after a norm."""
 
     def __init__(self, model: Transformer, init: AbstractInit, heads: int, generator: torch.Generator) -> None:

@@ -24,7 +24,7 @@ from ntkexp.kernel.secant.segment import point
 from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
-from ntkexp.model.output import Reading
+from ntkexp.model.output import ScaledOutput
 from ntkexp.path.budget import Budget, copies_of_drawn
 from ntkexp.path.descent import Descent
 from ntkexp.path.effort import core_seconds, refuse_endless
@@ -40,7 +40,7 @@ class Setting:
 
     experiment: Experiment
     data: Data
-    module: Reading
+    module: ScaledOutput
     weights: Weights
     places: Mapping[str, slice]  # where each split that is read lies among the points
     targets: Float[Tensor, "point out"]
@@ -167,7 +167,7 @@ def names(experiment: Experiment) -> list[str]:
     return [name for name in ("train", "probe", "test") if name == "train" or name in experiment.path.probes]
 
 
-def network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> Reading:
+def network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> ScaledOutput:
     """The module with weights drawn from the experiment's seed, if there is memory for so many copies of them."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
@@ -182,7 +182,7 @@ def copies_held(experiment: Experiment) -> float:
 
 
 def placed(
-    experiment: Experiment, data: Data, module: Reading, weights: Weights, outputs: int
+    experiment: Experiment, data: Data, module: ScaledOutput, weights: Weights, outputs: int
 ) -> tuple[Points, Budget, Tape]:
     """The points, in blocks that the memory allows, that memory, and what the network does with two of them."""
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
@@ -229,7 +229,7 @@ def refuse_vast(experiment: Experiment) -> None:
         )
 
 
-def remarked(experiment: Experiment, module: Reading, points: Points, few: Tape) -> tuple[str, ...]:
+def remarked(experiment: Experiment, module: ScaledOutput, points: Points, few: Tape) -> tuple[str, ...]:
     """What the network's numbers cost, and why its kernels do; a secant says by itself what it has no rule for."""
     obstacle = points.reader.obstacle(few) if experiment.path.closing is None else None
     found = (remark(function_of(module), few, experiment.path.casts), obstacle)

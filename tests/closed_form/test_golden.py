@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ntkexp.closed_form.ensemble import Ensemble
-from ntkexp.closed_form.gain import FOREVER, AbstractGain, Flow
+from ntkexp.closed_form.gain import FOREVER, AbstractGain, FlowGain
 from ntkexp.closed_form.modes import modes_of
-from ntkexp.closed_form.posterior import conditioned
+from ntkexp.closed_form.posterior import condition
 from tests.closed_form.golden import CASES, RIDGES, Golden, golden
 
 RTOL, ATOL = 1e-11, 1e-11  # kernels have condition numbers up to 1e4, and both libraries lose that many eps
@@ -35,7 +35,7 @@ def test_one_network_at_every_time(given: Golden, ridge: str) -> None:
     arrays, ntk = given.arrays, given.kernels("ntk")
     missing, modes = arrays["y"] - arrays["f0_train"], modes_of(ntk.train)
     for k, time in enumerate(given.times):
-        learned = modes.at(Flow(time), given.ridge(ridge))(missing)
+        learned = modes.at(FlowGain(time), given.ridge(ridge))(missing)
         agree(arrays["f0_train"] + ntk.train @ learned, arrays[f"mse_train_t_{ridge}"][k])
         agree(arrays["f0_test"] + ntk.cross @ learned, arrays[f"mse_test_t_{ridge}"][k])
     learned = modes.at(FOREVER, given.ridge(ridge))(missing)
@@ -47,7 +47,7 @@ def test_one_network_at_every_time(given: Golden, ridge: str) -> None:
 def test_means_of_ensembles(given: Golden, kind: str, ridge: str) -> None:
     targets = given.arrays["y"]
     for k, time in enumerate(given.times):
-        found = ensemble(given, kind, Flow(time), ridge)
+        found = ensemble(given, kind, FlowGain(time), ridge)
         agree(found.mean(targets), given.arrays[f"ens_{kind}_mean_t_{ridge}"][k])
     agree(ensemble(given, kind, FOREVER, ridge).mean(targets), given.arrays[f"ens_{kind}_mean_inf_{ridge}"])
 
@@ -56,7 +56,7 @@ def test_means_of_ensembles(given: Golden, kind: str, ridge: str) -> None:
 def test_covariance_where_all_layers_learn(given: Golden, ridge: str) -> None:
     start = given.arrays["nngp_22"]
     for k, time in enumerate(given.times):
-        found = ensemble(given, "ntk", Flow(time), ridge)
+        found = ensemble(given, "ntk", FlowGain(time), ridge)
         agree(found.covariance(start), given.arrays[f"ens_ntk_cov_t_{ridge}"][k])
     agree(ensemble(given, "ntk", FOREVER, ridge).covariance(start), given.arrays[f"ens_ntk_cov_inf_{ridge}"])
 
@@ -65,16 +65,16 @@ def test_covariance_where_all_layers_learn(given: Golden, ridge: str) -> None:
 def test_covariance_where_the_readout_learns(given: Golden, ridge: str) -> None:
     start, prior, noise = given.arrays["nngp_22"], given.kernels("nngp"), given.ridge(ridge)
     for k, time in enumerate(given.times):
-        found = conditioned(prior, noise, Flow(time))
+        found = condition(prior, noise, FlowGain(time))
         agree(found.covariance(start), given.arrays[f"ens_nngp_cov_t_{ridge}"][k])
-    agree(conditioned(prior, noise).covariance(start), given.arrays[f"ens_nngp_cov_inf_{ridge}"])
+    agree(condition(prior, noise).covariance(start), given.arrays[f"ens_nngp_cov_inf_{ridge}"])
 
 
 @pytest.mark.parametrize("ridge", RIDGES)
 def test_gaussian_processes(given: Golden, ridge: str) -> None:
     arrays, noise = given.arrays, given.ridge(ridge)
     for kind, name in (("nngp", "gp_nngp"), ("ntk", "gp_ntkgp")):
-        process = conditioned(given.kernels(kind), noise)
+        process = condition(given.kernels(kind), noise)
         agree(process.mean(arrays["y"]), arrays[f"{name}_mean_{ridge}"])
         agree(process.covariance(arrays[f"{kind}_22"]), arrays[f"{name}_cov_{ridge}"])
     found = ensemble(given, "ntk", FOREVER, ridge)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ntkexp.closed_form.ensemble import Ensemble, Kernels
-from ntkexp.closed_form.gain import FOREVER, AbstractGain, Descent, Flow
+from ntkexp.closed_form.gain import FOREVER, AbstractGain, DescentGain, FlowGain
 from ntkexp.closed_form.modes import modes_of
-from ntkexp.closed_form.posterior import conditioned
+from ntkexp.closed_form.posterior import condition
 from ntkexp.mistake import Mistake
 
 EPS = torch.finfo(torch.float64).eps
@@ -43,25 +43,27 @@ def test_descent_is_descent(size: float, ridge: float) -> None:
     R = kernels.train + ridge * torch.eye(TRAIN, dtype=torch.float64)
     for _ in range(25):
         coefficients = coefficients + size * (TARGETS - R @ coefficients)
-    found = trained(kernels, kernels, Descent(size, 25), ridge).mean(TARGETS)
+    found = trained(kernels, kernels, DescentGain(size, 25), ridge).mean(TARGETS)
     growth = max(1.0, float(coefficients.abs().max()))
     torch.testing.assert_close(found, kernels.cross @ coefficients, rtol=1e-12, atol=1e3 * EPS * growth)
 
 
 def test_descent_with_tiny_steps_is_flow() -> None:
     spectrum = torch.tensor([0.0, 1e-9, 0.3, 5.0], dtype=torch.float64)
-    gaps = [float((Descent(2.0 / steps, steps)(spectrum) - Flow(2.0)(spectrum)).norm()) for steps in (4000, 8000)]
+    gaps = [
+        float((DescentGain(2.0 / steps, steps)(spectrum) - FlowGain(2.0)(spectrum)).norm()) for steps in (4000, 8000)
+    ]
     assert gaps[0] / gaps[1] == pytest.approx(2, rel=0.01)  # Euler's method is of order one
 
 
 def test_flow_is_the_matrix_exponential() -> None:
     kernels = linear(PHI)
     decay = torch.linalg.matrix_exp(-1.3 * kernels.train)
-    learned = kernels.train @ modes_of(kernels.train).at(Flow(1.3))(TARGETS)
+    learned = kernels.train @ modes_of(kernels.train).at(FlowGain(1.3))(TARGETS)
     torch.testing.assert_close(learned, TARGETS - decay @ TARGETS, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("gain", [Flow(0.7), Descent(0.4, 9), FOREVER], ids=["flow", "descent", "for ever"])
+@pytest.mark.parametrize("gain", [FlowGain(0.7), DescentGain(0.4, 9), FOREVER], ids=["flow", "descent", "for ever"])
 def test_ensembles_are_affine_images_of_their_start(gain: AbstractGain) -> None:
     """f_t is affine in f_0, so that its covariance is that of the start, mapped: for any root of the start's."""
     tangent, start = linear(PHI), linear(root := random(TRAIN + POINTS, FEATURES, seed=3))
@@ -80,7 +82,7 @@ def test_trained_linear_models_have_the_mean_and_covariance() -> None:
     decay = torch.linalg.matrix_exp(-time * X.mH @ X)
     pull = torch.linalg.solve(X.mH @ X + 1e-12 * torch.eye(FEATURES), (torch.eye(FEATURES) - decay) @ X.mH @ targets)
     outputs = x @ (decay @ theta + pull)
-    found = trained(linear(PHI), linear(PHI), Flow(time))
+    found = trained(linear(PHI), linear(PHI), FlowGain(time))
     covariance = found.covariance(x @ x.mH)
     spread = covariance.diagonal().sqrt()
     error = 5 / models**0.5  # five standard errors
@@ -88,10 +90,10 @@ def test_trained_linear_models_have_the_mean_and_covariance() -> None:
     assert (torch.cov(outputs) - covariance).abs().max() <= error * 2 * spread.max() ** 2
 
 
-@pytest.mark.parametrize("gain", [FOREVER, Flow(0.9), Descent(0.2, 11)], ids=["for ever", "flow", "descent"])
+@pytest.mark.parametrize("gain", [FOREVER, FlowGain(0.9), DescentGain(0.2, 11)], ids=["for ever", "flow", "descent"])
 def test_readouts_that_learn_alone_are_a_process_that_is_conditioned(gain: AbstractGain) -> None:
     kernels, between = linear(PHI), PHI[TRAIN:] @ PHI[TRAIN:].mH
-    alone, posterior = trained(kernels, kernels, gain), conditioned(kernels, gain=gain)
+    alone, posterior = trained(kernels, kernels, gain), condition(kernels, gain=gain)
     torch.testing.assert_close(alone.mean(TARGETS), posterior.mean(TARGETS), rtol=1e-12, atol=1e-12)
     expected = posterior.covariance(between)
     torch.testing.assert_close(alone.covariance(between), expected, rtol=1e-11, atol=1e-11)
@@ -101,7 +103,7 @@ def test_readouts_that_learn_alone_are_a_process_that_is_conditioned(gain: Abstr
 
 def test_nothing_is_learned_at_time_zero() -> None:
     kernels, between = linear(PHI), PHI[TRAIN:] @ PHI[TRAIN:].mH
-    found = trained(kernels, kernels, Flow(0.0))
+    found = trained(kernels, kernels, FlowGain(0.0))
     assert not found.mean(TARGETS).any()
     torch.testing.assert_close(found.covariance(between), between, rtol=0, atol=0)
 
@@ -110,7 +112,7 @@ def test_a_ridge_is_added_to_the_kernel() -> None:
     kernels = linear(PHI)
     R = kernels.train + 0.3 * torch.eye(TRAIN, dtype=torch.float64)
     expected = kernels.cross @ torch.linalg.solve(R, TARGETS)
-    torch.testing.assert_close(conditioned(kernels, 0.3).mean(TARGETS), expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(condition(kernels, 0.3).mean(TARGETS), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_rounding_below_zero_counts_as_zero() -> None:
@@ -122,16 +124,16 @@ def test_a_singular_kernel_is_learned_for_a_finite_time_or_with_a_ridge() -> Non
     kernels = linear(PHI[:, :2])  # of rank two
     with pytest.raises(Mistake, match=r"4 of 6 eigenvalues are zero.*finite time, or a ridge > 0"):
         trained(kernels, kernels, FOREVER)
-    for gain, ridge in ((Flow(1e6), 0.0), (FOREVER, 0.1)):
+    for gain, ridge in ((FlowGain(1e6), 0.0), (FOREVER, 0.1)):
         assert trained(kernels, kernels, gain, ridge).mean(TARGETS).isfinite().all()
 
 
 @pytest.mark.parametrize("ridge", [-0.1, float("nan"), inf])
 def test_what_is_no_ridge_is_refused(ridge: float) -> None:
     with pytest.raises(Mistake, match="it takes a number ≥ 0"):
-        conditioned(linear(PHI), ridge)
+        condition(linear(PHI), ridge)
 
 
 def test_time_does_not_run_backwards() -> None:
     with pytest.raises(Mistake, match="time=-1: it takes a number ≥ 0, or inf"):
-        Flow(-1.0)
+        FlowGain(-1.0)

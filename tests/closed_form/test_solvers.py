@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.closed_form.conjugate_gradients import conjugate_gradients
-from ntkexp.closed_form.factor import factored
+from ntkexp.closed_form.factor import factorise
 from ntkexp.closed_form.held_out import folds, held_out
 from ntkexp.closed_form.modes import modes_of
 from ntkexp.closed_form.probability import calibration_error, log_loss, probabilities
@@ -32,7 +32,7 @@ def plain(ridge: float, right: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
 def test_cholesky_solves(ridge: float) -> None:
-    targets, found = random(EXAMPLES, 3, seed=2), factored(kernel(), ridge)
+    targets, found = random(EXAMPLES, 3, seed=2), factorise(kernel(), ridge)
     assert found.jitter == 0
     torch.testing.assert_close(found.solve(targets), plain(ridge, targets), rtol=1e-11, atol=1e-12)
 
@@ -63,14 +63,14 @@ def test_conjugate_gradients_say_how_far_they_came() -> None:
 def test_a_ridge_that_rounding_eats_is_helped_by_a_jitter() -> None:
     singular = kernel(rank=3)
     singular[0] *= 1 + 1e-15  # indefinite by rounding
-    found = factored((singular + singular.mH) / 2 - 1e-15 * torch.eye(EXAMPLES), 1e-16)
+    found = factorise((singular + singular.mH) / 2 - 1e-15 * torch.eye(EXAMPLES), 1e-16)
     assert 0 < found.jitter < 1e-8
     assert found.solve(random(EXAMPLES, 1, seed=2)).isfinite().all()
 
 
 def test_cholesky_refuses_what_is_singular() -> None:
     with pytest.raises(Mistake, match=r"the kernel is singular.*a ridge > 0"):
-        factored(kernel(rank=3), 0.0)
+        factorise(kernel(rank=3), 0.0)
 
 
 @pytest.mark.parametrize("count", [EXAMPLES, 5], ids=["one by one", "five folds"])

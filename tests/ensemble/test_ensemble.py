@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.ensemble.compare import compared, ensemble
+from ntkexp.ensemble.compare import comparisons, ensemble
 from ntkexp.ensemble.problem import problem
 from ntkexp.ensemble.train import Training, last
 from ntkexp.mistake import Mistake
@@ -52,10 +52,10 @@ def test_linear_models_are_gaussian_processes() -> None:
     found = ensemble(experiment, problem(experiment), count, lambda name, done: None)
     for each in found:
         spread = each.theory.deviation
-        errors = (each.seen.mean - each.theory.mean) * count**0.5 / spread
+        errors = (each.observed.mean - each.theory.mean) * count**0.5 / spread
         assert errors.abs().max() < 5  # standard errors
-        assert ((each.seen.deviation / spread - 1).abs() < 5 / (2 * count) ** 0.5).all()
-    for row in compared(found, 5):
+        assert ((each.observed.deviation / spread - 1).abs() < 5 / (2 * count) ** 0.5).all()
+    for row in comparisons(found, 5):
         assert row.mean < 3
         assert row.deviation == pytest.approx(1, abs=5 / (2 * count) ** 0.5)
 

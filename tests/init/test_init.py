@@ -15,7 +15,7 @@ from ntkexp.library import tangent_kernel
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.functional import weights_of
 from ntkexp.model.mlp import MLP
-from ntkexp.model.output import Reading
+from ntkexp.model.output import ScaledOutput
 from tests.config.components import choices, configured
 from tests.kernel.compare import agree
 
@@ -30,7 +30,7 @@ def init(name: str, **changes: object) -> AbstractInit:
     return made
 
 
-def network(name: str, width: int = 16, outputs: int = 2, seed: int = 0, **changes: object) -> Reading:
+def network(name: str, width: int = 16, outputs: int = 2, seed: int = 0, **changes: object) -> ScaledOutput:
     """A small MLP under this initialisation."""
     generator = torch.Generator().manual_seed(seed)
     return MLP(width=width, depth=2).module(init(name, **changes), (3,), outputs, generator).eval()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.library import reader_of, tangent_kernel
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.vision import load_torchvision
+from ntkexp.model.foreign.torchvision_import import load_torchvision
 from tests.kernel import oracle
 from tests.kernel.applied import applied
 from tests.kernel.compare import agree

@@ -23,7 +23,7 @@ from ntkexp.layer.pointwise import Abs, ReLU
 from ntkexp.layer.pooling import AvgPool
 from ntkexp.layer.residual import Residual
 from ntkexp.layer.smooth import Tanh
-from ntkexp.layer.width import affine, widened
+from ntkexp.layer.width import affine, at_width
 from ntkexp.model.base import AbstractLayered
 from tests.config.components import choices, configured
 from tests.limit.drawn import image_networks
@@ -222,7 +222,7 @@ def test_networks_of_finite_width_tend_to_their_kernel(name: str) -> None:
     x = points(3, shape)
     errors = []
     for width in WIDTHS:
-        wide = widened(layers, width)
+        wide = at_width(layers, width)
         _, limit = ntkexp.infinite_kernel(wide, x)
         draws = [finite(wide, shape, x, seed) for seed in range(DRAWS)]
         errors.append(float(np.sqrt(np.mean([relative(kernel, limit) ** 2 for kernel in draws]))))

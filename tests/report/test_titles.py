@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkexp.cli.kernel.ensemble import answer as of_ensemble
 from ntkexp.config.compose import compose
-from ntkexp.ensemble.compare import Band, Trained, against
+from ntkexp.ensemble.compare import Band, TrainedNetworks, comparison
 from ntkexp.records.results import Result, at_points
 from ntkexp.report.analysis.sweep import Place, Sweep, read_sweep
 from ntkexp.report.analysis.tables import analyse
@@ -84,14 +84,14 @@ def test_points_of_all_splits_are_counted_together() -> None:
     assert notes(ladder) == ["left: at 4 of 18 points"]
 
 
-def networks(mean: Tensor, deviation: Tensor) -> Trained:
+def networks(mean: Tensor, deviation: Tensor) -> TrainedNetworks:
     """Two networks about a mean of zero, and a process."""
-    return Trained("all layers", "ntk", torch.tensor([[1.0] * 4, [-1.0] * 4]), Band(mean, deviation), 0.1)
+    return TrainedNetworks("all layers", "ntk", torch.tensor([[1.0] * 4, [-1.0] * 4]), Band(mean, deviation), 0.1)
 
 
 def test_the_worst_point_of_an_ensemble_is_told() -> None:
     kind = networks(torch.tensor([0.0, 0.0, 0.0, 4.0]), torch.ones(4))
-    found = against(kind, kind, 1)
+    found = comparison(kind, kind, 1)
     assert found.worst == pytest.approx(4 * 2**0.5)  # float32: the numbers are exact but for one root
     assert found.points == 3
     said = of_ensemble([found], compose(["data=circle"]))
@@ -104,7 +104,7 @@ def test_points_without_spread_are_left_out_and_those_that_are_no_number_are_not
     spread: list[float], points: int
 ) -> None:
     kind = networks(torch.zeros(4), torch.tensor(spread))
-    found = against(kind, kind, 1)
+    found = comparison(kind, kind, 1)
     assert found.points == points
     assert math.isnan(found.mean) == any(map(math.isnan, spread))
     if math.isnan(found.mean):

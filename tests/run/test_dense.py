@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
-from ntkexp.model.output import Reading
+from ntkexp.model.output import ScaledOutput
 from ntkexp.run import setting as prepare
 from tests.run.small import ran
 
@@ -29,8 +29,8 @@ class Running(nn.Module):
 def _running(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = prepare.network
 
-    def network(experiment: Experiment, data: Data, outputs: int) -> Reading:
-        return Reading(Running(usual(experiment, data, outputs)), 1.0)
+    def network(experiment: Experiment, data: Data, outputs: int) -> ScaledOutput:
+        return ScaledOutput(Running(usual(experiment, data, outputs)), 1.0)
 
     monkeypatch.setattr(prepare, "network", network)
 

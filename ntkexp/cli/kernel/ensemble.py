@@ -16,7 +16,7 @@ from ntkexp.cli.train import limit_threads, writable
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
-    from ntkexp.ensemble.compare import Comparison, Trained
+    from ntkexp.ensemble.compare import Comparison, TrainedNetworks
     from ntkexp.ensemble.problem import Problem
     from ntkexp.experiment.experiment import Experiment
 
@@ -43,7 +43,7 @@ def ensemble(asked: Asked) -> None:
 
     experiment = compose([*USUAL, *asked.overrides], asked.config_dir, asked.trust)
     folder = writable(asked.out.expanduser())
-    from ntkexp.ensemble.compare import compared, ensemble
+    from ntkexp.ensemble.compare import comparisons, ensemble
     from ntkexp.ensemble.problem import problem
     from ntkexp.run.environment import settle
 
@@ -57,13 +57,13 @@ def ensemble(asked: Asked) -> None:
         )
     finally:
         listening.stop()
-    table = compared(found, given.train)
+    table = comparisons(found, given.train)
     files = written(folder, experiment, given, found, table)
     show(table, files, asked)
 
 
 def written(
-    folder: Path, experiment: Experiment, given: Problem, found: Sequence[Trained], table: Sequence[Comparison]
+    folder: Path, experiment: Experiment, given: Problem, found: Sequence[TrainedNetworks], table: Sequence[Comparison]
 ) -> list[Path]:
     """The picture, its numbers, and the comparison."""
     from matplotlib import rc_context
@@ -94,7 +94,7 @@ def written(
     curves = [
         curve[new].tolist()
         for each in found
-        for curve in (each.seen.mean, each.seen.deviation, each.theory.mean, each.theory.deviation)
+        for curve in (each.observed.mean, each.observed.deviation, each.theory.mean, each.theory.deviation)
     ]
     rows = zip(given.places[new].tolist(), given.targets[new, 0].tolist(), *curves, strict=True)
     files.append(save(folder, f"{name}.csv", columns, rows))

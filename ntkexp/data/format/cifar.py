@@ -16,8 +16,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from ntkexp.data.format.place import contents, given, present
 from ntkexp.data.format.unpickle import Array, Forbidden, plain
+from ntkexp.data.format.user_path import contents, is_there, quoted
 from ntkexp.mistake import Mistake
 
 PIXELS = 3 * 32 * 32
@@ -27,11 +27,11 @@ Records = UInt8[np.ndarray, "example 1+3*32*32"]
 def batches(folder: Path) -> tuple[Path, ...]:
     """The training batches in a folder; the binary ones, should both versions be there."""
     for ending in (".bin", ""):
-        found = tuple(path for k in range(1, 6) if present(path := folder / f"data_batch_{k}{ending}"))
+        found = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
         if found:
             return found
     raise Mistake(
-        f"{given(folder)} is no folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
+        f"{quoted(folder)} is no folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
         "cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the folder that holds the batches"
     )
 
@@ -47,7 +47,7 @@ def binary(path: Path) -> Records:
     """The records of a file in the binary version."""
     raw = contents(path)
     if not raw or len(raw) % (1 + PIXELS):
-        raise Mistake(f"{given(path)} is cut short or damaged: {len(raw)} bytes are not whole records of {1 + PIXELS}")
+        raise Mistake(f"{quoted(path)} is cut short or damaged: {len(raw)} bytes are not whole records of {1 + PIXELS}")
     return np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
 
 
@@ -57,9 +57,9 @@ def pickled(path: Path) -> Records:
     try:
         return joined(plain(raw))
     except Forbidden as error:
-        raise Mistake(f"{given(path)} is no CIFAR-10 batch: it asks for {str(error)!r}, not for an array") from error
+        raise Mistake(f"{quoted(path)} is no CIFAR-10 batch: it asks for {str(error)!r}, not for an array") from error
     except Exception as error:  # a damaged pickle can make its reader raise anything
-        raise Mistake(f"{given(path)} is cut short or damaged: it is no CIFAR-10 batch") from error
+        raise Mistake(f"{quoted(path)} is cut short or damaged: it is no CIFAR-10 batch") from error
 
 
 def joined(batch: Any) -> Records:

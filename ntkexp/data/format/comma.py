@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ntkexp.data.format.foreign import foreign
 from ntkexp.data.format.grid import Grid
-from ntkexp.data.format.place import contents, given
+from ntkexp.data.format.user_path import contents, quoted
 from ntkexp.mistake import Mistake
 
 
@@ -20,14 +20,14 @@ def read(path: Path) -> Grid:
     """The table in a file."""
     numbers, lines = numbered(path, text(path))
     if not lines:
-        raise Mistake(f"{given(path)} is empty")
+        raise Mistake(f"{quoted(path)} is empty")
     header = tuple(lines[0])
     for separator in (";", "\t"):
         if len(header) == 1 and separator in header[0]:
-            raise Mistake(f"{given(path)} separates its columns by {separator!r}; save it with commas")
+            raise Mistake(f"{quoted(path)} separates its columns by {separator!r}; save it with commas")
     for number, cells in zip(numbers, lines, strict=True):
         if len(cells) != len(header):
-            raise Mistake(f"{given(path)}, line {number}: {len(cells)} cells, and the header has {len(header)}")
+            raise Mistake(f"{quoted(path)}, line {number}: {len(cells)} cells, and the header has {len(header)}")
     return Grid(path, header, lines[1:], numbers[1:], "line")
 
 
@@ -35,16 +35,16 @@ def text(path: Path) -> str:
     """The file as text; a byte order mark is no part of the first name."""
     raw = contents(path)
     if kind := foreign(raw):
-        raise Mistake(f"{given(path)} is {kind}, whatever its name says; save the table as text with commas")
+        raise Mistake(f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas")
     if (place := raw.find(b"\0")) >= 0:
         line = raw.count(b"\n", 0, place) + 1
-        raise Mistake(f"{given(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8")
+        raise Mistake(f"{quoted(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise Mistake(
-            f"{given(path)}, line {line}: byte {raw[error.start]:#04x} is no UTF-8; save the file as UTF-8"
+            f"{quoted(path)}, line {line}: byte {raw[error.start]:#04x} is no UTF-8; save the file as UTF-8"
         ) from error
 
 
@@ -59,5 +59,5 @@ def numbered(path: Path, whole: str) -> tuple[list[int], list[list[str]]]:
                 lines.append([cell.strip() for cell in cells])
             begins = reader.line_num + 1
     except csv.Error as error:
-        raise Mistake(f"{given(path)}, line {begins}: {error}; is a quotation mark missing?") from error
+        raise Mistake(f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?") from error
     return numbers, lines

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief  # in quotes, on one line, shortened if it is long
 
-from ntkexp.data.format.place import given, one_line
+from ntkexp.data.format.user_path import one_line, quoted
 from ntkexp.mistake import Mistake, nearest
 
 
@@ -36,15 +36,17 @@ class Grid:
     def check(self) -> None:
         """A table has rows, and each column has a name of its own."""
         if not self.rows:
-            raise Mistake(f"{given(self.path)} has no rows below its header")
+            raise Mistake(f"{quoted(self.path)} has no rows below its header")
         if "" in self.columns:
             raise Mistake(
-                f"{given(self.path)}: column {self.columns.index('') + 1} has no name; name it, or remove it if it "
+                f"{quoted(self.path)}: column {self.columns.index('') + 1} has no name; name it, or remove it if it "
                 "only numbers the rows"
             )
         twice = [name for name, count in Counter(self.columns).items() if count > 1]
         if twice:
-            raise Mistake(f"{given(self.path)} has more than one column {brief(twice[0])}; give each a name of its own")
+            raise Mistake(
+                f"{quoted(self.path)} has more than one column {brief(twice[0])}; give each a name of its own"
+            )
 
     def check_target(self, target: str) -> None:
         """The target is a column, and not the only one."""
@@ -60,7 +62,7 @@ class Grid:
                 "truth values can be learned, so write it as one of these"
             )
         if len(self.columns) == 1:
-            raise Mistake(f"{given(self.path)} has a single column, {brief(target)}, so nothing to learn it from")
+            raise Mistake(f"{quoted(self.path)} has a single column, {brief(target)}, so nothing to learn it from")
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:

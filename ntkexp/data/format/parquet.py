@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ntkexp.data.format.grid import Grid
-from ntkexp.data.format.place import contents, given
+from ntkexp.data.format.user_path import contents, quoted
 from ntkexp.mistake import Mistake
 
 
@@ -23,7 +23,7 @@ def read(path: Path) -> Grid:
         table = parquet.ParquetFile(BytesIO(raw)).read()
         columns = [[cell(value) for value in column.to_pylist()] for column in table.columns]
     except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        raise Mistake(f"{given(path)} is cut short or damaged: it is no Parquet file that can be read") from error
+        raise Mistake(f"{quoted(path)} is cut short or damaged: it is no Parquet file that can be read") from error
     rows = [list(row) for row in zip(*columns, strict=True)]
     unlearned = {column.name: str(column.type) for column in table.schema if not is_learned(column.type, pyarrow.types)}
     return Grid(path, tuple(table.column_names), rows, list(range(1, len(rows) + 1)), "row", unlearned)

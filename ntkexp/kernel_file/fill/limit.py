@@ -11,7 +11,7 @@ from torch import Tensor
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
-from ntkexp.limit.blocks import Place, compute
+from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.model.task import Task
 
@@ -48,13 +48,13 @@ class Limit(AbstractFiller):
         return self.network.work * RATE
 
     def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
-        return self.block(left, right, Place(slice(0, len(left)), slice(0, len(right)), same=False))
+        return self.block(left, right, BlockPlace(slice(0, len(left)), slice(0, len(right)), same=False))
 
     def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
         everything = slice(0, len(points))
-        return self.block(points, points, Place(everything, everything, same=True))
+        return self.block(points, points, BlockPlace(everything, everything, same=True))
 
-    def block(self, left: Tensor, right: Tensor, place: Place) -> Blocks:
+    def block(self, left: Tensor, right: Tensor, place: BlockPlace) -> Blocks:
         """Both kernels, scaled."""
         found = compute(self.network, place, left, right, memory_gb=self.memory_gb, threads=1)
         scale = self.experiment.init.alpha**2

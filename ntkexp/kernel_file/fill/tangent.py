@@ -20,7 +20,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
 from ntkexp.library import tangent_kernel
-from ntkexp.model.output import Reading
+from ntkexp.model.output import ScaledOutput
 from ntkexp.path.effort import RATE
 from ntkexp.run.setting import network
 
@@ -30,7 +30,7 @@ class Tangent(AbstractFiller):
     """Of modules that are alike but for their weights."""
 
     experiment: Experiment
-    modules: tuple[Reading, ...]
+    modules: tuple[ScaledOutput, ...]
     width: int  # of the output
     wanted: Outputs  # all of these, some, or their trace as one
     told: Mapping[str, Any]  # where the weights come from

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ntkexp.closed_form.gain import AbstractGain, Descent, Flow
+from ntkexp.closed_form.gain import AbstractGain, DescentGain, FlowGain
 from ntkexp.closed_form.modes import refuse_negative
 from ntkexp.kernel_file.predict.entries import Entries
 from ntkexp.mistake import WrongArgument
@@ -47,8 +47,8 @@ class Question:
         """Each way to train by its name, under a loss that is the mean over so many examples."""
         if self.steps is not None and self.step_size is not None:
             name = f"{self.steps} steps of {short(self.step_size)}"
-            return {name: Descent(self.step_size / examples, self.steps)}
-        return {f"t={short(time)}": Flow(time / examples) for time in self.times}
+            return {name: DescentGain(self.step_size / examples, self.steps)}
+        return {f"t={short(time)}": FlowGain(time / examples) for time in self.times}
 
     @property
     def is_plain(self) -> bool:

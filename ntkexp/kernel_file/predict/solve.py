@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.closed_form.conjugate_gradients import conjugate_gradients
-from ntkexp.closed_form.factor import factored
+from ntkexp.closed_form.factor import factorise
 from ntkexp.closed_form.gain import AbstractGain
 from ntkexp.closed_form.held_out import folds, held_out, ridges
 from ntkexp.closed_form.modes import Learned, Modes, modes_of
@@ -43,7 +43,7 @@ def solved(entries: Entries, kernel: str, question: Question, tell: Callable[[st
     (when,) = ways
     ridge = question.ridge or 0.0
     if solver == "cholesky":
-        factor = factored(entries.among(kernel), ridge)
+        factor = factorise(entries.among(kernel), ridge)
         said = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
         yield Solved(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
     else:
@@ -101,4 +101,4 @@ def by_products(
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
     found = conjugate_gradients(product, diagonal, targets, tell=heard)
-    return Solved(when, ridge, found.solution, found.said)
+    return Solved(when, ridge, found.solution, found.words)

@@ -37,7 +37,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Program:
+class TileProgram:
     """What happens to tiles of an image of these sizes.
 
     Where it has an `end`, the sum over pixels is asked for, of all pairs of them or of equal ones; otherwise the tiles
@@ -71,7 +71,7 @@ class Unknown(Exception):
     """A layer that the fused engine does not know."""
 
 
-def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Program | None:
+def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram | None:
     """The operations of the first layers, if what comes after them is little: vectors, or fewer pixels."""
     if len(shape) > 3:
         return None
@@ -88,13 +88,13 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Progra
     if not met:
         return None
     if len(shape) == 1:
-        return Program(fused(operations), (1, 1), None, (), before)
+        return TileProgram(fused(operations), (1, 1), None, (), before)
     rows, columns = ((1, *shape[1:]) if len(shape) == 2 else shape[1:])[-2:]
     operations = fused((*operations, Operation(CLEAR, 0)))
     last = layers[known]
     if isinstance(last, Flatten | GlobalAvgPool):
-        return Program(operations, (rows, columns), last, layers[known + 1 :], last.shape(before))
-    return Program(operations, (rows, columns), None, layers[known:], before)
+        return TileProgram(operations, (rows, columns), last, layers[known + 1 :], last.shape(before))
+    return TileProgram(operations, (rows, columns), None, layers[known:], before)
 
 
 def compiled(

@@ -21,13 +21,13 @@ from ntkexp.layer import chain
 from ntkexp.layer.linear import Flatten
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.operations import Program
+from ntkexp.limit.fused.operations import TileProgram
 from ntkexp.limit.fused.vectors import vectors
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.limit.torch_engine import COPIES, cuts, symmetric
 
 Array = np.ndarray[Any, Any]
-Place = tuple[slice, slice]
+SubBlock = tuple[slice, slice]
 Result = TypeVar("Result")
 IMAGES, VECTORS = 32, 256
 """Examples on each side of a sub-block: so many that laying out images costs little, a matrix that stays in a cache."""
@@ -36,7 +36,7 @@ NUMBERS = 2**22
 
 
 def kernels(
-    program: Program, net: Network, left: Side, right: Side, same: bool, threads: int, memory_gb: float
+    program: TileProgram, net: Network, left: Side, right: Side, same: bool, threads: int, memory_gb: float
 ) -> Kernels:
     """Both kernels of a block."""
     if len(net.shape) == 1:
@@ -44,7 +44,7 @@ def kernels(
     return (of_sums if program.end else of_pixels)(program, left, right, same, threads, memory_gb / threads)
 
 
-def of_sums(program: Program, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
+def of_sums(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
     """Means over pixels of the last tiles, then the layers of vectors."""
     pairs = (Pairs.equal if isinstance(program.end, Flatten) else Pairs.all)(program.sizes)
     sums = np.zeros((2, len(left.x), len(right.x)))
@@ -59,7 +59,7 @@ def of_sums(program: Program, left: Side, right: Side, same: bool, threads: int,
     return rest(program, left, right, (nngp, ntk), Pairs((), ()), same)
 
 
-def of_pixels(program: Program, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
+def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
     """The last tiles themselves, then the other layers in torch, one sub-block after the other."""
     pairs = chain.need(program.rest, Pairs((), ()), program.rest_shape)
     missing = 2 - len(pairs.pixels)  # of a sequence
@@ -71,7 +71,7 @@ def of_pixels(program: Program, left: Side, right: Side, same: bool, threads: in
     size = shared(left, right, most, threads)
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
-    def tiles(place: Place) -> Tensor:
+    def tiles(place: SubBlock) -> Tensor:
         counts = (len(left.x[place[0]]), len(right.x[place[1]]))
         kept = left.x.new_zeros(2, *counts, *axes)
         walk(place, np.zeros((2, *counts)), kept.numpy())
@@ -85,13 +85,13 @@ def of_pixels(program: Program, left: Side, right: Side, same: bool, threads: in
 
 
 def walked(
-    program: Program,
+    program: TileProgram,
     left: Array,
     right: Array,
     pairs: Pairs,
     same: bool,
     x: Tensor,
-    place: Place,
+    place: SubBlock,
     sums: Array,
     kept: Array,
 ) -> None:
@@ -114,14 +114,14 @@ def walked(
     )
 
 
-def rest(program: Program, left: Side, right: Side, found: Kernels, pairs: Pairs, same: bool) -> Kernels:
+def rest(program: TileProgram, left: Side, right: Side, found: Kernels, pairs: Pairs, same: bool) -> Kernels:
     """The layers that are left, in torch."""
     start = Cross(*found, pairs, left.variances, right.variances, same, program.met)
     end = chain.push(program.rest, start, program.rest_shape)
     return end.nngp, end.ntk
 
 
-def of_vectors(program: Program, left: Side, right: Side, same: bool, threads: int) -> Kernels:
+def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
     """The recursion on every number of a matrix; of a symmetric one, on those on and above the diagonal."""
     nngp, ntk = (left.x.new_empty(len(left.x), len(right.x)) for _ in range(2))
     for strip in cuts(len(left.x), VECTORS):
@@ -132,7 +132,7 @@ def of_vectors(program: Program, left: Side, right: Side, same: bool, threads: i
     one, two = (tables.vector_fields(program, side) for side in (left, right))
     operations, weights = tables.operations(program), tables.weights(program, left.x.dtype)
 
-    def walk(place: Place) -> None:
+    def walk(place: SubBlock) -> None:
         row, column = place
         across, itself = np.ascontiguousarray(two[column].T), same and row == column
         ends = tuple(end[place] for end in whole)
@@ -146,7 +146,7 @@ def of_vectors(program: Program, left: Side, right: Side, same: bool, threads: i
     return nngp, ntk
 
 
-def places(left: Side, right: Side, size: int, same: bool) -> list[Place]:
+def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
     """Sub-blocks; where the sides are the same, those on and above the diagonal."""
     return [
         (row, column)
@@ -156,7 +156,7 @@ def places(left: Side, right: Side, size: int, same: bool) -> list[Place]:
     ]
 
 
-def laid_out(program: Program, side: Side, memory_gb: float) -> int:
+def laid_out(program: TileProgram, side: Side, memory_gb: float) -> int:
     """How many images on each side of a sub-block there is room for, each laid out in two steps."""
     numbers = 4 * (side.x.shape[1] + 2 * program.met) * side.x.shape[2:].numel()
     return max(1, min(IMAGES, int(memory_gb * 1e9 / (numbers * side.x.element_size()))))
@@ -167,7 +167,9 @@ def shared(left: Side, right: Side, size: int, threads: int) -> int:
     return max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
 
 
-def in_threads(work: Callable[[Place], Result], parts: Sequence[Place], threads: int, ahead: int) -> Iterator[Result]:
+def in_threads(
+    work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
+) -> Iterator[Result]:
     """The results in order, so many of them at a time."""
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(parts), ahead):

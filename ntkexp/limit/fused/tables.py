@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from ntkexp.layer.pointwise import ROUNDING
-from ntkexp.limit.fused.operations import Program
+from ntkexp.limit.fused.operations import TileProgram
 from ntkexp.limit.network import Side
 
 Array = np.ndarray[Any, Any]
 
 
-def operations(program: Program) -> Array:
+def operations(program: TileProgram) -> Array:
     """A row for each: kind, register, other register, reach across and down, first field."""
     rows = [(step.kind, step.register, step.other, *reversed(step.reach), 2 * step.met) for step in program.operations]
     return np.array(rows)
 
 
-def weights(program: Program, dtype: torch.dtype) -> Array:
+def weights(program: TileProgram, dtype: torch.dtype) -> Array:
     """A row for each: s, b, α, β, k, h, and whether the rows beside are still to be added."""
     return torch.tensor(
         [(*step.weights, float(step.reach[0] == 1)) for step in program.operations], dtype=dtype
@@ -34,7 +34,7 @@ def rounding(x: Tensor) -> Any:
     return torch.tensor(ROUNDING * eps, dtype=x.dtype).numpy()[()]
 
 
-def fields(program: Program, side: Side) -> Array:
+def fields(program: TileProgram, side: Side) -> Array:
     """What tiles need of images: inputs, and √q and 1/√q at every nonlinear layer, [image, field, pixel]."""
     pixels = side.x.shape[2:].numel()
     inputs = side.x.reshape(*side.x.shape[:2], pixels)
@@ -42,12 +42,12 @@ def fields(program: Program, side: Side) -> Array:
     return np.ascontiguousarray(torch.cat(parts, 1).numpy())
 
 
-def vector_fields(program: Program, side: Side) -> Array:
+def vector_fields(program: TileProgram, side: Side) -> Array:
     """What rows need of vectors: √q and 1/√q at every nonlinear layer, [example, field]."""
     return np.ascontiguousarray(torch.stack(roots(program, side), 1).numpy())
 
 
-def roots(program: Program, side: Side) -> list[Tensor]:
+def roots(program: TileProgram, side: Side) -> list[Tensor]:
     """√q and 1/√q, zero where q is."""
     both = []
     for variance in side.variances[: program.met]:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.trouble import one_line
+from ntkexp.model.foreign.error_line import one_line
 from ntkexp.model.functional import training_modes
 from ntkexp.model.task import Task
 

@@ -1,7 +1,7 @@
 """A module's answer: the tensor that is read, where a module gives several in a mapping, a dataclass or a tuple.
 
 >>> import torch
->>> picked({"logits": torch.ones(2), "loss": None}, "logits")
+>>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
 tensor([1., 1.])
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkexp.mistake import Mistake, nearest
 
 
-def picked(answer: object, output: str | int | None) -> Tensor:
+def choose_output(answer: object, output: str | int | None) -> Tensor:
     """The answer itself, or the part of it that `output` names."""
     if output is None and isinstance(answer, Tensor):
         return answer

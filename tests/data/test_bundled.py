@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
 
 from ntkexp.data.breast_cancer import BreastCancer
-from ntkexp.data.carried import carried
+from ntkexp.data.bundled import read_bundled
 from ntkexp.data.digits import Digits
 from ntkexp.data.wine import Wine
 
@@ -26,7 +26,7 @@ from ntkexp.data.wine import Wine
     ],
 )
 def test_the_numbers_are_those_of_scikit_learn(name: str, load: Callable[..., Any]) -> None:
-    inputs, target = carried(name)
+    inputs, target = read_bundled(name)
     their_inputs, their_target = load(return_X_y=True)
     assert np.array_equal(inputs.numpy(), their_inputs)
     assert np.array_equal(target.numpy(), their_target)

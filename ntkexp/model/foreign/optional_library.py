@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.trouble import one_line
-from ntkexp.model.foreign.vision import load_torchvision
+from ntkexp.model.foreign.error_line import one_line
+from ntkexp.model.foreign.torchvision_import import load_torchvision
 
 Option = bool | int | float | str | None
 """What a library's own settings are made of."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.trouble import one_line
-from ntkexp.model.foreign.vision import load_torchvision
+from ntkexp.model.foreign.error_line import one_line
+from ntkexp.model.foreign.torchvision_import import load_torchvision
 
 VISION = {"timm", "torchvision", "transformers"}
 """Packages that import torchvision, or are it."""
@@ -50,7 +50,7 @@ def run(file: Path, given: str) -> ModuleType:
     return module
 
 
-def made_of(file: Path) -> tuple[Path, ...]:
+def files_of(file: Path) -> tuple[Path, ...]:
     """The file, and those beside it that it imports, and that these import."""
     found, waiting = {file}, [file]
     while waiting:

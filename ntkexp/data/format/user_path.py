@@ -15,19 +15,19 @@ def expanded(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise Mistake(f"{given(path)}: there is no such home folder") from error
+        raise Mistake(f"{quoted(path)}: there is no such home folder") from error
 
 
 UserPath = Annotated[Path, AfterValidator(expanded)]
 """A path on the command line or in YAML."""
 
 
-def given(path: Path) -> str:
+def quoted(path: Path) -> str:
     """The key and its value; quoted, because a file name may hold blanks and line breaks."""
     return f"data.path={str(path)!r}"
 
 
-def present(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """Whether there is such a file."""
     try:
         return path.is_file()
@@ -44,9 +44,9 @@ def existing(path: Path) -> Path:
     except OSError as error:
         raise unreadable(path, error) from error
     if folder:
-        raise Mistake(f"{given(path)} is a folder; name the file")
+        raise Mistake(f"{quoted(path)} is a folder; name the file")
     if not found:
-        raise Mistake(f"{given(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}")
+        raise Mistake(f"{quoted(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}")
     return path
 
 
@@ -60,7 +60,7 @@ def contents(path: Path) -> bytes:
 
 def unreadable(path: Path, error: OSError) -> Mistake:
     """What the operating system says."""
-    return Mistake(f"{given(path)} cannot be read: {error.strerror}")
+    return Mistake(f"{quoted(path)} cannot be read: {error.strerror}")
 
 
 def one_line(text: str) -> str:

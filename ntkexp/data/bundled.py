@@ -1,6 +1,6 @@
 """Small data sets that come with the package; their sources stand beside them in sets/README.md.
 
->>> inputs, target = carried("wine")
+>>> inputs, target = read_bundled("wine")
 >>> inputs.shape, target.unique()
 (torch.Size([178, 13]), tensor([0., 1., 2.], dtype=torch.float64))
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 SETS = Path(__file__).resolve().parent / "sets"
 
 
-def carried(name: str) -> tuple[Float[Tensor, "example feature"], Float[Tensor, " example"]]:
+def read_bundled(name: str) -> tuple[Float[Tensor, "example feature"], Float[Tensor, " example"]]:
     """All inputs and targets, in the order of the file."""
     numbers = torch.from_numpy(np.loadtxt(SETS / f"{name}.csv.gz", delimiter=","))
     return numbers[:, :-1], numbers[:, -1]
