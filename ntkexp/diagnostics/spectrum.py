@@ -3,7 +3,6 @@
 With the eigenvalues λ of the (M·C)×(M·C) matrix K and p = λ/Σλ:
 
     effective rank    exp(−Σ p log p)
-    alignment         ⟨K, K′⟩/(‖K‖‖K′‖); centred (CKA) with H = 1 − 11ᵀ/M on both sides
     stability         η w λ_max max ℓ″ / 2: gradient descent on a quadratic with this kernel is stable below 1
 """
 
@@ -68,23 +67,3 @@ def largest(kernel: Float[Tensor, "train out train out_"]) -> float:
     for _ in range(POWERS):
         vector = matrix @ (vector / vector.norm())
     return float(vector.norm())
-
-
-def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
-    """The cosine between two kernels.
-
-    >>> alignment(torch.eye(4), torch.eye(4) * 3)
-    1.0
-    """
-    return float((left * right).sum() / (left.norm() * right.norm()))
-
-
-def label_alignment(kernel: Float[Tensor, "train out train out_"], targets: Float[Tensor, "train out"]) -> float:
-    """CKA of the kernel, averaged over outputs, with the kernel yyᵀ of the targets."""
-    averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
-    return alignment(centred(averaged), centred(targets @ targets.t()))
-
-
-def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"]:
-    """H K H."""
-    return kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()

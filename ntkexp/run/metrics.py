@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ntkexp.diagnostics.activation_pattern import pattern
-from ntkexp.diagnostics.spectrum import DENSE, TOP, alignment, label_alignment, largest, spectrum
+from ntkexp.diagnostics.drift import alignment, drift, label_alignment
+from ntkexp.diagnostics.spectrum import DENSE, TOP, largest, spectrum
 from ntkexp.machine.evidence import DoesNotApply
 from ntkexp.machine.ladder import label
 from ntkexp.path.accumulate.integrals import Tally
@@ -135,14 +136,14 @@ class Observer:
         here, start, targets = kernel[:train], self.train_kernel, self.setting.targets[:train]
         changed = self.pattern_at(weights) != self.pattern
         row: Row = {
-            "drift": float((here - start).norm() / start.norm()),
+            "drift": drift(here, start),
             "alignment": alignment(here, start),
             "label_alignment": label_alignment(here, targets),
             "trace": float(here.flatten(2).flatten(0, 1).trace()),
             "pattern_change": float(changed.double().mean()) if len(changed) else None,
         }
         if (limit := self.train_limit) is not None:
-            row["limit_distance"] = float((here - limit).norm() / limit.norm())
+            row["limit_distance"] = drift(here, limit)
             row["limit_alignment"] = alignment(here, limit)
         row |= self.modes(here, (outputs[:train] - targets).flatten())
         if step_size is not None and (top := row["lambda_max"]) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, isnan, sqrt
+from math import inf, isnan
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ntkexp.diagnostics import spectrum as chapter
-from ntkexp.diagnostics.spectrum import alignment, centred, label_alignment, largest, spectrum
+from ntkexp.diagnostics.spectrum import largest, spectrum
 from tests.kernel.compare import agree
 
 EPS = torch.finfo(torch.float64).eps
@@ -80,37 +80,3 @@ def test_power_iteration_stands_in_for_a_large_matrix(monkeypatch: pytest.Monkey
     monkeypatch.setattr(chapter, "DENSE", 2)
     # the gap of two or so between the first eigenvalues leaves 2⁻¹⁰⁰
     assert abs(largest(kernel) - exact) <= 100 * EPS * exact
-
-
-@given(seeds, st.permutations(range(6)))
-def test_alignment_does_not_see_the_order_or_the_scale(seed: int, order: list[int]) -> None:
-    one, other = kernel_of(normal(6, 4, seed=seed)), kernel_of(normal(6, 4, seed=seed + 1))
-    expected = alignment(one, other)
-    assert abs(alignment(one[order][:, :, order], other[order][:, :, order]) - expected) <= 100 * EPS
-    assert abs(alignment(3 * one, other / 7) - expected) <= 100 * EPS
-    assert abs(alignment(one, one) - 1) <= 100 * EPS
-    assert 0 <= expected <= 1
-
-
-@given(seeds, st.integers(1, 3))
-def test_the_kernel_of_the_labels_is_aligned_with_them(seed: int, outputs: int) -> None:
-    targets = normal(7, outputs, seed=seed)
-    blocks = torch.einsum("nm,cd->ncmd", targets @ targets.t(), torch.eye(outputs, dtype=torch.float64))
-    assert abs(label_alignment(blocks, targets) - 1) <= 100 * EPS
-    shifted = blocks + torch.ones(7, 1, 7, 1, dtype=torch.float64)
-    # centring takes a constant away again
-    assert abs(label_alignment(shifted, targets) - 1) <= 1000 * EPS
-
-
-def test_the_identity_is_aligned_with_balanced_labels_like_one_over_the_root() -> None:
-    """⟨H, yyᵀ⟩/(‖H‖‖yyᵀ‖) = 1/√(M − 1) for y with mean zero."""
-    targets = torch.tensor([[1.0], [-1.0]] * 5, dtype=torch.float64)
-    identity = torch.eye(10, dtype=torch.float64)[:, None, :, None]
-    assert abs(label_alignment(identity, targets) - 1 / sqrt(9)) <= 100 * EPS
-
-
-@given(seeds)
-def test_centring_is_multiplication_with_h_on_both_sides(seed: int) -> None:
-    matrix = normal(6, 6, seed=seed)
-    h = torch.eye(6, dtype=torch.float64) - 1 / 6
-    agree(centred(matrix), h @ matrix @ h, 100 * EPS, matrix.abs().max())

@@ -16,7 +16,7 @@ from torch import Tensor
 import ntkexp
 from ntkexp.layer.spec import parse
 from ntkexp.limit.engine import Engine
-from ntkexp.limit.fused.operations import program
+from ntkexp.limit.fused.known_layers import program
 from ntkexp.limit.network import network
 
 CASES = sorted(Path(__file__).with_name("golden").glob("*.npz"))

@@ -21,7 +21,7 @@ from ntkexp.layer import chain
 from ntkexp.layer.linear import Flatten
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.operations import TileProgram
+from ntkexp.limit.fused.known_layers import TileProgram
 from ntkexp.limit.fused.vectors import vectors
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.limit.torch_engine import COPIES, cuts, symmetric

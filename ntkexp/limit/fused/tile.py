@@ -17,8 +17,8 @@ import numpy as np
 
 from ntkexp.limit.fused.arc import angle, gap
 from ntkexp.limit.fused.jit import compiled
+from ntkexp.limit.fused.known_layers import ADD, BEND, COPY, WEIGH
 from ntkexp.limit.fused.loops import added, cleared, copied, summed
-from ntkexp.limit.fused.operations import ADD, BEND, COPY, WEIGH
 
 Array = np.ndarray[Any, Any]
 
