@@ -44,7 +44,7 @@ class Component(BaseModel):
 
     @property
     def option(self) -> str:
-        """What it is called: in tables, in names of folders, and where it is asked for."""
+        """The component's name: in tables, in names of folders, and where it is asked for."""
         return option(public(type(self)))
 
     def files(self) -> tuple[Path, ...]:
@@ -66,7 +66,7 @@ def can_be_built(kind: type[Component]) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as JSON knows it."""
+    """The value of a field as JSON knows it."""
     if isinstance(value, Component):
         return value.fields()
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Kernels of any module, as functions.
+"""Kernels of any module are computed by functions, without a run.
 
 >>> import torch
 >>> layer = torch.nn.Linear(2, 1, dtype=torch.float64)

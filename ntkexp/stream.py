@@ -1,4 +1,4 @@
-"""Chance: every purpose has a stream of random numbers of its own, so that data know nothing of the seed's weights.
+"""Random numbers: every purpose has a stream of its own, so that data know nothing of the seed's weights.
 
     stream(purpose, seed, …) = torch's generator, started at the first 32 bits of sha256("purpose/seed/…")
 

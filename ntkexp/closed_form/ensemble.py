@@ -46,7 +46,7 @@ class Ensemble:
 
     @property
     def weights(self) -> Float[Tensor, "point train"]:
-        """A: what each training target adds at each point."""
+        """The weights A: what each training target adds at each point."""
         return self.learned(self.cross.mH).mH
 
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:

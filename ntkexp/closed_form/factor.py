@@ -23,13 +23,13 @@ ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Factor:
-    """L with L Lᵀ = R + jitter."""
+    """The factor L of R + jitter = L Lᵀ."""
 
     lower: Float[Tensor, "entry entry"]
     jitter: float
 
     def solve(self, right: Float[Tensor, "entry column"]) -> Float[Tensor, "entry column"]:
-        """(R + jitter)⁻¹ B."""
+        """The solution (R + jitter)⁻¹ B."""
         return torch.cholesky_solve(right, self.lower)
 
 

@@ -27,7 +27,7 @@ class AbstractGain(ABC):
 
     @abstractmethod
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
-        """g at eigenvalues that are not negative."""
+        """The gains g at eigenvalues that are not negative."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class DescentGain(AbstractGain):
 
 
 def refuse_singular(zero: Tensor) -> None:
-    """What has no inverse is not learned at any time."""
+    """A mode of eigenvalue zero has no inverse, and is not learned at any time."""
     if zero.any():
         raise singular(f"{int(zero.sum())} of {len(zero)} eigenvalues")
 

@@ -51,6 +51,6 @@ def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
 
 
 def refuse_negative(ridge: float) -> None:
-    """Less than nothing cannot be added to a kernel."""
+    """A ridge that is less than nothing cannot be added to a kernel."""
     if not 0 <= ridge < math.inf:
         raise Mistake(f"ridge={ridge:g}: it takes a number ≥ 0")

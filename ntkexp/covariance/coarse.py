@@ -30,17 +30,17 @@ class Coarse:
 
     @classmethod
     def windows(cls, pixels: int, window: int) -> Coarse:
-        """Windows that do not overlap; what does not fill one is left out."""
+        """The windows that do not overlap; what does not fill one is left out."""
         return cls(tuple(tuple(range(p * window, (p + 1) * window)) for p in range(pixels // window)))
 
     @classmethod
     def every(cls, pixels: int, stride: int) -> Coarse:
-        """Every so many pixels, from the first."""
+        """The pixels at every so many, from the first."""
         return cls(tuple((p,) for p in range(0, pixels, stride)))
 
     @classmethod
     def one(cls, pixels: int, equal: bool) -> Coarse:
-        """A single pixel made of all."""
+        """The single pixel made of all."""
         return cls((tuple(range(pixels)),), equal)
 
     def trivial(self, pixels: int) -> bool:

@@ -52,7 +52,7 @@ class Cross(AbstractCovariance):
 
     @property
     def second(self) -> PairEnd:
-        """The right side of it."""
+        """The right side of the next nonlinear layer."""
         return PairEnd(self.right[self.met], lambda values: self.pairs.at_second(values)[None])
 
     def affine(self, mix: Mix, scale: Scalar, shift: Scalar, learn: Learn) -> Cross:

@@ -35,12 +35,12 @@ class Pairs:
 
     @classmethod
     def all(cls, pixels: Sequence[int]) -> Pairs:
-        """Every pixel with every other."""
+        """The pairs of every pixel with every other."""
         return cls(tuple(pixels), tuple(tuple(range(n)) for n in pixels))
 
     @classmethod
     def equal(cls, pixels: Sequence[int]) -> Pairs:
-        """Every pixel with itself."""
+        """The pairs of every pixel with itself."""
         return cls(tuple(pixels), ((0,),) * len(pixels))
 
     @property
@@ -54,12 +54,12 @@ class Pairs:
         return range(len(self.pixels))
 
     def union(self, other: Pairs) -> Pairs:
-        """Both, and what lies in between: offsets are stored axis by axis."""
+        """The pairs that are in either, and what lies in between: offsets are stored axis by axis."""
         both = zip(self.offsets, other.offsets, strict=True)
         return Pairs(self.pixels, tuple(tuple(sorted({*one, *two})) for one, two in both))
 
     def common(self, other: Pairs) -> Pairs:
-        """Those in both."""
+        """The pairs that are in both."""
         both = zip(self.offsets, other.offsets, strict=True)
         return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
 

@@ -128,7 +128,7 @@ class AbstractSource(Component):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums are rounded in one order."""
+    """One thread computes, so that sums are rounded in one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -138,7 +138,7 @@ def one_thread() -> Iterator[None]:
 
 
 def part(examples: Examples, index: Int[Tensor, " example"]) -> Split:
-    """These examples, in double precision, still as a person would look at them."""
+    """The examples at these positions, in double precision, still as a person would look at them."""
     shown = examples.inputs[index].double() / examples.white
     target = examples.target[index]
     return Split(shown, shown, target.long() if examples.classes else target.double(), index)

@@ -21,14 +21,18 @@ def noisy(
     share: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """The targets with noise; without classes they are real."""
+    """The targets with a share of noise: labels that are replaced, or, where there are no classes, numbers that are
+    added.
+    """
     return relabelled(target, classes, share, generator) if classes else blurred(target, share, generator)
 
 
 def relabelled(
     labels: Int[Tensor, " example"], classes: int, share: float, generator: torch.Generator
 ) -> Int[Tensor, " example"]:
-    """A step of 1 … classes − 1 around the circle of classes never ends where it began."""
+    """A share of labels is replaced: a step of 1 … classes − 1 around the circle of classes never ends where it
+    began.
+    """
     chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
     step = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
     return labels.index_copy(0, chosen, (labels[chosen] + step) % classes)
@@ -37,6 +41,6 @@ def relabelled(
 def blurred(
     values: Float[Tensor, "example value"], share: float, generator: torch.Generator
 ) -> Float[Tensor, "example value"]:
-    """y + share · deviation · N(0, 1)."""
+    """The values with noise: y + share · deviation · N(0, 1)."""
     noise = torch.randn(values.shape, generator=generator, dtype=values.dtype)
     return values + share * values.std(0, correction=0) * noise

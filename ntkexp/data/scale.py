@@ -36,12 +36,12 @@ class Scale:
 
 
 def each(values: Float[Tensor, "example *shape"]) -> Scale:
-    """Every feature by itself."""
+    """The scale of every feature by itself."""
     return measure(values, (0,))
 
 
 def whole(values: Float[Tensor, "example *shape"]) -> Scale:
-    """All features alike, so that a pixel stays brighter than another."""
+    """The scale of all features alike, so that a pixel stays brighter than another."""
     return measure(values, tuple(range(values.ndim)))
 
 

@@ -11,7 +11,7 @@ from ntkexp.data.scale import Standardise
 
 
 class AbstractSynthetic(AbstractSource):
-    """There is no rest to test on, so `test` is a number."""
+    """A source without a rest to test on, so that `test` is a number."""
 
     test: CountOrNone = 256
     standardise: Standardise = "none"

@@ -24,7 +24,7 @@ from ntkexp.mistake import Mistake
 
 
 class Text(AbstractTokens):
-    """Few examples by default, since there are many classes."""
+    """A source of few examples by default, since there are many classes."""
 
     train: Count = 32
     probe: CountOrNone = 16

@@ -22,7 +22,7 @@ from ntkexp.data.base import AbstractSource, Examples
 
 
 class AbstractTokens(AbstractSource):
-    """A scale would make tokens something else, so there is none."""
+    """A source of tokens; a scale would make them something else, so there is none."""
 
     standardise: Literal["none"] = "none"
     encoding: Literal["tokens", "one_hot"] = "tokens"
@@ -41,5 +41,5 @@ class AbstractTokens(AbstractSource):
 
     @staticmethod
     def encode(tokens: Int[Tensor, "example position"], vocabulary: int) -> UInt8[Tensor, "example position token"]:
-        """A vector for each token."""
+        """The tokens as vectors, one for each."""
         return torch.nn.functional.one_hot(tokens, vocabulary).to(torch.uint8)

@@ -34,7 +34,7 @@ from ntkexp.run.setting import network as drawn_network
 
 @dataclass(frozen=True)
 class Band:
-    """Mean and deviation at every point."""
+    """The mean and the deviation at every point."""
 
     mean: Float[Tensor, " point"]
     deviation: Float[Tensor, " point"]
@@ -58,8 +58,8 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of networks against one process, at so many points that were not learned; NaN where not all networks are
-    finite.
+    """One kind of networks held against one process, at so many points that were not learned; NaN where not all
+    networks are finite.
     """
 
     networks: str
@@ -74,7 +74,9 @@ class Comparison:
 def ensemble(
     experiment: Experiment, given: Problem, count: int, tell: Callable[[str, int], None]
 ) -> list[TrainedNetworks]:
-    """Both kinds of networks, each with the step size that suits its kernel."""
+    """`count` networks of both kinds, each with the step size that suits its kernel; `tell` hears which and how
+    many.
+    """
     task = Task(tuple(given.inputs.shape[1:]), 1)
     wide = experiment.model.limit(experiment.init, task)
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
@@ -116,7 +118,7 @@ def variances(network: Network, inputs: Float[Tensor, "point *shape"], experimen
 
 
 def comparisons(kinds: list[TrainedNetworks], train: int) -> list[Comparison]:
-    """Every kind of networks against every process."""
+    """Every kind of networks held against every process, at the points behind the first `train`."""
     return [comparison(networks, process, train) for networks in kinds for process in kinds]
 
 

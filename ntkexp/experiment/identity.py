@@ -28,7 +28,7 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
 
 
 def identity(experiment: Experiment) -> str:
-    """64 hexadecimal digits."""
+    """The identity of an experiment: 64 hexadecimal digits."""
     fields = {name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES}
     contents = [
         digest(file) for component in components(experiment) for file in (*component.files(), *source(component))

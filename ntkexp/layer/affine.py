@@ -65,7 +65,7 @@ class AbstractAffine(AbstractLayer):
         return []
 
     def window_size(self, shape: tuple[int, ...]) -> int:
-        """How many pixels a unit sees."""
+        """The number of pixels that a unit sees."""
         return prod(self.weight_shape(shape)[2:])
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:

@@ -54,7 +54,7 @@ class Residual(AbstractLayer):
 
 
 class Sum(nn.Module):
-    """Two modules side by side."""
+    """The sum of two modules side by side."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()

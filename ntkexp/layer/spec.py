@@ -35,7 +35,7 @@ def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
 
 
 def decoded(text: str, place: str) -> Any:
-    """JSON, read."""
+    """The description, read from JSON if it is a text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -48,7 +48,7 @@ def names_layer(node: Mapping[str, Any]) -> bool:
 
 
 def layer(item: object, place: str) -> AbstractLayer:
-    """One layer."""
+    """One layer of a description."""
     if isinstance(item, AbstractLayer):
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
@@ -65,13 +65,13 @@ def layer(item: object, place: str) -> AbstractLayer:
 
 @cache
 def kinds() -> dict[str, type[AbstractLayer]]:
-    """The layers there are, by name."""
+    """The layers that there are, by name."""
     found = [value for home in HOMES for value in vars(home).values() if isinstance(value, type)]
     return {kind.__name__: kind for kind in found if issubclass(kind, AbstractLayer) and can_be_built(kind)}
 
 
 def kind_of(name: object, place: str) -> type[AbstractLayer]:
-    """The class of a name."""
+    """The class of a layer by its name."""
     if not isinstance(name, str) or name not in kinds():
         hint = nearest(str(name), kinds()) or f"; there are {', '.join(sorted(kinds()))}"
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")
@@ -79,7 +79,7 @@ def kind_of(name: object, place: str) -> type[AbstractLayer]:
 
 
 def refuse_strangers(kind: type[AbstractLayer], given: Iterable[str], place: str) -> None:
-    """Every key is a field."""
+    """Every key of a description is a field of its layer."""
     known = kind.model_fields
     for key in given:
         if key not in known:

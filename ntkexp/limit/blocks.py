@@ -57,7 +57,9 @@ class KernelBlock:
 
 
 def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockPlace]:
-    """All of a kernel, row by row; of a symmetric one (`columns` is None) the part on and above the diagonal."""
+    """The places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the
+    diagonal.
+    """
     size = side or usual_side(net)
     return [
         BlockPlace(row, column, columns is None and row == column)
@@ -83,7 +85,9 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """One block."""
+    """One block of both kernels between `x1` and `x2` (or `x1` itself), by the engine that suits it, in about
+    `memory_gb`.
+    """
     left = net.side(x1[place.rows])
     right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
     run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
@@ -100,6 +104,6 @@ def blocks(
     threads: int | None = None,
     side: int | None = None,
 ) -> Iterator[KernelBlock]:
-    """All blocks, one at a time."""
+    """All blocks of both kernels, one at a time; `side` is how many examples long they are, if not as long as usual."""
     for place in places(net, len(x1), None if x2 is None else len(x2), side):
         yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)

@@ -55,7 +55,7 @@ class Network:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Which pairs of pixels of two inputs play a part."""
+        """The pairs of pixels of two inputs that play a part."""
         return chain.need(self.layers, Pairs((), ()), self.shape)
 
     @property
@@ -65,7 +65,7 @@ class Network:
 
     @cached_property
     def own(self) -> Pairs:
-        """Which pairs of pixels of an input and itself do."""
+        """The pairs of pixels of an input and itself that play a part."""
         found = chain.need_own(self.layers, None, self.shape)
         return found or Pairs.equal(self.shape[1:])
 
@@ -76,7 +76,7 @@ class Network:
         return Side(x, tuple(torch.cat(each) for each in zip(*parts, strict=True)))
 
     def variances(self, x: Float[Tensor, "example *shape"]) -> Variances:
-        """Those that nonlinear layers ask for."""
+        """The variances that nonlinear layers ask for."""
         return chain.push(self.layers, Own.of(x, self.own), self.shape).variances
 
     def cross(self, left: Side, right: Side, same: bool) -> Kernels:
@@ -94,5 +94,5 @@ class Side:
     variances: Variances
 
     def part(self, rows: slice) -> Side:
-        """Some of the examples."""
+        """The side of some of the examples."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))

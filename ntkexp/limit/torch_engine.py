@@ -35,7 +35,7 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
 
 
 def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[int, int]:
-    """How many rows and columns at a time."""
+    """The number of rows, and of columns, that are computed at a time."""
     if any(values.requires_grad for side in (left, right) for values in (side.x, *side.variances)):
         return len(left.x), len(right.x)  # the graph keeps everything, however it is cut
     pairs = network.pairs.count
@@ -50,7 +50,7 @@ def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[
 
 
 def cuts(count: int, size: int) -> Iterator[slice]:
-    """Slices of a length.
+    """The slices into which a length is cut.
 
     >>> list(cuts(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
@@ -59,5 +59,5 @@ def cuts(count: int, size: int) -> Iterator[slice]:
 
 
 def symmetric(values: Tensor) -> Tensor:
-    """The upper triangle on both sides."""
+    """A matrix whose upper triangle is put on both sides."""
     return values.triu() + values.triu(1).t()

@@ -18,7 +18,7 @@ from ntkexp.model.task import Task
 
 
 class AbstractArchitecture(Component):
-    """What is trained. `width` scales every architecture."""
+    """An architecture is what is trained. `width` scales every architecture."""
 
     remedy: ClassVar[str] = "lower init.W_std or init.alpha"  # for outputs that are not finite
 
@@ -36,7 +36,9 @@ class AbstractArchitecture(Component):
         generator: torch.Generator,
         vocabulary: int = 0,
     ) -> ScaledOutput:
-        """The network at the start of training, read as `init` says."""
+        """The network at the start of training, its output read as `init` says; `shape` is that of one example, and
+        a `vocabulary` that is not 0 says that examples are tokens.
+        """
         return read(self.network(init, Task(shape, outputs, vocabulary), generator), init)
 
     def limit(self, init: AbstractInit, task: Task) -> Network:

@@ -29,7 +29,7 @@ from ntkexp.model.base import AbstractLayered
 
 
 class CNTK(AbstractLayered):
-    """Scales and parametrisation are the paper's; `init` says how the output is read."""
+    """A network whose scales and parametrisation are the paper's; `init` says how the output is read."""
 
     width: Count = 64
     depth: int = Field(4, ge=2, le=DEEPEST)

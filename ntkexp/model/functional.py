@@ -20,7 +20,8 @@ def weights_of(module: nn.Module) -> Weights:
 
 
 def function_of(module: nn.Module, output: str | int | None = None) -> Function:
-    """weights, inputs ↦ outputs. Weights that are not given, and all buffers, are the module's own.
+    """The module as a function: weights, inputs ↦ outputs. Weights that are not given, and all buffers, are the
+    module's own.
 
     A tuple of inputs is given by position, a mapping by name; `output` picks one of several outputs.
 
@@ -38,14 +39,14 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Inputs by position, and by name."""
+    """The inputs by position, and by name."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def training_modes(module: nn.Module) -> Iterator[str]:
-    """The layers that would make outputs random, or dependent on the rest of the batch."""
+    """The reasons why outputs would be random, or depend on the rest of the batch: layers in training mode."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             yield f"layer '{name}' ({type(layer).__name__}) takes its statistics from the batch"

@@ -53,11 +53,11 @@ class Huggingface(AbstractArchitecture):
 
     @property
     def given(self) -> str:
-        """The key that counts, and its value."""
+        """The key that counts, with its value."""
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
     def files(self) -> tuple[Path, ...]:
-        """Configuration and weights."""
+        """The configuration and the weights."""
         if self.path is None:
             return ()
         folder = self.path.expanduser()
@@ -94,7 +94,7 @@ class Huggingface(AbstractArchitecture):
         return automatic.from_pretrained(folder, config=configuration, local_files_only=True, **safe)
 
     def read(self, transformers: Any) -> Any:
-        """The configuration in the folder, with the options."""
+        """The configuration that is in the folder, with the options."""
         assert self.path is not None
         self.files()
         fields = read_object(self.path.expanduser() / "config.json")
@@ -193,7 +193,7 @@ def rows(shape: tuple[int, ...]) -> tuple[int, int]:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[Any]:
-    """The library without its remarks and progress bars."""
+    """The library is kept from its remarks and progress bars."""
     logging = transformers.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -53,7 +53,7 @@ class Module(AbstractArchitecture):
 
     @property
     def given(self) -> str:
-        """The key and its value."""
+        """The key with its value."""
         return f"model.path={self.path}"
 
     @property
@@ -88,7 +88,7 @@ class Module(AbstractArchitecture):
         return module
 
     def arguments(self, build: Callable[..., object], known: Mapping[str, object]) -> dict[str, object]:
-        """What the function wants of what there is."""
+        """The arguments that the function wants, of what there is."""
         parameters = inspect.signature(build).parameters.values()
         several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
         for parameter in parameters:
@@ -99,7 +99,7 @@ class Module(AbstractArchitecture):
         return {parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known}
 
     def call(self, build: Callable[..., object], arguments: Mapping[str, object]) -> nn.Module:
-        """What the function returns, if it is a module."""
+        """The module that the function returns, if it is one."""
         module = build(**arguments)
         if not isinstance(module, nn.Module):
             raise Mistake(f"{self.given} returns a {type(module).__name__}; let it return an nn.Module")
@@ -107,7 +107,7 @@ class Module(AbstractArchitecture):
 
 
 def file_and_function(path: str) -> tuple[str, str, str]:
-    """File and function.
+    """The file and the function of a path.
 
     >>> file_and_function("a/my_net.py:Net"), file_and_function("my_net.py")
     (('a/my_net.py', ':', 'Net'), ('my_net.py', ':', 'build'))

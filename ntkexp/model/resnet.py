@@ -63,5 +63,5 @@ class Resnet(AbstractLayered):
         return Residual(branch=branch, shortcut=() if stride == 1 else (init.conv(channels, 1, stride),))
 
     def before(self) -> tuple[AbstractLayer, ...]:
-        """What comes before weights."""
+        """The layers that come before weights."""
         return (self.activation,) if self.norm is None else (self.norm, self.activation)

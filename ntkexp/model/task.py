@@ -15,7 +15,7 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class Task:
-    """`shape` is that of an example; unless `vocabulary` is 0, an example is tokens, whole numbers below it."""
+    """A task: `shape` is that of an example; unless `vocabulary` is 0, an example is tokens, whole numbers below it."""
 
     shape: tuple[int, ...]
     outputs: int

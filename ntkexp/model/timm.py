@@ -63,7 +63,7 @@ class Timm(AbstractArchitecture):
         return model
 
     def sizes(self, task: Task, known: set[str]) -> dict[str, int | tuple[int, ...]]:
-        """What the classes of timm call sizes, of those that this class knows."""
+        """The names that the classes of timm have for sizes, of those that this class knows."""
         stages = tuple(self.width * 2**stage for stage in range(4))
         found: dict[str, int | tuple[int, ...]] = {
             "channels": stages,

@@ -27,7 +27,7 @@ from ntkexp.model.base import AbstractLayered
 
 
 class UCINtk(AbstractLayered):
-    """Scales and parametrisation are the paper's; `init` says how the output is read."""
+    """A network whose scales and parametrisation are the paper's; `init` says how the output is read."""
 
     depth: Depth = 3
     fixed: CountOrNone = 0

@@ -6,4 +6,4 @@ from ntkexp.optimizer.adaptive import AbstractAdam
 
 
 class Adam(AbstractAdam):
-    """Coupled decay."""
+    """An Adam whose decay is coupled: it passes through the memory."""

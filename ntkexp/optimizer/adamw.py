@@ -10,7 +10,7 @@ from ntkexp.optimizer.adaptive import AbstractAdam
 
 
 class AdamW(AbstractAdam):
-    """Decay past the memory."""
+    """An Adam whose decay goes past the memory."""
 
     weight_decay: NonNegativeFloat = 0.01
 

@@ -63,7 +63,7 @@ class AbstractAdam(AbstractBatched):
         return weight * (1 - size * self.weight_decay) if self.decouples else weight
 
     def spread(self, step: int, square: Tensor) -> Tensor:
-        """1/D."""
+        """The factors 1/D of the weights."""
         return (square.sqrt() / sqrt(1 - self.betas[1] ** (step + 1))).add_(self.eps)
 
     def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:

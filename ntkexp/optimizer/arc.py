@@ -26,7 +26,7 @@ class Arc:
     length: float
 
     def at(self, position: float) -> Weights:
-        """θ(u).
+        """The weights θ(u).
 
         >>> one, zero = {"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}
         >>> Arc(zero, (one, one, zero, zero), 1.0).at(0.5)

@@ -113,7 +113,7 @@ class AbstractOptimizer(Component):
         return min(1.0, float(self.clip_norm / (norm + 1e-6)))
 
     def with_decay(self, gradient: Weights, weights: Weights) -> Weights:
-        """g + λθ."""
+        """The gradient with decay, g + λθ."""
         if not self.weight_decay:
             return gradient
         return {name: part.add(weights[name], alpha=self.weight_decay) for name, part in gradient.items()}
@@ -125,7 +125,7 @@ def belongs(name: str, beginning: str) -> bool:
 
 
 def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
-    """θ − η ⊙ direction.
+    """The weights after a step, θ − η ⊙ direction.
 
     >>> moved({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
     {'w': tensor([0.5000])}
@@ -134,5 +134,5 @@ def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
 
 
 def filled(weights: Weights, sizes: Sizes) -> Weights:
-    """A number for each weight, in its shape."""
+    """The weights' factors: a number for each, in its shape."""
     return {name: torch.full_like(weight, sizes[name]) for name, weight in weights.items()}

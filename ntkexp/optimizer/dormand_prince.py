@@ -56,7 +56,7 @@ def attempt(weights: Weights, slope: Weights, field: VectorField, length: float)
 
 
 def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
-    """h Σ_j row_j k_j."""
+    """The sum h Σ_j row_j k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
         for name, part in total.items() if coefficient else ():

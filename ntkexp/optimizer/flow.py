@@ -38,7 +38,7 @@ class Flow(AbstractPlain):
 
     @model_validator(mode="after")
     def refuse_clipping(self) -> Flow:
-        """A flow has no steps."""
+        """A flow has no steps, so no gradient of a step can be clipped."""
         if self.clip_norm is not None:
             raise Mistake(
                 f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient could be clipped; "

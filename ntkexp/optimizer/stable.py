@@ -18,7 +18,7 @@ class AbstractStable(AbstractOptimizer):
 
     @model_validator(mode="after")
     def refuse_both(self) -> AbstractStable:
-        """Two sizes of one step."""
+        """One step cannot have two sizes."""
         if self.step_size is not None and self.stable_fraction is not None:
             raise Mistake(
                 f"optimizer.step_size={self.step_size:g} optimizer.stable_fraction={self.stable_fraction:g}: both set "

@@ -6,7 +6,7 @@ from ntkexp.schedule.base import AbstractSchedule
 
 
 class Constant(AbstractSchedule):
-    """factor = 1.
+    """A schedule whose factor is 1.
 
     >>> [Constant(warm_up=3).factor(step, 10) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]

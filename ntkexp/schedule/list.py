@@ -1,4 +1,4 @@
-"""A step size written out."""
+"""A step size that is written out, step by step."""
 
 from __future__ import annotations
 

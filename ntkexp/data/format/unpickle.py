@@ -30,17 +30,17 @@ class Forbidden(pickle.UnpicklingError):
 
 
 class Type:
-    """Stands for numpy.dtype, and remembers its name."""
+    """A stand-in for numpy.dtype, which remembers its name."""
 
     def __init__(self, name: bytes | str, *flags: int) -> None:
         self.name = name.decode("ascii") if isinstance(name, bytes) else name
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like, which bytes do not have."""
+        """The byte order and the like are forgotten, which bytes do not have."""
 
 
 class Array:
-    """Stands for numpy.ndarray, and keeps its bytes."""
+    """A stand-in for numpy.ndarray, which keeps its bytes."""
 
     def __init__(self, *empty: object) -> None:
         self.values: UInt8[np.ndarray, "..."] = np.empty(0, np.uint8)
@@ -53,14 +53,14 @@ class Array:
 
 
 def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
-    """Stands for the function of this name, and keeps the bytes."""
+    """A stand-in for the function of this name, which keeps the bytes."""
     array = Array()
     array.__setstate__((1, shape, kind, order == "F", raw))
     return array
 
 
 def encoded(text: str, encoding: str) -> bytes:
-    """Stands for the codec that bytes come in."""
+    """A stand-in for the codec that bytes come in."""
     if encoding != "latin1":
         raise Forbidden(f"_codecs.encode to {encoding}")
     return text.encode("latin1")
@@ -78,7 +78,7 @@ STAND_INS: dict[str, Callable[..., object]] = {
 
 
 class Restricted(pickle.Unpickler):
-    """Knows the stand-ins, and no other name."""
+    """An unpickler that knows the stand-ins, and no other name."""
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if f"{module}.{name}" not in STAND_INS:

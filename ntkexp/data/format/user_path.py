@@ -23,7 +23,7 @@ UserPath = Annotated[Path, AfterValidator(expanded)]
 
 
 def quoted(path: Path) -> str:
-    """The key and its value; quoted, because a file name may hold blanks and line breaks."""
+    """The key and its value, which is quoted, because a file name may hold blanks and line breaks."""
     return f"data.path={str(path)!r}"
 
 
@@ -59,10 +59,10 @@ def contents(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> Mistake:
-    """What the operating system says."""
+    """The mistake of a file that cannot be read, with what the operating system says."""
     return Mistake(f"{quoted(path)} cannot be read: {error.strerror}")
 
 
 def one_line(text: str) -> str:
-    """Line breaks as they are written in Python."""
+    """The text with line breaks as they are written in Python."""
     return text.replace("\r", "\\r").replace("\n", "\\n")

@@ -79,12 +79,12 @@ GAP_SINGLE = tuple(
 
 
 def angle(t: Any) -> Any:
-    """P(t)."""
+    """The polynomial P(t) of the angle."""
     raise NotImplementedError  # for numba alone
 
 
 def gap(t: Any) -> Any:
-    """Q(t)."""
+    """The polynomial Q(t) of the gap."""
     raise NotImplementedError  # for numba alone
 
 

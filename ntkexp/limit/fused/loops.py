@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 @compiled
 def summed(source: Array, target: Array, margin: int, size: int, reach: int, step: int) -> None:
-    """Σ over the neighbours at up to `reach` steps on both sides."""
+    """The sums Σ over the neighbours at up to `reach` steps on both sides."""
     count, start = np.uintp(size), np.uintp(margin)
     if reach == 1:
         one = np.uintp(step)
@@ -32,7 +32,7 @@ def summed(source: Array, target: Array, margin: int, size: int, reach: int, ste
 
 @compiled
 def copied(source: Array, target: Array, margin: int, size: int) -> None:
-    """Target ← source."""
+    """One tile is copied: target ← source."""
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
         target[j + start] = source[j + start]
@@ -40,7 +40,7 @@ def copied(source: Array, target: Array, margin: int, size: int) -> None:
 
 @compiled
 def added(source: Array, target: Array, margin: int, size: int) -> None:
-    """Target ← target + source."""
+    """One tile is added to another: target ← target + source."""
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
         target[j + start] += source[j + start]
@@ -48,7 +48,7 @@ def added(source: Array, target: Array, margin: int, size: int) -> None:
 
 @compiled
 def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
-    """Zero outside the image."""
+    """A tile is set to zero outside the image."""
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
         target[j + start] *= inside[j]
@@ -56,7 +56,7 @@ def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
 
 @compiled
 def moved(source: Array, start: int, target: Array, end: int, count: int) -> None:
-    """A piece of an array into another."""
+    """A piece of an array is copied into another array."""
     a, b = np.uintp(start), np.uintp(end)
     for j in range(np.uintp(count)):
         target[b + j] = source[a + j]
@@ -64,7 +64,7 @@ def moved(source: Array, start: int, target: Array, end: int, count: int) -> Non
 
 @compiled
 def cleaned(target: Array, start: int, count: int) -> None:
-    """A piece of an array set to zero."""
+    """A piece of an array is set to zero."""
     a = np.uintp(start)
     for j in range(np.uintp(count)):
         target[a + j] = 0

@@ -45,7 +45,7 @@ def kernels(
 
 
 def of_sums(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
-    """Means over pixels of the last tiles, then the layers of vectors."""
+    """The kernels by means over pixels of the last tiles, then by the layers of vectors."""
     pairs = (Pairs.equal if isinstance(program.end, Flatten) else Pairs.all)(program.sizes)
     sums = np.zeros((2, len(left.x), len(right.x)))
     nothing = left.x.new_zeros((0,) * 7).numpy()
@@ -60,7 +60,7 @@ def of_sums(program: TileProgram, left: Side, right: Side, same: bool, threads: 
 
 
 def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
-    """The last tiles themselves, then the other layers in torch, one sub-block after the other."""
+    """The kernels by the last tiles themselves, then by the other layers in torch, one sub-block after the other."""
     pairs = chain.need(program.rest, Pairs((), ()), program.rest_shape)
     missing = 2 - len(pairs.pixels)  # of a sequence
     whole = Pairs((1,) * missing + pairs.pixels, ((0,),) * missing + pairs.offsets)
@@ -95,7 +95,7 @@ def walked(
     sums: Array,
     kept: Array,
 ) -> None:
-    """A sub-block's tiles, summed up or kept."""
+    """The tiles of a sub-block, summed up or kept."""
     row, column = place
     images(
         tables.operations(program),
@@ -115,14 +115,16 @@ def walked(
 
 
 def rest(program: TileProgram, left: Side, right: Side, found: Kernels, pairs: Pairs, same: bool) -> Kernels:
-    """The layers that are left, in torch."""
+    """The kernels after the layers that are left, in torch."""
     start = Cross(*found, pairs, left.variances, right.variances, same, program.met)
     end = chain.push(program.rest, start, program.rest_shape)
     return end.nngp, end.ntk
 
 
 def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
-    """The recursion on every number of a matrix; of a symmetric one, on those on and above the diagonal."""
+    """The kernels by the recursion on every number of a matrix; of a symmetric one, on those on and above the
+    diagonal.
+    """
     nngp, ntk = (left.x.new_empty(len(left.x), len(right.x)) for _ in range(2))
     for strip in cuts(len(left.x), VECTORS):
         start = strip.start if same else 0
@@ -147,7 +149,7 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
 
 
 def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """Sub-blocks; where the sides are the same, those on and above the diagonal."""
+    """The sub-blocks; where the sides are the same, those on and above the diagonal."""
     return [
         (row, column)
         for row in cuts(len(left.x), size)
@@ -163,14 +165,14 @@ def laid_out(program: TileProgram, side: Side, memory_gb: float) -> int:
 
 
 def shared(left: Side, right: Side, size: int, threads: int) -> int:
-    """Sides of sub-blocks so short that every thread has some."""
+    """The sides of sub-blocks so short that every thread has some."""
     return max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
 
 
 def in_threads(
     work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
 ) -> Iterator[Result]:
-    """The results in order, so many of them at a time."""
+    """The results of `work` on all parts, in order, so many of them at a time."""
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(parts), ahead):
             yield from pool.map(work, parts[start : start + ahead])

@@ -48,7 +48,7 @@ def vector_fields(program: TileProgram, side: Side) -> Array:
 
 
 def roots(program: TileProgram, side: Side) -> list[Tensor]:
-    """√q and 1/√q, zero where q is."""
+    """The roots √q and 1/√q, zero where q is."""
     both = []
     for variance in side.variances[: program.met]:
         root = variance.sqrt()

@@ -61,7 +61,7 @@ def piece(
     nngp: Array,
     ntk: Array,
 ) -> None:
-    """Some columns of a row."""
+    """One piece of a row: some of its columns."""
     margin = 64
     for j in range(np.uintp(size)):
         work[0, margin + j] = nngp[start + j]

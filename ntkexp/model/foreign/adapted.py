@@ -61,7 +61,7 @@ def making(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's own generator starts here, and is put back afterwards."""
+    """Torch's own generator starts at this seed, and is put back afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
