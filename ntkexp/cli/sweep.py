@@ -110,18 +110,15 @@ def carried_out(
 
 def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) -> None:
     """The record of the sweep, and its tables as soon as there is a run to put into them."""
-    from ntkexp.records.atomic import write_atomically
     from ntkexp.records.lock import waited_for
-    from ntkexp.records.seal import sealed_text
-    from ntkexp.sweep.status import fields
+    from ntkexp.records.sweep import write_sweep
+    from ntkexp.sweep.status import record
 
-    text = sealed_text(fields(plan, standings)).encode()
     with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
-        if not plan.record.is_file() or plan.record.read_bytes() != text:
-            write_atomically(plan.record, text)
+        write_sweep(record(plan, standings))
         tables = plan.record.with_suffix(".runs.csv")
         if any(stands.state == "done" for stands in standings.values()) and (changed or not tables.is_file()):
-            from ntkexp.report.sweep import write_tables
+            from ntkexp.report.analysis.tables import write_tables
 
             write_tables(plan.record)
 
@@ -153,9 +150,9 @@ def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping
 def show_json(plan: Plan, standings: Mapping[str, Standing]) -> None:
     """The record, on stdout."""
     from ntkexp.records.json_file import to_text
-    from ntkexp.sweep.status import fields
+    from ntkexp.sweep.status import record
 
-    sys.stdout.write(to_text({**fields(plan, standings), "record": str(plan.record)}))
+    sys.stdout.write(to_text({**record(plan, standings).fields, "record": str(plan.record)}))
 
 
 def sentence(plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, Ended]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import looks_like_a_run
-from ntkexp.report.analysis.sweep import Sweep, read_sweep
+from ntkexp.records.sweep import Sweep, read_sweep
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, load_tables
 
@@ -41,9 +41,9 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     places = [found for name in named for found in look_up(name, outputs)] or list(inside(outputs))
     sweeps = list(readable((path for path in dict.fromkeys(places) if path.suffix == ".json"), left_out))
     folders = [path for path in places if path.suffix != ".json"]
-    wanted = [place.folder for sweep in sweeps for place in sweep.places]
+    wanted = [place.folder for sweep in sweeps for place in sweep.runs]
     runs: dict[Path, Run] = {}
-    standing = {place.folder: place.stands for sweep in sweeps for place in sweep.places if place.state != "done"}
+    standing = {place.folder: place.standing for sweep in sweeps for place in sweep.runs if place.state != "done"}
     unique: dict[Path, Path] = {}
     for folder in [*wanted, *folders]:
         unique.setdefault(folder.resolve(), folder)

@@ -19,29 +19,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 
-from pydantic import Field
-
-from ntkexp.component import Component
 from ntkexp.config.as_text import spelled
 from ntkexp.config.override import split
 from ntkexp.records.command import command
+from ntkexp.records.fit import Fit
 from ntkexp.records.folder import CIRCUMSTANCES
-from ntkexp.records.json_file import Json
-from ntkexp.report.analysis.verdict import MARGIN, Bound
+from ntkexp.records.sweep import resolved
 from ntkexp.sweep.axis_values import Value
-
-
-class Fit(Component):
-    """A number of each run (`drift`, `left.test`, …) as a power of an axis, and what theory says of the exponent.
-
-    It is `exponent` to within `margin`, or bounded by it: from above, or from below (`ntkexp.report.analysis.verdict`).
-    """
-
-    quantity: str
-    axis: str
-    exponent: float | None = None
-    margin: float = Field(MARGIN, gt=0)
-    bound: Bound | None = None
 
 
 @dataclass(frozen=True)
@@ -80,14 +64,8 @@ class Definition:
         return (*self.base, *(f"{key}={spelled(value)}" for key, value in point.values.items()), f"seed={point.seed}")
 
     @property
-    def fields(self) -> dict[str, Json]:
-        """The sweep as plain data, every range written out."""
-        fits: list[Json] = [fit.model_dump(mode="json") for fit in self.fits]
-        axes = {key: list(chosen) for key, chosen in self.axes.items()}
-        return {"axes": axes, "seeds": list(self.seeds), "base": list(self.base), "fits": fits}
-
-    @property
     def digest(self) -> str:
         """8 hexadecimal digits of what decides the results."""
         counting = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
-        return sha256(json.dumps({**self.fields, "base": counting}).encode()).hexdigest()[:8]
+        asked = resolved(self.axes, self.seeds, counting, self.fits)
+        return sha256(json.dumps(asked).encode()).hexdigest()[:8]

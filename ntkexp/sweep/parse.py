@@ -17,8 +17,9 @@ from ntkexp.config.choices import Choices, read
 from ntkexp.config.override import split
 from ntkexp.config.validation import refusal
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.records.fit import Fit
 from ntkexp.sweep.axis_values import MOST, Value, values
-from ntkexp.sweep.definition import Definition, Fit
+from ntkexp.sweep.definition import Definition
 
 KEYS = ("axes", "seeds", "base", "fits")
 

@@ -1,13 +1,4 @@
-"""sweeps/<name>.json: a sweep as it was resolved, and where it stands. What analyses it starts from here.
-
-    {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
-     "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
-     "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
-     "seal": of all this}
-
-A state is `done`, `failed` (it would fail again), `running` (another process is at it), or
-`unfinished`: the same command goes on with it. Nothing here depends on how often the sweep was interrupted.
-"""
+"""Where the runs of a sweep stand, and the record that says so (`ntkexp.records.sweep`)."""
 
 from __future__ import annotations
 
@@ -16,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ntkexp.engine.base import Ended
-from ntkexp.records.json_file import Json
+from ntkexp.records.sweep import Sweep, SweepRun
 from ntkexp.sweep.plan import Plan, Planned
 
 State: TypeAlias = Literal["done", "failed", "running", "unfinished"]
@@ -45,16 +36,26 @@ def standing(plan: Plan, run: Planned, failures: Mapping[str, str], ended: Ended
     return Standing("unfinished", ended.reason if ended else "")
 
 
-def fields(plan: Plan, standings: Mapping[str, Standing]) -> dict[str, Json]:
-    """The sweep as plain data."""
-    runs: list[Json] = [
-        {
-            "folder": run.name,
-            "axes": dict(run.point.values),
-            "seed": run.point.seed,
-            "state": standings[run.name].state,
-            "reason": standings[run.name].reason,
-        }
+def record(plan: Plan, standings: Mapping[str, Standing]) -> Sweep:
+    """The sweep as it is written down."""
+    runs = (
+        SweepRun(
+            folder=plan.folder(run).path,
+            axes=run.point.values,
+            seed=run.point.seed,
+            state=standings[run.name].state,
+            reason=standings[run.name].reason,
+        )
         for run in plan.runs
-    ]
-    return {"name": plan.sweep.name, "command": plan.sweep.command, **plan.sweep.fields, "runs": runs}
+    )
+    sweep = plan.sweep
+    return Sweep(
+        path=plan.record,
+        name=sweep.name,
+        command=sweep.command,
+        axes=sweep.axes,
+        seeds=sweep.seeds,
+        base=sweep.base,
+        fits=sweep.fits,
+        runs=tuple(runs),
+    )

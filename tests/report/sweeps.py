@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ntkexp.records.fit import Fit
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.results import Result, write_results
-from ntkexp.records.seal import sealed_text
+from ntkexp.records.sweep import Sweep, SweepRun
+from ntkexp.records.sweep import write_sweep as write_record
 
 WIDTHS: tuple[int, ...] = (32, 64, 128, 256)
 
@@ -54,7 +56,7 @@ def write_sweep(
 ) -> Path:
     """A sweep over widths and what else there is; runs by their place in it that failed have no folder."""
     axes = axes or {"model.width": WIDTHS}
-    runs: list[Json] = []
+    runs = []
     places = [(point, seed) for point in product(*axes.values()) for seed in seeds]
     for k, (point, seed) in enumerate(places):
         levels = dict(zip(axes, point, strict=True))
@@ -63,21 +65,20 @@ def write_sweep(
         if k not in failed:
             write_small_run(folder, width, seed, factor * law(width, seed, exponent), kind)
         state, reason = ("failed", "model.width is too large") if k in failed else ("done", "")
-        runs.append({"folder": folder.name, "axes": levels, "seed": seed, "state": state, "reason": reason})
-    fits: list[Json] = [
-        {"quantity": "drift", "axis": "model.width", "exponent": -0.5},
-        {"quantity": "frozen_start.test", "axis": "model.width", "exponent": None},
-    ]
-    told: dict[str, Json] = {
-        "name": name,
-        "command": f"ntkexp sweep {name}",
-        "axes": {key: list(values) for key, values in axes.items()},
-        "seeds": list(seeds),
-        "base": [],
-        "fits": fits,
-        "runs": runs,
-    }
-    path = outputs / "sweeps" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(sealed_text(told), encoding="utf-8")
-    return path
+        runs.append(SweepRun(folder=folder, axes=levels, seed=seed, state=state, reason=reason))
+    fits = (
+        Fit(quantity="drift", axis="model.width", exponent=-0.5),
+        Fit(quantity="frozen_start.test", axis="model.width"),
+    )
+    sweep = Sweep(
+        path=outputs / "sweeps" / f"{name}.json",
+        name=name,
+        command=f"ntkexp sweep {name}",
+        axes={key: tuple(values) for key, values in axes.items()},
+        seeds=tuple(seeds),
+        base=(),
+        fits=fits,
+        runs=tuple(runs),
+    )
+    write_record(sweep)
+    return sweep.path

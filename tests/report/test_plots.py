@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from ntkexp.records.fit import Fit
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.analysis.sweep import Fit
-from ntkexp.report.analysis.verdict import Expected
 from ntkexp.report.plots.figures.contributions import image
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.labels import spread
@@ -75,7 +74,7 @@ def test_the_picture_of_a_law_has_room_for_its_words() -> None:
     x = np.array([8.0, 16.0, 8.0, 16.0])
     table = pd.DataFrame({"model.width": x, "seed": [0, 0, 1, 1], "limit_distance_start": x**-0.5 * [1, 2, 3, 4]})
     law = power_law(x, table["limit_distance_start"].to_numpy(), table["seed"].to_numpy())
-    found = Fitted(Fit("limit_distance_start", "model.width", Expected(-0.5, bound="upper")), {}, law)
+    found = Fitted(Fit(quantity="limit_distance_start", axis="model.width", exponent=-0.5, bound="upper"), {}, law)
     with rc_context(RC):
         figure = picture(found, law, table)
         assert_inside(figure)

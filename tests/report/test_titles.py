@@ -17,7 +17,7 @@ from ntkexp.cli.kernel.ensemble import answer as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble.compare import Band, TrainedNetworks, comparison
 from ntkexp.records.results import Result, at_points
-from ntkexp.report.analysis.sweep import Place, Sweep, read_sweep
+from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.page.headline import extent
 from ntkexp.report.page.view import points
@@ -68,8 +68,10 @@ def test_an_axis_is_named_where_it_has_numbers() -> None:
 
 
 def test_an_axis_that_is_not_sorted_has_both_its_ends_named() -> None:
-    places = tuple(Place(Path("run"), {"width": width}, 0, "done" if width else "failed") for width in (9, 1, 0))
-    sweep = Sweep(Path(), "width", "", {"width": (9, 1, 20)}, (), (), places)
+    widths = {9: "done", 1: "done", 0: "failed"}
+    runs = [SweepRun(folder=Path("run"), axes={"width": width}, seed=0, state=widths[width]) for width in widths]
+    axes: dict[str, tuple[int, ...]] = {"width": (9, 1, 20)}
+    sweep = Sweep(path=Path(), name="width", command="", axes=axes, seeds=(0,), base=(), fits=(), runs=tuple(runs))
     assert extent(sweep) == "width 3 values from 1 to 20; 2 of 3 runs done"
 
 
@@ -116,7 +118,7 @@ def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, failed=[0])
     metrics = sorted((tmp_path / "runs").glob("mlp-w64-*"))[0] / "metrics.csv"
     sweep, runs = read_sweep(record), {}
-    for place in sweep.places:
+    for place in sweep.runs:
         if place.state == "done":
             runs[place.folder] = load_tables(place.folder)
     (found,) = (run for run in runs.values() if run.path == metrics.parent)

@@ -10,7 +10,8 @@ from ntkexp.config.choices import Choices
 from ntkexp.config.compose import composer
 from ntkexp.config.folders import folders
 from ntkexp.mistake import Mistake
-from ntkexp.sweep.definition import Definition, Fit
+from ntkexp.records.fit import Fit
+from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.parse import define, from_yaml
 from ntkexp.sweep.plan import plan
 

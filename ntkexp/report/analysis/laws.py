@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.fit import Fit
+from ntkexp.records.sweep import Level, Sweep
 from ntkexp.report.analysis.power_law import PowerLaw, power_law
 from ntkexp.report.analysis.start_variance import NEEDS, dependence
-from ntkexp.report.analysis.sweep import Fit, Level, Sweep
 from ntkexp.report.analysis.verdict import Verdict, judge
 from ntkexp.report.quantity import START_VARIANCE, describe
 
@@ -37,10 +38,10 @@ def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
     others = [key for key in sweep.axes if key != fit.axis]
     if fit.axis not in sweep.axes:
         return [Fitted(fit, {}, None, f"{fit.axis} is no axis of {sweep.name}")]
-    groups = dict.fromkeys(tuple(place.axes[key] for key in others) for place in sweep.places)
+    groups = dict.fromkeys(tuple(place.axes[key] for key in others) for place in sweep.runs)
     found = []
     for group in groups:
-        here = [tuple(place.axes[key] for key in others) == group for place in sweep.places]
+        here = [tuple(place.axes[key] for key in others) == group for place in sweep.runs]
         chosen = dict(zip(others, group, strict=True))
         try:
             found.append(Fitted(fit, chosen, law_of(fit, table[here])))

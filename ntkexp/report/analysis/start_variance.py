@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
 from ntkexp.records.kernels import read_snapshot, read_steps
-from ntkexp.report.analysis.sweep import Sweep
+from ntkexp.records.sweep import Sweep
 from ntkexp.report.quantity import START_VARIANCE, diverged
 from ntkexp.report.run import Run
 
@@ -40,8 +40,8 @@ T = TypeVar("T")
 def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[str, float]]:
     """The number of every run that has one, by its name."""
     found: dict[Path, float] = {}
-    for point in dict.fromkeys(place.point for place in sweep.places):
-        here = [runs[place.folder] for place in sweep.places if place.point == point and place.folder in runs]
+    for point in dict.fromkeys(place.point for place in sweep.runs):
+        here = [runs[place.folder] for place in sweep.runs if place.point == point and place.folder in runs]
         found |= of_point([run for run in here if not diverged(run) and kept_start(run)])
     return {folder: {START_VARIANCE: value} for folder, value in found.items()}
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
+from ntkexp.records.sweep import Level, Sweep, read_sweep
 from ntkexp.report.analysis.estimate import deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of
 from ntkexp.report.analysis.start_variance import dependence, start_variances
-from ntkexp.report.analysis.sweep import Level, Sweep
 from ntkexp.report.quantity import START_VARIANCE, quantities
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, load_tables
 
 OF_A_RUN = ("run", "seed", "state", "reason")
 
@@ -51,8 +52,19 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
     table = tabulate(sweep, runs)
     laws = tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
     return Analysis(
-        sweep, table, points(sweep, table), laws, draws(runs[p.folder] for p in sweep.places if p.folder in runs)
+        sweep, table, points(sweep, table), laws, draws(runs[p.folder] for p in sweep.runs if p.folder in runs)
     )
+
+
+def write_tables(path: Path) -> tuple[Path, ...]:
+    """Read the record of a sweep and its runs, and write the tables beside it; the files written."""
+    sweep, runs = read_sweep(path), {}
+    for place in sweep.runs:
+        try:
+            runs[place.folder] = load_tables(place.folder)
+        except Mistake:
+            continue  # the run's own row says what became of it
+    return save(analyse(sweep, runs), path.parent)
 
 
 def draws(runs: Iterable[Run]) -> str:
@@ -78,11 +90,11 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
     """A row a run; numbers that a run does not yield are NaN."""
     heads = [
         {"run": place.folder.name, **place.axes, "seed": place.seed, "state": place.state, "reason": place.reason}
-        for place in sweep.places
+        for place in sweep.runs
     ]
     asked = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
     starts = start_variances(sweep, runs) if asked else {}  # kernels are opened for nothing else
-    folders = [place.folder for place in sweep.places]
+    folders = [place.folder for place in sweep.runs]
     numbers = [quantities(runs[place]) | starts.get(place, {}) if place in runs else {} for place in folders]
     names = list(dict.fromkeys(name for found in numbers for name in found))
     head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
@@ -94,9 +106,9 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     names = [str(name) for name in table if name not in (*sweep.axes, *OF_A_RUN)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []
-    for point in dict.fromkeys(place.point for place in sweep.places):
+    for point in dict.fromkeys(place.point for place in sweep.runs):
         row: dict[str, Level] = dict(zip(sweep.axes, point, strict=True))
-        here = np.array([place.point == point for place in sweep.places])
+        here = np.array([place.point == point for place in sweep.runs])
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
             mean = mean_of(values).widened(dependence(len(values)) if name == START_VARIANCE else 1.0)

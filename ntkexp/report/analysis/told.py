@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ntkexp.records.fit import Bound, Expected
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import PowerLaw
-from ntkexp.report.analysis.verdict import Bound, Expected, Verdict, Word
+from ntkexp.report.analysis.verdict import Verdict, Word
 from ntkexp.report.quantity import describe
 from ntkexp.text import short
 

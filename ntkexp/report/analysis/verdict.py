@@ -25,36 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
 
-Bound: TypeAlias = Literal["upper", "lower"]
 Word: TypeAlias = Literal["agrees", "larger", "smaller", "undecided"]
-
-MARGIN = 0.1
-"""How far an exponent may be from theory's, if nothing else is said: exponents in dispute are half a unit apart."""
 
 POWER = 0.8
 MOST = 1000
 """Repetitions that nobody will ask for."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What theory says of a number, and how closely it is to be met."""
-
-    value: float
-    margin: float = MARGIN
-    bound: Bound | None = None
-
-    @property
-    def low(self) -> float:
-        """Where the range begins."""
-        return -math.inf if self.bound == "upper" else self.value - self.margin
-
-    @property
-    def high(self) -> float:
-        """Where it ends."""
-        return math.inf if self.bound == "lower" else self.value + self.margin
 
 
 @dataclass(frozen=True)

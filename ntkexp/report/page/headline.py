@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ntkexp.report.analysis.sweep import Sweep
+from ntkexp.records.sweep import Sweep
 from ntkexp.report.material import Material
 from ntkexp.report.quantity import diverged
 from ntkexp.report.run import Run
@@ -21,7 +21,7 @@ def what_was_run(material: Material) -> str:
     count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
     if not material.analyses:
         return f"{count}."
-    swept = {place.folder for analysis in material.analyses for place in analysis.sweep.places}
+    swept = {place.folder for analysis in material.analyses for place in analysis.sweep.runs}
     part = len(swept & material.by_folder.keys())
     some = f", {part} of them in" if part < len(material.runs) else ", in"
     names = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
@@ -42,8 +42,8 @@ def extent(sweep: Sweep) -> str:
             parts.append(f"{key} {', '.join(map(str, values))}")
         else:
             parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
-    seeds, done = len({place.seed for place in sweep.places}), sum(place.state == "done" for place in sweep.places)
-    missing = [f"{done} of {len(sweep.places)} runs done"] if done < len(sweep.places) else []
+    seeds, done = len({place.seed for place in sweep.runs}), sum(place.state == "done" for place in sweep.runs)
+    missing = [f"{done} of {len(sweep.runs)} runs done"] if done < len(sweep.runs) else []
     return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else []), *missing])
 
 

@@ -82,7 +82,7 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
         else None,
         reasons=tuple(reasons),
         points=table(points(analysis), f"points-{name}", f"Means over seeds, {analysis.draws}, with 95 % intervals"),
-        failed=tuple(f"{p.folder.name}: {p.reason or p.state}" for p in sweep.places if p.state == "failed"),
+        failed=tuple(f"{p.folder.name}: {p.reason or p.state}" for p in sweep.runs if p.state == "failed"),
     )
 
 
@@ -190,7 +190,7 @@ def representatives(material: Material) -> list[Run]:
     """The runs, the first seed of every point of a sweep before all others."""
     first: dict[tuple[object, ...], Run] = {}
     for analysis in material.analyses:
-        for place in analysis.sweep.places:
+        for place in analysis.sweep.runs:
             if place.folder in material.by_folder:
                 first.setdefault((analysis.sweep.name, *place.point), material.by_folder[place.folder])
     return list({run.path: run for run in [*first.values(), *material.runs]}.values())

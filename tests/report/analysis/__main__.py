@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 
+from ntkexp.records.fit import MARGIN, Expected
 from ntkexp.report.analysis.start_variance import dependence
-from ntkexp.report.analysis.verdict import MARGIN, Expected
 from ntkexp.text import MISSING, aligned, percent
 from tests.report.analysis.trials import DESIGNS, SWEEPS, Design, Laws, laws, variances
 

@@ -13,8 +13,8 @@ from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
 from ntkexp.records.kernels import create_kernels, write_snapshot
 from ntkexp.records.seal import read_sealed, sealed_text
+from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.start_variance import dependence, spread
-from ntkexp.report.analysis.sweep import read_sweep
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.quantity import START_VARIANCE
 from ntkexp.report.run import load_tables
@@ -36,14 +36,14 @@ def swept(outputs: Path, *, seeds: int = 4, own_data: bool = False) -> Analysis:
     fits: list[Json] = [{"quantity": START_VARIANCE, "axis": "model.width", "exponent": -1.0, "margin": 5.0}]
     path.write_text(sealed_text(read_sealed(path) | {"fits": fits}))
     sweep = read_sweep(path)
-    for place in sweep.places:
+    for place in sweep.runs:
         create_kernels(place.folder / "kernels.zarr", 3, 1, 2, 1)
         start = kernel(int(str(place.axes["model.width"])), place.seed)
         write_snapshot(place.folder / "kernels.zarr", 0, 0, start, np.zeros((2, 1)))
         write_data(place.folder / "data.npz", {"train_inputs": np.full((2, 3), place.seed if own_data else 0)})
         names = ["config.json", "metrics.csv", "results.csv", "data.npz", "kernels.zarr"]
         RunFolder(place.folder).finish(names, outcome="trained for 10 steps", diverged=False)
-    return analyse(sweep, {place.folder: load_tables(place.folder) for place in sweep.places})
+    return analyse(sweep, {place.folder: load_tables(place.folder) for place in sweep.runs})
 
 
 def test_it_is_the_variance_over_seeds_among_the_training_examples(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_two_seeds_have_one_number_in_common_and_no_interval(tmp_path: Path) -> 
 def test_a_damaged_kernel_has_no_say(tmp_path: Path) -> None:
     found = swept(tmp_path)
     sweep = found.sweep
-    runs = {place.folder: load_tables(place.folder) for place in sweep.places}  # of large files, it checks the sizes
-    place = sweep.places[0].folder
+    runs = {place.folder: load_tables(place.folder) for place in sweep.runs}  # of large files, it checks the sizes
+    place = sweep.runs[0].folder
     (chunk,) = (place / "kernels.zarr" / "tangent").rglob("c/0/0/0/0/0")
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"x")
     again = analyse(sweep, runs)
-    assert again.runs[START_VARIANCE].isna().tolist() == [True] + [False] * (len(sweep.places) - 1)
+    assert again.runs[START_VARIANCE].isna().tolist() == [True] + [False] * (len(sweep.runs) - 1)
     (law,) = again.laws
     assert law.law is not None
     assert law.law.left_out == 1

@@ -12,19 +12,18 @@ import pytest
 from ntkexp.mistake import Mistake
 from ntkexp.records.json_file import Json
 from ntkexp.records.seal import read_sealed, sealed_text
+from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.analysis.paired import compare
-from ntkexp.report.analysis.sweep import read_sweep
-from ntkexp.report.analysis.tables import Analysis, analyse
+from ntkexp.report.analysis.tables import Analysis, analyse, write_tables
 from ntkexp.report.quantity import MEASURES, describe, quantities
 from ntkexp.report.run import load_run, load_tables
-from ntkexp.report.sweep import write_tables
 from tests.report.sweeps import WIDTHS, law, write_small_run, write_sweep
 
 
 def analysed(path: Path) -> Analysis:
     sweep = read_sweep(path)
-    return analyse(sweep, {place.folder: load_tables(place.folder) for place in sweep.places if place.folder.is_dir()})
+    return analyse(sweep, {place.folder: load_tables(place.folder) for place in sweep.runs if place.folder.is_dir()})
 
 
 def test_a_row_a_run_and_a_row_a_point(tmp_path: Path) -> None:

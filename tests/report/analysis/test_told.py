@@ -8,16 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ntkexp.records.fit import Expected, Fit
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.analysis.sweep import Fit
 from ntkexp.report.analysis.tables import draws
 from ntkexp.report.analysis.told import summary, told
-from ntkexp.report.analysis.verdict import Expected
 from ntkexp.report.run import Run
 from tests.report.analysis.trials import WIDTHS
 
 ONE = Expected(-1.0)
+
+
+def fit_of(quantity: str, expected: Expected | None) -> Fit:
+    known = {} if expected is None else {"exponent": expected.value, "margin": expected.margin, "bound": expected.bound}
+    return Fit.model_validate({"quantity": quantity, "axis": "model.width", **known})
 
 
 def law(exponents: Sequence[float], expected: Expected | None = ONE, lacking: int = 0, bend: float = 0.0) -> Fitted:
@@ -25,7 +29,7 @@ def law(exponents: Sequence[float], expected: Expected | None = ONE, lacking: in
     x, log_x = np.tile(WIDTHS, len(exponents)), np.log(WIDTHS / 181)
     y = np.exp(np.outer(exponents, log_x) + bend * log_x**2 / 2).ravel()
     y[len(y) - lacking :] = np.nan
-    fit = Fit("drift", "model.width", expected)
+    fit = fit_of("drift", expected)
     return Fitted(fit, {}, power_law(x, y, np.repeat(np.arange(len(exponents)), len(WIDTHS))))
 
 
@@ -68,7 +72,7 @@ def test_all_laws_are_counted() -> None:
         law([-0.99, -1.0, -1.01], Expected(-0.5, margin=0.2)),
         law([-0.9, -1.1]),
         law([-0.9, -1.0], None),
-        Fitted(Fit("gauss.test", "model.width", ONE), {}, None, "no run yields it"),
+        Fitted(fit_of("gauss.test", ONE), {}, None, "no run yields it"),
     ]
     assert summary(rows, "each drawing weights and data") == (
         "5 laws, with 95 % intervals over 2–3 seeds, each drawing weights and data; 1 of them not fitted. Theory "

@@ -11,8 +11,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from ntkexp.records.fit import MARGIN, Expected
 from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.analysis.verdict import MARGIN, Expected, judge
+from ntkexp.report.analysis.verdict import judge
 from tests.report.analysis.trials import DESIGNS, SWEEPS, Laws, estimates, laws
 
 SEEDS = (2, 3, 5)

@@ -34,7 +34,7 @@ def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Fi
 def chosen(analysis: Analysis, runs: Mapping[Path, Run]) -> dict[str, Run]:
     """The first seed at every point that has one, by what the point is called; evenly fewer of too many."""
     found: dict[str, Run] = {}
-    for place in analysis.sweep.places:
+    for place in analysis.sweep.runs:
         name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in place.axes.items())
         if place.folder in runs and name not in found:
             found[name] = runs[place.folder]

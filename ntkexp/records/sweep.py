@@ -1,0 +1,147 @@
+"""sweeps/<name>.json: a sweep as it was resolved, and where each of its runs stands. What analyses it starts from here.
+
+    {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
+     "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
+     "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
+     "seal": of all this}
+
+A run is `done`, `failed` (it would fail again), `running` (another process is at it), or `unfinished`: the same command
+goes on with it. Nothing here depends on how often the sweep was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ntkexp.mistake import Mistake, first_line
+from ntkexp.records.atomic import write_atomically
+from ntkexp.records.command import command
+from ntkexp.records.fit import Fit
+from ntkexp.records.json_file import Json
+from ntkexp.records.seal import read_sealed, sealed_text
+
+Level: TypeAlias = float | int | str | bool | None
+"""What an axis is set to, as it is read: a list goes by its text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """One run of a sweep: where it lies in it, and what became of it."""
+
+    folder: Path
+    axes: Mapping[str, Level]
+    seed: int
+    state: str
+    reason: str = ""
+
+    @property
+    def standing(self) -> str:
+        """Where a run stands that is not done, in words."""
+        return f"{self.folder.name} {'is ' * (self.state != 'failed')}{self.state}{self.reason and f': {self.reason}'}"
+
+    @property
+    def point(self) -> tuple[Level, ...]:
+        """The values of the axes."""
+        return tuple(self.axes.values())
+
+    @property
+    def fields(self) -> dict[str, Json]:
+        """The run as plain data; outputs may be moved elsewhere, so a folder goes by its name."""
+        known: dict[str, Json] = {
+            "axes": dict(self.axes),
+            "seed": self.seed,
+            "state": self.state,
+            "reason": self.reason,
+        }
+        return {"folder": self.folder.name, **known}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sweep and its runs, point by point and seed by seed."""
+
+    path: Path
+    name: str
+    command: str  # what repeats it
+    axes: Mapping[str, tuple[Level, ...]]
+    seeds: tuple[int, ...]
+    base: tuple[str, ...]  # what all runs have in common
+    fits: tuple[Fit, ...]
+    runs: tuple[SweepRun, ...]
+
+    @property
+    def fields(self) -> dict[str, Json]:
+        """The sweep as plain data."""
+        asked = resolved(self.axes, self.seeds, self.base, self.fits)
+        return {"name": self.name, "command": self.command, **asked, "runs": [run.fields for run in self.runs]}
+
+
+def resolved(
+    axes: Mapping[str, Sequence[Any]], seeds: Sequence[int], base: Sequence[str], fits: Sequence[Fit]
+) -> dict[str, Json]:
+    """What a sweep asks for as plain data, every range written out."""
+    return {
+        "axes": {key: list(values) for key, values in axes.items()},
+        "seeds": list(seeds),
+        "base": list(base),
+        "fits": [fit.model_dump(mode="json") for fit in fits],
+    }
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Write the record whole, or not at all; one that says the same already is left alone."""
+    content = sealed_text(sweep.fields).encode()
+    if not sweep.path.is_file() or sweep.path.read_bytes() != content:
+        write_atomically(sweep.path, content)
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a record; one that is damaged is a mistake."""
+    found = read_sealed(path)
+    try:
+        axes = {str(key): tuple(map(level, values)) for key, values in found["axes"].items()}
+        runs = [run_of(row, axes, path) for row in found["runs"]]
+        return Sweep(
+            path=path,
+            name=str(found["name"]),
+            command=str(found.get("command") or command("sweep", [found["name"]])),
+            axes=axes,
+            seeds=tuple(map(int, found.get("seeds", ()))),
+            base=tuple(map(str, found.get("base", ()))),
+            fits=tuple(map(Fit.model_validate, found.get("fits", ()))),
+            runs=tuple(sorted(runs, key=lambda run: (order(run, axes), run.seed))),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise Mistake(f"{path} is damaged: it does not tell of a sweep ({reason})") from error
+
+
+def run_of(row: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> SweepRun:
+    """Read one of a record's runs."""
+    return SweepRun(
+        folder=folder_of(Path(row["folder"]), path),
+        axes={key: level(row["axes"][key]) for key in axes},
+        seed=int(row["seed"]),
+        state=str(row["state"]),
+        reason=str(row.get("reason") or ""),
+    )
+
+
+def folder_of(folder: Path, path: Path) -> Path:
+    """Find where a run lies: as the record says, or beside it, if the outputs were copied elsewhere."""
+    outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
+    tried = (outputs / folder, outputs / "runs" / folder.name)
+    return next((there for there in tried if there.is_dir()), folder if folder.is_absolute() else tried[1])
+
+
+def order(run: SweepRun, axes: Mapping[str, tuple[Level, ...]]) -> list[int]:
+    """Where a run stands along each axis."""
+    return [values.index(run.axes[key]) for key, values in axes.items()]
+
+
+def level(value: object) -> Level:
+    """A value on an axis; lists and the like go by their text."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
