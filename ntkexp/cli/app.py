@@ -50,8 +50,10 @@ def root(
 @app.command()
 def train(
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs go.")] = Path("outputs"),
-    force: Annotated[bool, typer.Option("--force", help="Run again what is finished.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which runs go into runs/.")
+    ] = Path("outputs"),
+    force: Annotated[bool, typer.Option("--force", help="Run it again, even if it is finished.")] = False,
     tensorboard: Events = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -76,12 +78,21 @@ def train(
 @app.command()
 def sweep(
     words: SweepWords = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs go.")] = Path("outputs"),
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Runs at once; else one per core.")] = None,
-    engine: Annotated[str, typer.Option("--engine", metavar="ENGINE", help="Where runs happen.")] = "local",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs, and about what they take.")] = False,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all at the first failure.")] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which runs go into runs/.")
+    ] = Path("outputs"),
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="How many runs at once; one for each core if not given.")
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="ENGINE", help="Where runs happen: local, dask:ADDRESS or slurm:KEY=VALUE,…"),
+    ] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, with about the time and memory they take, and begin none.")
+    ] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")] = False,
     tensorboard: Events = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -98,8 +109,10 @@ def sweep(
 @app.command()
 def config(
     overrides: Overrides = None,
-    everything: Annotated[bool, typer.Option("--tree", help="Every group and option instead.")] = False,
-    cost: Annotated[bool, typer.Option("--plan", help="How its kernel is read, and what that costs.")] = False,
+    everything: Annotated[bool, typer.Option("--tree", help="Show every group and option there is instead.")] = False,
+    cost: Annotated[
+        bool, typer.Option("--plan", help="Show how the kernel would be read instead, and what that costs.")
+    ] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -141,12 +154,18 @@ def resume(
 def report(
     named: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN|SWEEP]...", help="Run folders, sweeps, or folders of them; everything if none."),
+        typer.Argument(
+            metavar="[RUN|SWEEP]...", help="Run folders, sweeps, or folders of them; everything if none is given."
+        ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="A page, or tables for a paper or a program.")] = Format.html,
+    form: Annotated[
+        Format, typer.Option("--format", help="A page (html), or tables for a paper or a program.")
+    ] = Format.html,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR|FILE", help="Where outputs lie; with a format other than html, the file."),
+        typer.Option(
+            "--out", metavar="DIR|FILE", help="The folder of outputs; with a format other than html, the file to write."
+        ),
     ] = None,
 ) -> None:
     """Put finished runs and sweeps onto one page, outputs/report/index.html."""
@@ -159,17 +178,22 @@ def report(
 def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     probe: Annotated[
-        list[int] | None, typer.Option("--probe", metavar="K", min=0, help="A point, by its number; may be repeated.")
+        list[int] | None,
+        typer.Option("--probe", metavar="K", min=0, help="A point by its number in the split; may be repeated."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", metavar="SPLIT", help="train, probe or test; where points are counted.")
+        str | None,
+        typer.Option("--split", metavar="SPLIT", help="The split whose points are explained: train, probe or test."),
     ] = None,
     worst: Annotated[
-        int | None, typer.Option("--worst", metavar="N", min=1, help="The N points that the network misses most.")
+        int | None,
+        typer.Option("--worst", metavar="N", min=1, help="Explain the N points that the network misses most."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many examples to list.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="How many training examples to list for each point.")
+    ] = 10,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Where the picture goes, .svg or .png.")
+        Path | None, typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png.")
     ] = None,
 ) -> None:
     """See which training examples made a prediction, and when."""
@@ -180,9 +204,9 @@ def explain(
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="A run's folder, or a sweep.")],
-    second: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="Another of the same kind.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where outputs lie.")] = Path("outputs"),
+    first: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The folder of a run, or a sweep by its name.")],
+    second: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="Another run or sweep.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of outputs.")] = Path("outputs"),
 ) -> None:
     """See what differs between two runs, or between two sweeps in pairs of runs."""
     from ntkexp.cli.compare import compare
@@ -194,9 +218,12 @@ def compare(
 def runs(
     filters: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Only runs with, such as model.width=64 or state=dead."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Show only the runs of which this holds, such as model.width=64 or state=dead.",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where outputs lie.")] = Path("outputs"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of outputs.")] = Path("outputs"),
     delete: Annotated[bool, typer.Option("--delete", help="Delete the runs that are listed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
     as_json: AsJson = False,

@@ -54,7 +54,7 @@ Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Choices, such as model.width=64; `ntkexp config --tree` shows all.",
+        help="What the experiment is, such as model.width=64; `ntkexp config --tree` shows every key.",
         autocompletion=offer,
         show_default=False,
     ),
@@ -63,20 +63,25 @@ SweepWords: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME] [KEY=VALUES]...",
-        help="A sweep, such as width, and choices, such as model.width=64,128 seed=0..4.",
+        help="A sweep by its name, such as width, and keys with values, such as model.width=64,128 seed=0..4.",
         autocompletion=offer_sweep,
         show_default=False,
     ),
 ]
 ConfigDir: TypeAlias = Annotated[
-    Path | None, typer.Option("--config-dir", metavar="DIR", help="A folder of YAML files that come first.")
+    Path | None,
+    typer.Option(
+        "--config-dir", metavar="DIR", help="A folder of YAML files of yours; they come before those of the package."
+    ),
 ]
 Trust: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--trust", metavar="PACKAGE|FILE.py", help="Let Python code from here run; may be repeated."),
+    typer.Option(
+        "--trust", metavar="PACKAGE|FILE.py", help="Let Python code of this package or file run; may be repeated."
+    ),
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
 Events: TypeAlias = Annotated[
-    bool, typer.Option("--tensorboard", callback=at_hand, help="Write finished runs for TensorBoard too.")
+    bool, typer.Option("--tensorboard", callback=at_hand, help="Write finished runs for TensorBoard as well.")
 ]

@@ -15,9 +15,11 @@ from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, Trust
 kernel = typer.Typer(help="Compute a kernel into a file, and predict with it.", no_args_is_help=True)
 
 File: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; else one in outputs/kernels.")
+    Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given.")
 ]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Compute anew what is there.")]
+Force: TypeAlias = Annotated[
+    bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")
+]
 
 
 class When(StrEnum):
@@ -39,14 +41,16 @@ class Solver(StrEnum):
 def limit(
     overrides: Overrides = None,
     out: File = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Tiles at once; else one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
+    ] = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """The kernels of infinite width, NNGP and NTK, of an architecture."""
+    """Compute the kernels of an architecture at infinite width, NNGP and NTK."""
     from ntkexp.cli.kernel.fill import Asked, limit
 
     limit(Asked(overrides or [], out, workers, force, quiet, as_json, trust or [], config_dir))
@@ -57,21 +61,30 @@ def tangent(
     overrides: Overrides = None,
     out: File = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="SEEDS", help="Networks to average over, such as 0..9.")
+        str | None,
+        typer.Option("--seeds", metavar="SEEDS", help="The seeds of the networks to average over, such as 0..9."),
     ] = None,
     outputs: Annotated[
         str,
-        typer.Option("--outputs", metavar="all|trace|0,3", help="Blocks of all, of some, or their trace."),
+        typer.Option(
+            "--outputs",
+            metavar="all|trace|0,3",
+            help="The outputs between which the kernel is taken: all, some by number, or their trace.",
+        ),
     ] = "all",
-    run: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="The network of this run instead.")] = None,
-    when: Annotated[When, typer.Option("--at", help="Its weights before training, or after.")] = When.end,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN", help="Take the network of this run instead.")
+    ] = None,
+    when: Annotated[
+        When, typer.Option("--at", help="Take the weights of the run before training (start) or after it (end).")
+    ] = When.end,
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """The tangent kernel of a network as it is drawn, or of a finished run."""
+    """Compute the tangent kernel of a network as it is drawn, or of a finished run."""
     from ntkexp.cli.kernel.fill import Asked, tangent, tangent_of_run
 
     asked = Asked(overrides or [], out, None, force, quiet, as_json, trust or [], config_dir)
@@ -86,29 +99,47 @@ def predict(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A kernel file.")],
     overrides: Overrides = None,
     ridge: Annotated[
-        str, typer.Option("--ridge", metavar="R|best", help="Added to the kernel; best of a grid, on what is left out.")
+        str,
+        typer.Option(
+            "--ridge",
+            metavar="R|best",
+            help="What is added to the kernel's diagonal; best: of a grid, by the examples left out.",
+        ),
     ] = "0",
     time: Annotated[
-        list[str] | None, typer.Option("--time", metavar="T", help="Of gradient flow, or inf; may be repeated.")
+        list[str] | None,
+        typer.Option("--time", metavar="T", help="How long gradient flow trains, or inf; may be repeated."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", min=0, help="Of gradient descent instead.")
+        int | None,
+        typer.Option("--steps", metavar="N", min=0, help="Train by so many steps of gradient descent instead."),
     ] = None,
-    step_size: Annotated[float | None, typer.Option("--step-size", metavar="ETA", help="Of these steps.")] = None,
+    step_size: Annotated[
+        float | None, typer.Option("--step-size", metavar="ETA", help="The size of these steps.")
+    ] = None,
     folds: Annotated[
-        int | None, typer.Option("--folds", metavar="K", min=0, help="Score training examples left out; 0: one by one.")
+        int | None,
+        typer.Option(
+            "--folds", metavar="K", min=0, help="Score training examples that are left out, in K parts; 0: one by one."
+        ),
     ] = None,
-    solver: Annotated[Solver | None, typer.Option("--solver", help="Else the plainest that fits.")] = None,
-    memory_gb: Annotated[float, typer.Option("--memory-gb", metavar="GB", help="What solving may hold.")] = 4.0,
+    solver: Annotated[
+        Solver | None,
+        typer.Option("--solver", help="How equations are solved; the plainest way that fits if not given."),
+    ] = None,
+    memory_gb: Annotated[
+        float, typer.Option("--memory-gb", metavar="GB", help="The memory that solving may take.")
+    ] = 4.0,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where tables go; else beside the file.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="The folder for the tables; beside the kernel file if not given."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Targets from a kernel file: accuracy, error and calibration. KEY=VALUE is what the file must be of."""
+    """Predict targets from a kernel file: accuracy, error and calibration. KEY=VALUE: its data."""
     from ntkexp.cli.kernel.predict import Asked, predict
 
     asked = (file, overrides or [], ridge, time or [], steps, step_size, folds, solver and solver.value, memory_gb, out)
@@ -118,8 +149,10 @@ def predict(
 @kernel.command()
 def ensemble(
     overrides: Overrides = None,
-    networks: Annotated[int, typer.Option("--networks", metavar="N", min=2, help="Of each kind.")] = 100,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the picture goes.")] = Path(
+    networks: Annotated[
+        int, typer.Option("--networks", metavar="N", min=2, help="How many networks of each kind.")
+    ] = 100,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")] = Path(
         "outputs/ensembles"
     ),
     quiet: Quiet = False,
@@ -127,7 +160,7 @@ def ensemble(
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Many networks on a one-dimensional problem, beside the processes of their kernels."""
+    """Train many networks on a one-dimensional problem, and show them beside the processes of their kernels."""
     from ntkexp.cli.kernel.ensemble import Asked, ensemble
 
     ensemble(Asked(overrides or [], networks, out, quiet, as_json, trust or [], config_dir))
@@ -135,17 +168,28 @@ def ensemble(
 
 @kernel.command()
 def study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A file of configs/study, such as images.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a file in configs/study, such as images.")],
     overrides: Overrides = None,
-    ridge: Annotated[str, typer.Option("--ridge", metavar="R|best", help="Added to each kernel.")] = "best",
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where kernels and the table go.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Tiles at once; else one per core.")] = None,
+    ridge: Annotated[
+        str,
+        typer.Option(
+            "--ridge",
+            metavar="R|best",
+            help="What is added to each kernel's diagonal; best: of a grid, by the examples left out.",
+        ),
+    ] = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Several kernels of infinite width in one table of accuracies."""
+    """Compare several kernels of infinite width in one table of accuracies."""
     from ntkexp.cli.kernel.fill import Asked as Filling
     from ntkexp.cli.kernel.study import Asked, study
 
