@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.read.cost import Cost
 from ntkexp.run.setting import kernel_costs
+from ntkexp.text import aligned
 
 HEADER = ("parameters", "way", "uses", "MB", "GFLOP")
 WAYS = """
@@ -23,28 +22,11 @@ def plan(experiment: Experiment) -> str:
     points, found = kernel_costs(experiment)
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
     total = Cost("in total", "", 0, sum(each.bytes for each in found), sum(each.multiplications for each in found))
-    return f"{title}\n\n{aligned([HEADER, *map(cells, [*found, total])])}\n{WAYS.strip()}\n"
+    rows = [cells(each) for each in [*found, total]]
+    return f"{title}\n\n{aligned(HEADER, rows, [False, False, True, True, True])}\n\n{WAYS.strip()}\n"
 
 
 def cells(cost: Cost) -> tuple[str, ...]:
     """A multiplication and an addition are two operations."""
     size, speed = cost.bytes / 1e6, 2 * cost.multiplications / 1e9
     return (cost.parameters, cost.way, str(cost.uses or ""), f"{size:.1f}", f"{speed:.3f}")
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Words to the left, numbers to the right.
-
-    >>> print(aligned([("a", "b", "n"), ("long", "b", "10")]), end="")
-    a     b   n
-    long  b  10
-    """
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    rows = (
-        "  ".join(
-            cell.ljust(width) if k < 2 else cell.rjust(width)
-            for k, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-    return "".join(f"{row.rstrip()}\n" for row in rows)

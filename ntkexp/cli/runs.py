@@ -41,10 +41,10 @@ def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json
 
 def listed(found: Sequence[Entry]) -> str:
     """A table: the runs, their states, what sets them apart, and what became of them."""
-    from ntkexp.report.inventory import varying
+    from ntkexp.report.configuration import differing
     from ntkexp.text import MISSING, aligned
 
-    keys = varying(found)
+    keys = differing([one.config for one in found if one.config])  # one that cannot be read differs in none
     rows = [[one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.said] for one in found]
     return aligned(["run", "state", *keys, "outcome"], rows, [False] * (len(keys) + 3)) + "\n"
 

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ntkexp.cli.interrupt import interruptible, polite_kill
 from ntkexp.cli.repeat import options
 from ntkexp.cli.train import keep_events, writable
 from ntkexp.records.command import command
@@ -100,7 +99,7 @@ def carried_out(
     if begun:
         estimate = Estimator()
         costs = {run.name: estimate(run.experiment) for run in begun}
-        with interruptible():
+        with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
             try:
                 conductor.conduct(begun, costs)
             finally:
@@ -121,18 +120,6 @@ def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) 
             from ntkexp.report.analysis.tables import write_tables
 
             write_tables(plan.record)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C, or a polite kill, says how to go on."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on from the last checkpoints") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping[str, Ended]) -> int:

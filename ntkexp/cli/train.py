@@ -9,11 +9,11 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ntkexp.cli.interrupt import interruptible
 from ntkexp.cli.progress import listener
 from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
@@ -42,7 +42,8 @@ def train(
     from ntkexp.run.execute import carry_out
 
     folder = place / "runs" / folder_name(experiment)
-    with interruptible(folder, f"the same command, or {resuming(folder, trust)}, goes on from the last checkpoint"):
+    advice = f"the same command, or {resuming(folder, trust)}, goes on from the last checkpoint"
+    with interruptible(going_on(folder, advice)):
         folder = carry_out(experiment, overrides, place, force, listener(quiet), options(out, trust, config_dir))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
@@ -55,7 +56,7 @@ def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: S
     admitted = admit(trust)
     from ntkexp.run import execute as carry_out
 
-    with interruptible(run, f"{resuming(run, trust)} goes on from the last checkpoint"):
+    with interruptible(going_on(run, f"{resuming(run, trust)} goes on from the last checkpoint")):
         folder = carry_out.resume(run.expanduser(), listener(quiet), admitted, options(trust=trust))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
@@ -96,14 +97,9 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def interruptible(folder: Path, advice: str) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        begun = (folder / BEGUN).is_file()
-        raise KeyboardInterrupt(f"interrupted{f'; {advice}' if begun else ' before the first step'}") from None
+def going_on(folder: Path, advice: str) -> Callable[[], str]:
+    """What an interrupted run is told, once it is known whether it had begun."""
+    return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
 
 
 def wrapped(text: str) -> str:

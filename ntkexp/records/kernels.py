@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from ntkexp.records.atomic import write_atomically
-from ntkexp.records.store import Facts, create_store, drop_partial, get_array, open_store, put_array
+from ntkexp.records.store import Facts, create_store, drop_partial, get_array, open_store, preallocate, put_array
 
 Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
 
@@ -34,9 +33,12 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int)
     """A store with room for so many tangent kernels, and none written; those that are there stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
-    preallocate(store, "tangent", (room, points, outputs, train, outputs), ("snapshot", *KERNEL_DIMS), float("nan"))
-    preallocate(store, "output_gradient", (room, train, outputs), ("snapshot", "train", "out_"), float("nan"))
-    preallocate(store, "step", (room,), ("snapshot",), NOT_YET)
+    shapes = {"tangent": (points, outputs, train, outputs), "output_gradient": (train, outputs)}
+    dims = {"tangent": KERNEL_DIMS, "output_gradient": ("train", "out_")}
+    for name, shape in shapes.items():
+        place = ("snapshot", *dims[name])
+        preallocate(store, name, (room, *shape), chunks=(1, *shape), dims=place, fill=np.float64("nan"))
+    preallocate(store, "step", (room,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
     for name, content in described.items():
         write_atomically(path / name, content.to_bytes())
 
@@ -85,16 +87,3 @@ def read_snapshot(path: Path, index: int) -> Kernel:
 def read_array(path: Path, name: str) -> NDArray[np.float64]:
     """A whole array of the store."""
     return np.asarray(get_array(open_store(path), name)[...], dtype=np.float64)
-
-
-def preallocate(store: zarr.Group, name: str, shape: tuple[int, ...], dims: tuple[str, ...], fill: float | int) -> None:
-    """Room for numbers of the fill's type, a chunk per index of the first axis; nothing is written until a chunk is."""
-    store.create_array(
-        name,
-        shape=shape,
-        chunks=(1, *(max(1, length) for length in shape[1:])),
-        dtype=np.asarray(fill).dtype,
-        compressors=None,
-        dimension_names=list(dims),
-        fill_value=fill,
-    )

@@ -55,6 +55,27 @@ def put_array(store: zarr.Group, name: str, array: NDArray[np.generic], dims: Se
     place[...] = array
 
 
+def preallocate(
+    store: zarr.Group,
+    name: str,
+    shape: Sequence[int],
+    *,
+    chunks: Sequence[int],
+    dims: Sequence[str],
+    fill: np.number[Any],
+) -> None:
+    """Make room for numbers of the kind of `fill`, which is read where nothing was written: no chunk is until then."""
+    store.create_array(
+        name,
+        shape=tuple(shape),
+        chunks=tuple(max(1, length) for length in chunks),
+        dtype=fill.dtype,
+        compressors=None,
+        dimension_names=list(dims),
+        fill_value=fill.item(),
+    )
+
+
 def drop_partial(path: Path) -> None:
     """Remove what zarr had not yet moved into its place when an earlier process was killed."""
     for leftover in path.rglob("*.partial"):

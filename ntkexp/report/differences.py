@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
+from ntkexp.report.configuration import differing, flat
 from ntkexp.report.quantity import quantities
 from ntkexp.report.run import Run
-from ntkexp.report.table import flat
 
 
 def of_config(first: Run, second: Run) -> pd.DataFrame:
     """A row for each key whose value differs; a key that one of them lacks has none there."""
     one, other = flat(first.config), flat(second.config)
-    keys = [key for key in dict.fromkeys([*one, *other]) if str(one.get(key)) != str(other.get(key))]
-    rows = [(key, one.get(key), other.get(key)) for key in keys]
+    rows = [(key, one.get(key), other.get(key)) for key in differing([one, other])]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
 
 

@@ -17,7 +17,7 @@ from ntkexp.records.json_file import read_object
 from ntkexp.records.lock import acquire
 from ntkexp.records.provenance import refuse_other_version
 from ntkexp.records.seal import read_sealed
-from ntkexp.report.table import flat
+from ntkexp.report.configuration import flat
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,6 @@ def matches(found: str | None, wanted: str) -> bool:
         return float(found) == float(wanted)
     except ValueError:
         return False
-
-
-def varying(found: Sequence[Entry]) -> list[str]:
-    """The keys in which the runs differ; one whose configuration cannot be read differs in none."""
-    configs = [one.config for one in found if one.config]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
 
 
 def delete(found: Entry) -> None:

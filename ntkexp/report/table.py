@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-from ntkexp.chapter import option
-from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.results import Result, at_points
+from ntkexp.report.configuration import differing, flat
 from ntkexp.report.run import SPLITS, Run
 from ntkexp.text import aligned, listed, short
 
@@ -96,10 +95,9 @@ def main_split(results: Sequence[Result]) -> str:
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
     """A row per run: its name, where its configuration differs from the others', and each machine's relative error."""
     configs = [flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    varying = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    keys = differing(configs)
     rows = [
-        {"run": run.name} | {key: config.get(key) for key in varying} | errors(run)
+        {"run": run.name} | {key: config.get(key) for key in keys} | errors(run)
         for run, config in zip(runs, configs, strict=True)
     ]
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
@@ -111,28 +109,6 @@ def errors(run: Run) -> dict[str, str | float | None]:
     split = main_split(run.ladder)
     here = [row for row in run.ladder if row.split == split and row.relative_error is not None]
     return {"split": split} | {row.machine: row.relative_error for row in here}
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested configuration by dotted keys, without circumstances; a component goes by its own name.
-
-    >>> flat({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
-    {'model': 'mlp', 'model.width': 8, 'seed': 0}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        elif key == "_target_":
-            found |= {prefix.rstrip("."): option(str(value))} if prefix else {}
-        elif prefix or key not in CIRCUMSTANCES:
-            found[prefix + key] = f"[{','.join(map(item, value))}]" if isinstance(value, list) else value
-    return found
-
-
-def item(value: object) -> str:
-    """One of a list, in few letters."""
-    return option(str(value.get("_target_"))) if isinstance(value, Mapping) else str(value)
 
 
 def to_text(table: pd.DataFrame) -> str:

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ntkexp.cli.interrupt import interruptible
 from ntkexp.cli.progress import listener
 from ntkexp.cli.train import limit_threads
 from ntkexp.mistake import Mistake
@@ -123,7 +123,7 @@ def filled(
     subject = Subject(experiment, data, filler.kernel, filler.outputs)
     name = f"{experiment.model.option}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
     path = (folder / name if asked.out is None else asked.out).expanduser()
-    with interruptible(path):
+    with interruptible(lambda: f"; the same command goes on with {path}"):
         return fill(path, subject, filler, asked.workers or cores(), asked.force, listener(asked.quiet))
 
 
@@ -146,12 +146,3 @@ def tell(asked: Asked, matrix: KernelMatrix) -> None:
         sys.stdout.write(
             f"{kernels} of {layout.tiling.points} points with {layout.tiling.train} of them\n{matrix.path}\n"
         )
-
-
-@contextmanager
-def interruptible(path: Path) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; the same command goes on with {path}") from None

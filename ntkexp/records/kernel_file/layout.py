@@ -6,12 +6,11 @@ Whatever is written when the file is begun is sealed in its attributes, and they
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, Useless
@@ -21,7 +20,7 @@ from ntkexp.records.json_file import read_object, to_text
 from ntkexp.records.kernel_file.tiles import Tiling
 from ntkexp.records.kernels import KERNEL_DIMS
 from ntkexp.records.seal import SEAL, Damaged, Seals, broken, seal, sealed
-from ntkexp.records.store import Facts, create_store, put_array
+from ntkexp.records.store import Facts, create_store, preallocate, put_array
 
 SELF, DONE, GROUP = "_self", "done", "zarr.json"
 SEALS = "seals"
@@ -54,13 +53,16 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
     partial = path.with_name(f".{path.name}{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
     store = create_store(partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side})
-    tiling, outputs = layout.tiling, layout.outputs
+    tiling, outputs, nothing = layout.tiling, layout.outputs, np.dtype(layout.dtype).type("nan")
     for name in layout.kernels:
         whole = (tiling.points, outputs, tiling.train, outputs)
-        preallocate(store, name, whole, (tiling.side, outputs, tiling.side, outputs), KERNEL_DIMS, layout.dtype)
+        preallocate(
+            store, name, whole, chunks=(tiling.side, outputs, tiling.side, outputs), dims=KERNEL_DIMS, fill=nothing
+        )
         own, dims = (tiling.points, outputs, outputs), ("probe", "out", "out_")
-        preallocate(store, name + SELF, own, (tiling.side, outputs, outputs), dims, layout.dtype)
-    preallocate(store, DONE, tiling.shape, (1, tiling.shape[1]), ("row", "column"), MARK)
+        preallocate(store, name + SELF, own, chunks=(tiling.side, outputs, outputs), dims=dims, fill=nothing)
+    done = np.dtype(MARK).type(0)
+    preallocate(store, DONE, tiling.shape, chunks=(1, tiling.shape[1]), dims=("row", "column"), fill=done)
     for name, array in arrays.items():
         put_array(store, name, array, ("probe", "out")[: array.ndim], {})
     seal_attributes(partial)
@@ -94,19 +96,3 @@ def own_seals(path: Path) -> Seals | None:
         return store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def preallocate(
-    store: zarr.Group, name: str, shape: Sequence[int], chunks: Sequence[int], dims: Sequence[str], dtype: str
-) -> None:
-    """Room for numbers, of which nothing is written until a chunk is."""
-    kind = np.dtype(dtype)
-    store.create_array(
-        name,
-        shape=tuple(shape),
-        chunks=tuple(chunks),
-        dtype=kind,
-        compressors=None,
-        dimension_names=list(dims),
-        fill_value=float("nan") if kind.kind == "f" else 0,
-    )

@@ -12,6 +12,7 @@ import pandas as pd
 from ntkexp.records.timings import of_machines, read_timings
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.analysis.told import allowed, summary
+from ntkexp.report.configuration import differing, flat
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import extent
 from ntkexp.report.page.inline import slug
@@ -22,7 +23,7 @@ from ntkexp.report.plots.sweep_plots import exhibition
 from ntkexp.report.quantity import describe
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
-from ntkexp.report.table import combined, flat, ladder_rows, notes
+from ntkexp.report.table import combined, ladder_rows, notes
 
 ROOM = 4_000_000
 """Bytes for pictures of single runs; what does not fit is linked to."""
@@ -134,11 +135,10 @@ def lead(material: Material, command: str, folder: Path) -> Shown | None:
 def run_views(material: Material, folder: Path) -> Iterator[RunView]:
     """Every run; pictures of those that stand for a point first, as long as there is room."""
     configs = {run.path: flat(run.config) for run in material.runs}
-    keys = dict.fromkeys(chain.from_iterable(configs.values()))
-    varying = [key for key in keys if len({str(config.get(key)) for config in configs.values()}) > 1]
+    keys = differing(list(configs.values()))
     names, pictured = anchors(material.runs), pictures(material, folder)
     for run in material.runs:
-        different = tuple((key, str(configs[run.path][key])) for key in varying if key in configs[run.path])
+        different = tuple((key, str(configs[run.path][key])) for key in keys if key in configs[run.path])
         yield run_view(run, names[run.path], different, pictured.get(run.path, ()), folder)
 
 
