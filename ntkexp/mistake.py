@@ -74,7 +74,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the spelling that was probably meant, or nothing.
+    """Hint at the spelling that was probably meant, or say nothing.
 
     >>> nearest("widht", ["width", "depth"])
     "; did you mean 'width'?"
@@ -86,7 +86,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_file(name: str, files: Iterable[str]) -> str:
-    """The same for a file: one of its kind whose name is close without the ending, or of its name and another kind.
+    """Hint at a file: one of its kind whose name is close without the ending, or of its name and another kind.
 
     >>> nearest_file("irsi.csv", ["iris.csv", "docs"]), nearest_file("iris.csv", ["iris.parquet"])
     ("; did you mean 'iris.csv'?", "; did you mean 'iris.parquet'?")

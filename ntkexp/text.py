@@ -11,7 +11,7 @@ YEAR = 365.25 * DAY
 
 
 def short(number: float | None) -> str:
-    """Three significant digits between a thousandth and ten thousand, an order of magnitude outside.
+    """Spell three significant digits between a thousandth and ten thousand, an order of magnitude outside.
 
     >>> [short(x) for x in (0.1234, 42.0, 0.99994, 3.7e-15, 0.0, 123456.0, None)]
     ['0.123', '42', '1', '4e-15', '0', '1.2e5', '–']
@@ -27,7 +27,7 @@ def short(number: float | None) -> str:
 
 
 def share(number: float) -> str:
-    """A fraction in words that can follow 'misses by'.
+    """Spell a fraction in words that can follow 'misses by'.
 
     >>> [share(x) for x in (0.12, 0.0034, 3e-6, 1.5, 40.0)]
     ['12 %', '0.34 %', '3e-6', '150 %', '40 times what was learned']
@@ -38,7 +38,7 @@ def share(number: float) -> str:
 
 
 def percent(number: float) -> str:
-    """A fraction in hundredths, to two digits.
+    """Spell a fraction in hundredths, to two digits.
 
     >>> [percent(x) for x in (0.0312, 0.5, 1.234, 1e-7)]
     ['3.1 %', '50 %', '120 %', '1e-5 %']
@@ -48,7 +48,7 @@ def percent(number: float) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Columns two blanks apart, the ones that hold numbers set to the right.
+    """Set columns two blanks apart, the ones that hold numbers to the right.
 
     >>> print(aligned(("machine", "error"), (("secant", "4e-15"), ("left", "0.12")), (False, True)))
     machine  error
@@ -64,7 +64,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
 
 
 def spoken(machine: str) -> str:
-    """A machine's name in words.
+    """Spell a machine's name in words.
 
     >>> spoken("frozen_start"), spoken("rbf_identity")
     ('frozen start', 'RBF identity')
@@ -73,7 +73,7 @@ def spoken(machine: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a row, with an 'and' before the last.
+    """Join names in a row, with an 'and' before the last.
 
     >>> listed(["this", "that", "the other"])
     'this, that and the other'
@@ -82,7 +82,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something takes: seconds, minutes, hours, days or years.
+    """Spell how long something takes: in seconds, minutes, hours, days or years.
 
     >>> duration(3.2), duration(200), duration(9000), duration(0), duration(1e6), duration(1e11)
     ('3 s', '3.3 min', '2.5 h', '0 s', '12 days', '3.2e+03 years')

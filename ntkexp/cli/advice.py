@@ -24,7 +24,7 @@ ADVICE: Mapping[type[Mistake], str] = {
 
 
 def spoken(mistake: Mistake) -> str:
-    """The message, with advice in words of the command line."""
+    """Give the message of a mistake, with advice in words of the command line."""
     said = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
         said = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", said)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compare(first: str, second: str, out: Path) -> None:
-    """What differs in config and in result."""
+    """Show what differs between two runs or two sweeps, in configuration and in result."""
     from ntkexp.report.material import gather
 
     one, other = (gather([name], out.expanduser()) for name in (first, second))
@@ -28,7 +28,7 @@ def compare(first: str, second: str, out: Path) -> None:
 
 
 def runs(one: Material, other: Material) -> None:
-    """Two runs."""
+    """Show what differs between two runs."""
     from ntkexp.report.differences import of_config, of_one_alone, of_results
     from ntkexp.report.quantity import diverged
     from ntkexp.report.table import to_text
@@ -47,7 +47,7 @@ def runs(one: Material, other: Material) -> None:
 
 
 def sweeps(one: Material, other: Material) -> None:
-    """Two sweeps, pair by pair."""
+    """Show two sweeps, pair by pair."""
     from ntkexp.report.analysis.paired import compare
     from ntkexp.report.table import to_text
 

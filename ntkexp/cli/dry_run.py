@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
-    """What would run, for how long, and how much memory it takes."""
+    """Show what would run, for how long, and how much memory it takes."""
     from ntkexp.config.as_text import spelled
     from ntkexp.sweep.cost import Estimator
     from ntkexp.text import aligned, duration
@@ -48,6 +48,6 @@ def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planne
 
 
 def less(begun: Sequence[Planned]) -> str:
-    """Shapes do not tell when a loss will be reached."""
+    """Say that runs may end sooner: shapes do not tell when a loss will be reached."""
     sooner = any(run.experiment.stop_at_loss is not None for run in begun)
     return ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""

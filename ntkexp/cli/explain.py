@@ -20,7 +20,7 @@ KINDS = (".svg", ".png")
 def explain(
     folder: Path, split: str | None, numbers: Sequence[int], worst: int | None, top: int, picture: Path | None
 ) -> None:
-    """The points that were asked for: by number, or those that the network misses most."""
+    """Explain the points that were asked for: by number, or those that the network misses most."""
     from ntkexp.report import explain as explanations
     from ntkexp.report.explain_text import all_told
     from ntkexp.report.run import load_run
@@ -47,7 +47,7 @@ def place(run: Path, split: str, numbers: Sequence[int]) -> Path:
 
 
 def draw(found: Sequence[Explanation], where: Path) -> None:
-    """The picture."""
+    """Draw the picture into its file."""
     from ntkexp.report.plots.explanation import save
 
     if where.suffix not in KINDS:

@@ -18,7 +18,7 @@ Jacobians         the same, from a back-propagation for every example and output
 
 
 def plan(experiment: Experiment) -> str:
-    """A line for each group of parameters."""
+    """Tabulate the cost, a line for each group of parameters."""
     points, found = kernel_costs(experiment)
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
     total = Cost("in total", "", 0, sum(each.bytes for each in found), sum(each.multiplications for each in found))
@@ -27,6 +27,6 @@ def plan(experiment: Experiment) -> str:
 
 
 def cells(cost: Cost) -> tuple[str, ...]:
-    """A multiplication and an addition are two operations."""
+    """Spell a row; a multiplication and an addition are two operations."""
     size, speed = cost.bytes / 1e6, 2 * cost.multiplications / 1e9
     return (cost.parameters, cost.way, str(cost.uses or ""), f"{size:.1f}", f"{speed:.3f}")

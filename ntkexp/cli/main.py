@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; its exit status."""
+    """Run a command; its exit status is given back."""
     try:
         refuse_unfit()
         execute(list(arguments))
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def failure(error: Exception) -> tuple[str, int] | None:
-    """The line and the exit status of an exception that is no bug."""
+    """Give the line and the exit status of an exception that is no bug."""
     match error:
         case Mistake():
             return spoken(error), 2
@@ -74,7 +74,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Who presses Ctrl-C once more is on the way out already; `main` does not hear it either."""
+    """Ignore further interrupts: who presses Ctrl-C once more is on the way out already."""
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
@@ -86,7 +86,7 @@ def deaf() -> Iterator[None]:
 
 
 def execute(arguments: list[str]) -> None:
-    """Typer's own `main` is for answering a shell only: it would swallow closed pipes and interrupts."""
+    """Invoke a command; Typer's own `main` answers shells alone: it would swallow closed pipes and interrupts."""
     command = typer.main.get_command(app)
     if "_NTKEXP_COMPLETE" in os.environ:
         command(arguments, prog_name="ntkexp")
@@ -95,14 +95,14 @@ def execute(arguments: list[str]) -> None:
 
 
 def usage(error: Exception) -> str:
-    """A usage error of Typer's, in the form of ours."""
+    """Word a usage error of Typer's as ours are."""
     said = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
     advice = "" if "Did you mean" in said or "Possible" in said else "; `ntkexp --help` lists what there is"
     return f"{said[:1].lower()}{said[1:]}{advice}"
 
 
 def let_go() -> None:
-    """Of an output that cannot be written: Python would try once more at its end, and complain in its own words."""
+    """Let go of an output that cannot be written: Python would try once more at its end, in its own words."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -110,7 +110,7 @@ def let_go() -> None:
 
 
 def complain(text: str, status: int) -> int:
-    """One line on stderr, whatever was typed: control characters are shown by their codes."""
+    """Write one line on stderr, whatever was typed: control characters are shown by their codes."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     sys.stderr.write(f"ntkexp: {line}\n")
     return status

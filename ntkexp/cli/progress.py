@@ -22,14 +22,14 @@ FOUND = "{} is finished; --force computes it again"
 
 
 def listener(quiet: bool) -> AbstractProgress:
-    """Whoever suits the place."""
+    """Choose the listener that suits the place."""
     if quiet:
         return Quiet()
     return Bar() if sys.stderr.isatty() else Lines(sys.stderr)
 
 
 def measured(loss: float | None, drift: float | None) -> str:
-    """The numbers of a step, those that are known.
+    """Spell the numbers of a step that are known.
 
     >>> measured(0.25, None), measured(0.25, 0.125)
     ('loss 0.25', 'loss 0.25  drift 0.125')

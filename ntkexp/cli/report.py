@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def report(named: Sequence[str], form: str, out: Path | None) -> None:
-    """The page, or a table; what cannot be read is named in one line."""
+    """Write the page, or a table; what cannot be read is named in one line."""
     from ntkexp.report.material import gather
 
     outputs = out.expanduser() if out is not None and form == "html" else Path("outputs")
@@ -47,7 +47,7 @@ def page(material: Material, named: Sequence[str], outputs: Path) -> None:
 
 
 def save(text: str, out: Path) -> None:
-    """A file of the user's choice."""
+    """Write a file of the user's choice."""
     try:
         out.write_text(text, encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
@@ -55,7 +55,7 @@ def save(text: str, out: Path) -> None:
 
 
 def as_text(material: Material) -> str:
-    """Columns aligned for a reader."""
+    """Align the table in columns for a reader."""
     from ntkexp.report.analysis.told import summary
     from ntkexp.report.page.view import fits
     from ntkexp.report.table import combined, to_text
@@ -66,21 +66,21 @@ def as_text(material: Material) -> str:
 
 
 def as_markdown(material: Material) -> str:
-    """Sentences and tables."""
+    """Write sentences and tables."""
     from ntkexp.report.markdown import markdown
 
     return markdown(material)
 
 
 def as_csv(material: Material) -> str:
-    """Every digit, comma-separated."""
+    """Write every digit, comma-separated."""
     from ntkexp.report.table import combined
 
     return str(combined(material.runs).to_csv(index=False))
 
 
 def as_json(material: Material) -> str:
-    """A list with an object per run."""
+    """Write a list with an object for each run."""
     from ntkexp.records.json_file import to_text
     from ntkexp.report.table import combined
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json: bool) -> None:
-    """A line a run; with `remove`, delete what is listed."""
+    """List the runs, one on a line; with `remove`, delete what is listed."""
     from ntkexp.report.inventory import entries, kept
 
     place = out.expanduser() / "runs"
@@ -40,7 +40,7 @@ def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json
 
 
 def listed(found: Sequence[Entry]) -> str:
-    """A table: the runs, their states, what sets them apart, and what became of them."""
+    """Tabulate the runs: their states, what sets them apart, and what became of them."""
     from ntkexp.report.configuration import differing
     from ntkexp.text import MISSING, aligned
 

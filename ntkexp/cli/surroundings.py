@@ -21,14 +21,14 @@ MOST = 1024
 
 
 def settle() -> None:
-    """Before everything else."""
+    """Put right what a process finds, before everything else."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down whoever shares the cores
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
     open_streams()
 
 
 def open_streams() -> None:
-    """Closed streams lead nowhere, lest a file of a run gets their number; letters that a terminal lacks get codes."""
+    """Open streams that were closed, lest a file gets their number; letters that a terminal lacks get codes."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(opened)
@@ -39,7 +39,7 @@ def open_streams() -> None:
 
 
 def refuse_unfit() -> None:
-    """What no command can work in."""
+    """Refuse surroundings that no command can work in."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def refuse_unfit() -> None:
 
 
 def refuse_threads(environment: Mapping[str, str]) -> None:
-    """Numbers of threads that are none; OpenMP takes a list, one for each level."""
+    """Refuse numbers of threads that are none; OpenMP takes a list, one for each level."""
     for name in THREADS:
         given = environment.get(name, "1")
         counts = given.split(",") if name == "OMP_NUM_THREADS" else [given]
@@ -67,7 +67,7 @@ def is_count(given: str) -> bool:
 
 
 def refuse_without_threads() -> None:
-    """Libraries of linear algebra start a thread for every core when they are loaded; each says if it cannot."""
+    """Refuse a machine without threads to spare: libraries of linear algebra start one for every core when loaded."""
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     enough = threading.Event()
     started = [threading.Thread(target=enough.wait) for _ in range(int(asked or len(os.sched_getaffinity(0))) - 1)]

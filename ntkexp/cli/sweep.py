@@ -45,7 +45,7 @@ class Asked:
 
 
 def sweep(asked: Asked) -> int:
-    """Carry a sweep out, as far as it is not; the exit status."""
+    """Carry a sweep out, as far as it is not; the exit status is given back."""
     from ntkexp.engine.choose import choose
 
     engine = choose(asked.engine, asked.workers)
@@ -68,7 +68,7 @@ def sweep(asked: Asked) -> int:
 
 
 def planned(asked: Asked) -> Plan:
-    """The runs of the sweep, all of them valid."""
+    """Compose the runs of the sweep, all of them valid."""
     from ntkexp.config.choices import Choices
     from ntkexp.config.compose import composer
     from ntkexp.config.folders import folders
@@ -80,14 +80,14 @@ def planned(asked: Asked) -> Plan:
 
 
 def states_to_begin(asked: Asked) -> set[str]:
-    """The runs that this command is for."""
+    """Name the states of runs that this command begins."""
     return {"unfinished", "running"} | ({"failed"} if asked.retry_failed else set())
 
 
 def carried_out(
     asked: Asked, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
 ) -> dict[str, Ended]:
-    """Run, and write down what became of it."""
+    """Carry the runs out, and write down what became of them."""
     from ntkexp.cli.sweep_progress import watcher
     from ntkexp.sweep.conductor import Conductor
     from ntkexp.sweep.cost import Estimator
@@ -108,7 +108,7 @@ def carried_out(
 
 
 def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) -> None:
-    """The record of the sweep, and its tables as soon as there is a run to put into them."""
+    """Write the record of the sweep, and its tables as soon as there is a run to put into them."""
     from ntkexp.records.lock import waited_for
     from ntkexp.records.sweep import write_sweep
     from ntkexp.sweep.status import record
@@ -123,7 +123,7 @@ def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) 
 
 
 def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping[str, Ended]) -> int:
-    """What came of the sweep; each failure with its reason and the command that repeats it."""
+    """Say what came of the sweep; each failure with its reason and the command that repeats it."""
     for run in plan.distinct:
         if reason := found[run.name].reason:
             sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, asked.repeated)}\n")
@@ -135,7 +135,7 @@ def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping
 
 
 def show_json(plan: Plan, standings: Mapping[str, Standing]) -> None:
-    """The record, on stdout."""
+    """Show the record on stdout."""
     from ntkexp.records.json_file import to_text
     from ntkexp.sweep.status import record
 
@@ -143,7 +143,7 @@ def show_json(plan: Plan, standings: Mapping[str, Standing]) -> None:
 
 
 def sentence(plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, Ended]) -> str:
-    """How many runs there are, and what became of them."""
+    """Say how many runs there are, and what became of them."""
     counts = {
         "done": sum(stands.state == "done" for stands in standings.values()),
         "done just now": sum(end.how == "done" for end in ended.values()),

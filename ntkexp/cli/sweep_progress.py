@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def watcher(quiet: bool) -> AbstractWatcher:
-    """Whoever suits the place."""
+    """Choose the listener that suits the place."""
     if quiet:
         return Unwatched()
     return Board() if sys.stderr.isatty() else Lines(sys.stderr)

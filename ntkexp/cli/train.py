@@ -32,7 +32,7 @@ def train(
     trust: Sequence[str],
     config_dir: Path | None,
 ) -> None:
-    """One run, new or unfinished."""
+    """Carry out one run, new or unfinished."""
     limit_threads(overrides)
     from ntkexp.config.compose import compose
 
@@ -50,7 +50,7 @@ def train(
 
 
 def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: Sequence[str]) -> None:
-    """The rest of a run."""
+    """Carry out the rest of a run."""
     from ntkexp.config.target import admit
 
     admitted = admit(trust)
@@ -63,7 +63,7 @@ def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: S
 
 
 def resuming(folder: Path, trust: Sequence[str]) -> str:
-    """The command that goes on with a run: what was trusted for one command is not trusted for the next.
+    """Spell the command that goes on with a run: what was trusted for one is not trusted for the next.
 
     >>> resuming(Path("runs/a b"), ["my_net.py"])
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
@@ -72,7 +72,7 @@ def resuming(folder: Path, trust: Sequence[str]) -> str:
 
 
 def keep_events(folder: Path, wanted: bool) -> None:
-    """The finished run as TensorBoard reads it, if somebody wants it."""
+    """Write the finished run as TensorBoard reads it, if somebody wants it."""
     if wanted:
         from ntkexp.report.events import ensure_events
 
@@ -80,14 +80,14 @@ def keep_events(folder: Path, wanted: bool) -> None:
 
 
 def limit_threads(overrides: Sequence[str]) -> None:
-    """Libraries of linear algebra read their number of threads when torch is imported, which is before validation."""
+    """Limit threads before torch is imported, which is before validation: its libraries read their number then."""
     given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
     if given and is_count(given[-1]):
         os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
 
 
 def writable(folder: Path) -> Path:
-    """A folder in which runs can be written, created if need be; better known before an hour of training."""
+    """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -103,12 +103,12 @@ def going_on(folder: Path, advice: str) -> Callable[[], str]:
 
 
 def wrapped(text: str) -> str:
-    """Text that breaks at blanks, on a terminal; a pipe gets it as one line."""
+    """Break a text at blanks for a terminal; a pipe gets it as one line."""
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
 def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
-    """What came out: the ladder, what it means, and where everything lies."""
+    """Show what came out: the ladder, what it means, and where everything lies."""
     from ntkexp.records.json_file import to_text
     from ntkexp.records.timings import of_machines, read_timings
     from ntkexp.report.run import load_run

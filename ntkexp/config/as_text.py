@@ -10,7 +10,7 @@ import yaml
 
 
 def spelled(value: object) -> str:
-    """YAML on one line, and text as it stands."""
+    """Spell a value as YAML on one line, and text as it stands."""
     if isinstance(value, str):
         return value
     text = str(yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True))

@@ -28,7 +28,7 @@ from ntkexp.mistake import Mistake
 
 
 def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experiment:
-    """The experiment that `Experiment.fields` describes."""
+    """Build the experiment that `Experiment.fields` describes."""
     return Builder(trusted).experiment(fields)
 
 
@@ -46,7 +46,7 @@ class Builder:
         return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
-        """The root."""
+        """Build the root."""
         made = self.component(tree, (Experiment,), "")
         assert isinstance(made, Experiment)
         return made
@@ -63,7 +63,7 @@ class Builder:
         return base
 
     def component(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> Component:
-        """A node, its children first."""
+        """Build a node, its children first."""
         kind = self.kind(node, wanted, key)
         given = {str(name): value for name, value in node.items() if name != "_target_"}
         children = {

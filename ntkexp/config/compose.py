@@ -49,17 +49,17 @@ class Resolved:
     builder: Builder
 
     def experiment(self) -> Experiment:
-        """The same, validated."""
+        """The experiment itself, validated."""
         return self.builder.experiment(self.tree)
 
 
 def resolve(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Resolved:
-    """Everything but the validation."""
+    """Do everything but the validation."""
     return composer(config_dir, trust).resolve(overrides)
 
 
 def composer(config_dir: Path | None = None, trust: Sequence[str] = ()) -> Composer:
-    """Whoever composes with these folders and packages."""
+    """Make a composer for these folders and packages."""
     return Composer(Builder(admit(trust), Choices(folders(config_dir))))
 
 

@@ -31,7 +31,7 @@ WORDS = {
 
 
 def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
-    """A phrase for a type, with its range."""
+    """Spell a phrase for a type, with its range."""
     parts = get_args(kind)
     match get_origin(kind):
         case origin if origin is Annotated:
@@ -48,13 +48,13 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
 
 
 def count(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
-    """How many a list takes, where that is limited."""
+    """Say how many a list takes, where that is limited."""
     least = [f" of at least {limit.min_length}" for limit in flat(limits) if isinstance(limit, MinLen)]
     return f" of {len(parts)}" if len(parts) > 1 and ... not in parts else "".join(least)
 
 
 def word(kind: Any) -> str:
-    """A phrase for a plain type."""
+    """Spell a phrase for a plain type."""
     if isinstance(kind, type) and issubclass(kind, Component):
         return f"a component of kind {kind.__name__}"
     return WORDS.get(kind, str(kind))

@@ -57,7 +57,7 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
 
 
 def refuse_misread(choices: Choices, chosen: Mapping[str, str]) -> None:
-    """What is wrong with a file, and in which line, more plainly than Hydra says it; and no file has a say in Hydra.
+    """Say what is wrong with a file, and in which line, more plainly than Hydra; and no file has a say in Hydra.
 
     Its search path could name packages, which are imported to be searched.
     """
@@ -71,7 +71,7 @@ def refuse_misread(choices: Choices, chosen: Mapping[str, str]) -> None:
 
 
 def composed(folder: str, overrides: list[str]) -> DictConfig:
-    """One call of Hydra."""
+    """Call Hydra once."""
     with warnings.catch_warnings(), hydra.initialize_config_dir(folder, job_name="ntkexp", version_base="1.3"):
         warnings.simplefilter("ignore")  # about how a user's YAML is written; what cannot be read is an error
         tree = hydra.compose("config", overrides, return_hydra_config=True)

@@ -57,7 +57,7 @@ class Extent:
         return self.known[place]
 
     def followed(self, place: Place, text: str) -> tuple[int, int]:
-        """Of a text with references."""
+        """What a text with references stands for."""
         self.level += 1
         targets = list(self.targets(place, text)) if self.level <= DEEPEST else []
         parts = [self(target) for target in targets]

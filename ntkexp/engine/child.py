@@ -18,7 +18,7 @@ from ntkexp.engine.work import work
 
 
 def task(line: str) -> Task:
-    """A task from its line.
+    """Read a task from its line.
 
     >>> task('{"name": "a", "fields": {}, "overrides": [], "out": "", "home": "", "trust": [], "threads": 1}').name
     'a'
@@ -39,7 +39,7 @@ def ignored(event: Event) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Read a task, work on it, and say how that ended."""
     given = task(sys.stdin.readline())
     threading.Thread(target=die_with_stdin, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,7 +27,7 @@ class Opener(Protocol):
 
 
 def choose(given: str, workers: int | None) -> AbstractEngine:
-    """The engine that was asked for."""
+    """Open the engine that was asked for."""
     kind, _, where = given.partition(":")
     if kind not in HOMES:
         raise WrongEngine(f"{given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")

@@ -39,7 +39,7 @@ children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
 
 @dataclass(frozen=True)
 class Dask(AbstractElsewhere):
-    """As many runs at once as the cluster has threads, or fewer."""
+    """A cluster performs as many runs at once as it has threads, or fewer."""
 
     client: Any  # distributed.Client, which states no types
     count: int
@@ -70,7 +70,7 @@ class Dask(AbstractElsewhere):
 
 
 def open_engine(where: str, workers: int | None) -> Dask:
-    """The cluster, if it answers in time."""
+    """Find the cluster, if it answers in time."""
     address, _, rest = where.partition(",")
     timeout = read_timeout(where, rest)
     client = connected(address, timeout)
@@ -82,7 +82,7 @@ def open_engine(where: str, workers: int | None) -> Dask:
 
 
 def read_timeout(where: str, rest: str) -> float:
-    """The limit that was given."""
+    """Read the limit of time that was given."""
     key, _, value = rest.partition("=")
     try:
         seconds = float(value) if rest else TIMEOUT
@@ -94,7 +94,7 @@ def read_timeout(where: str, rest: str) -> float:
 
 
 def connected(address: str, timeout: float) -> Any:
-    """A client of the cluster."""
+    """Connect a client to the cluster."""
     if not address:
         raise WrongEngine(f"dask names no cluster; {SPELLING}")
     by_file = address.endswith(".json")
@@ -118,7 +118,7 @@ async def greet(address: str, timeout: float) -> None:
 
 
 def carried_out(fields: dict[str, Any], token: str) -> dict[str, str]:
-    """On a worker: a run in a process of its own, and how it ended."""
+    """Carry out a run on a worker, in a process of its own; how it ended is given back."""
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     process = subprocess.Popen(
@@ -154,7 +154,7 @@ async def interrupt(token: str) -> None:
 
 
 def ended(name: str, future: Any) -> Ended:
-    """What became of a run; one whose workers died too often is given up by Dask."""
+    """Say what became of a run; one whose workers died too often is given up by Dask."""
     error = future.exception()
     if error is not None:
         return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}")

@@ -34,7 +34,7 @@ SAID = {
 
 
 def in_words(error: OSError) -> str:
-    """Where it happened, and what.
+    """Say where a fault happened, and what it was.
 
     >>> in_words(OSError(errno.EIO, "", "kernels.zarr"))
     'kernels.zarr: the disk cannot be read or written'
@@ -43,7 +43,7 @@ def in_words(error: OSError) -> str:
 
 
 def exhausted(error: BaseException) -> str | None:
-    """What the machine has no more of, if that is what an exception of Python's or of torch's says.
+    """Say what the machine has no more of, if that is what an exception of Python's or of torch's says.
 
     >>> exhausted(RuntimeError("can't start new thread")), exhausted(RuntimeError("shapes differ"))
     ('no more threads can be started; lower threads, or raise the limit (ulimit -u)', None)

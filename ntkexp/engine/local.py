@@ -27,13 +27,13 @@ GRACE = 30.0  # seconds that a run has to write its checkpoint
 
 
 def cores() -> int:
-    """The processors that this process may use."""
+    """Count the processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
 class Local(AbstractEngine):
-    """So many workers, each with its share of the cores."""
+    """This machine performs so many runs at once, each with its share of the cores."""
 
     count: int
 
@@ -43,7 +43,7 @@ class Local(AbstractEngine):
 
     @property
     def threads(self) -> int:
-        """Of each worker."""
+        """How many threads each worker has."""
         return max(1, cores() // self.count)
 
     def limit_threads(self) -> None:
@@ -80,7 +80,7 @@ class Worker:
     line: Connection
 
     def heard(self) -> Event:
-        """The next word; silence at the end of the line is death."""
+        """The next word of the process; silence at the end of the line is death."""
         try:
             event: Event = self.line.recv()
         except (EOFError, OSError):
@@ -97,14 +97,14 @@ class Worker:
         return f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}"
 
     def leave(self) -> None:
-        """The process has said its last word."""
+        """Let go of a process that has said its last word."""
         self.process.join()
         self.process.close()
         self.line.close()
 
 
 def open_engine(where: str, workers: int | None) -> Local:
-    """`local`."""
+    """Open the engine of this machine."""
     if where:
         raise WrongEngine(f"local:{where}: there is nothing to say after 'local'; write engine=local")
     return Local(workers or cores())
@@ -132,7 +132,7 @@ def blocked(number: signal.Signals) -> Iterator[None]:
 
 
 def employ(task: Task) -> Worker:
-    """A new process for a task."""
+    """Start a new process for a task."""
     ours, theirs = FORKS.Pipe(duplex=False)
     process = FORKS.Process(target=obey, args=(task, theirs), daemon=True)
     with blocked(signal.SIGINT):  # half a process is none
@@ -142,7 +142,7 @@ def employ(task: Task) -> Worker:
 
 
 def obey(task: Task, line: Connection) -> None:
-    """What the new process does."""
+    """Do in the new process what it was started for."""
     from ntkexp.engine.work import work  # noqa: PLC0415  loaded by the server; the command itself needs no torch for it
 
     os.setsid()

@@ -39,7 +39,7 @@ USUAL = {"timeout_min": 60, "cpus_per_task": 1, "mem_gb": 8, "slurm_signal_delay
 
 @dataclass(frozen=True)
 class Slurm(AbstractElsewhere):
-    """So many jobs in the queue at once."""
+    """The queue takes so many jobs at once."""
 
     cluster: str
     parameters: dict[str, Any]
@@ -63,7 +63,7 @@ class Slurm(AbstractElsewhere):
             dismiss(list(jobs.values()))
 
     def submitted(self, task: Task) -> Any:
-        """A job."""
+        """Submit a job."""
         folder = Path(task.out) / "sweeps" / "slurm"
         folder.mkdir(parents=True, exist_ok=True)
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
@@ -91,7 +91,7 @@ class Job:
 
 
 def open_engine(where: str, workers: int | None) -> Slurm:
-    """The queue, with what every job asks for."""
+    """Open the queue, with what every job asks for."""
     asked = [entry.partition("=") for entry in where.split(",") if entry]
     cluster = ([value for key, _, value in asked if key == "cluster"] or ["slurm"])[-1]
     if cluster not in {"slurm", "local"}:
@@ -104,7 +104,7 @@ def open_engine(where: str, workers: int | None) -> Slurm:
 
 
 def parameter(key: str, value: str, where: str) -> tuple[str, Any]:
-    """What submitit calls it."""
+    """Find what submitit calls a parameter."""
     if key not in NAMES:
         hint = nearest(key, NAMES)
         raise WrongEngine(f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}")
@@ -116,7 +116,7 @@ def parameter(key: str, value: str, where: str) -> tuple[str, Any]:
 
 
 def ended(name: str, job: Any) -> Ended:
-    """What became of a job."""
+    """Say what became of a job."""
     error = job.exception()
     if error is None:
         found: Ended = job.result()

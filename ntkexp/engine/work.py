@@ -22,7 +22,7 @@ PAUSE = 0.2  # seconds between two words on how far a run is
 
 
 class Relay(AbstractProgress):
-    """Passes on how far a run is, and remembers whether there was anything to do."""
+    """A relay passes on how far a run is, and remembers whether there was anything to do."""
 
     def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
         self.name, self.tell, self.steps, self.told = name, tell, 0, 0.0
@@ -59,7 +59,7 @@ def work(task: Task, tell: Callable[[Event], None]) -> Ended:
 
 
 def experiment(task: Task) -> Experiment:
-    """The experiment of a task, if it means the same here as where it was composed."""
+    """Build the experiment of a task, if it means the same here as where it was composed."""
     made = build(task.fields, admit(task.trust))
     if folder_name(made) != task.name:
         raise Mistake(f"{task.name} would be {folder_name(made)} here: this worker has other data or another version")
@@ -67,7 +67,7 @@ def experiment(task: Task) -> Experiment:
 
 
 def ending(error: BaseException) -> tuple[Ending, str]:
-    """What an exception says about a run."""
+    """Say what an exception means for a run."""
     match error:
         case Held():
             return "held", ""

@@ -27,12 +27,12 @@ class Study(Component):
     published_with: str = ""
 
     def overrides(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """Of each kernel; the last word counts."""
+        """The overrides that make each kernel; the last word counts."""
         return {name: [*self.base, *own, *words] for name, own in self.kernels.items()}
 
 
 def study(name: str, choices: Choices) -> Study:
-    """The study of a file."""
+    """Read the study of a file."""
     known = choices.options("study")
     if name not in known:
         raise Mistake(f"'{name}' is no study; choose from {', '.join(known)}{nearest(name, known)}")

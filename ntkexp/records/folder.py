@@ -66,7 +66,7 @@ class RunFolder:
 
     @property
     def whole(self) -> bool:
-        """The same, every byte looked at."""
+        """Whether the run is finished and whole, every byte looked at."""
         return self.look() is None
 
     @property
@@ -94,7 +94,7 @@ class RunFolder:
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
     def broken(self, *names: str) -> list[str]:
-        """Of these files, and those in these folders, the ones that are not as they were written."""
+        """Name those of these files, and of those in these folders, that are not as they were written."""
         vouching = self.vouching or BEGUN
         try:
             seals: Seals = read_sealed(self.path / vouching)["seals"]
@@ -186,7 +186,7 @@ class RunFolder:
 
 
 def several(names: Sequence[str]) -> str:
-    """Some of many names.
+    """Name some of many.
 
     >>> several(["a", "b"]), several("abcde")
     ('a, b', 'a, b, c and 2 others')

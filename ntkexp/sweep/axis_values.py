@@ -34,7 +34,7 @@ OPENING, CLOSING, QUOTES = "([{", ")]}", "'\""
 
 
 def values(key: str, given: object) -> tuple[Value, ...]:
-    """The values that are given for a key; none twice."""
+    """Read the values that are given for a key; none may stand there twice."""
     match given:
         case Mapping():
             found = described(key, given)
@@ -53,7 +53,7 @@ def values(key: str, given: object) -> tuple[Value, ...]:
 
 
 def parts(text: str) -> Iterator[str]:
-    """Text split at the commas outside of brackets and quotes.
+    """Split a text at the commas outside of brackets and quotes.
 
     >>> list(parts("[a,b],'c,d',e"))
     ['[a,b]', "'c,d'", 'e']
@@ -73,7 +73,7 @@ def parts(text: str) -> Iterator[str]:
 
 
 def written(key: str, text: str) -> tuple[Value, ...]:
-    """A range, or a single value."""
+    """Read a range, or a single value."""
     if not text:
         raise Mistake(f"{key}: a value is missing beside a comma; write such as {key}=64,128")
     found = RANGE.fullmatch(text)
@@ -88,7 +88,7 @@ def written(key: str, text: str) -> tuple[Value, ...]:
 
 
 def plain(text: str) -> Value:
-    """A value as YAML would have it, and numbers as Python would.
+    """Read a value as YAML would have it, and numbers as Python would.
 
     >>> plain("1e-3"), plain("null"), plain("relu"), plain("[a")
     (0.001, None, 'relu', '[a')
@@ -107,7 +107,7 @@ def plain(text: str) -> Value:
 
 
 def described(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
-    """A range as YAML describes it."""
+    """Read a range as YAML describes it."""
     for name in given:
         if name not in KEYS:
             raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(KEYS)}{nearest(str(name), KEYS)}")
@@ -120,7 +120,7 @@ def described(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
 
 
 def spaced(key: str, start: float, stop: float, count: int, scale: str) -> tuple[Value, ...]:
-    """So many numbers from one to the other, by equal steps or equal ratios."""
+    """Space so many numbers from one to the other, by equal steps or equal ratios."""
     if scale not in SCALES:
         raise Mistake(f"{key}: the scale of a range is linear or log, not '{scale}'{nearest(scale, SCALES)}")
     refuse_contradictions(key, start, stop, count, scale)
@@ -135,7 +135,7 @@ def spaced(key: str, start: float, stop: float, count: int, scale: str) -> tuple
 
 
 def refuse_contradictions(key: str, start: float, stop: float, count: int, scale: str) -> None:
-    """A range that holds nothing, or not what it says."""
+    """Refuse a range that holds nothing, or not what it says."""
     if start > stop:
         raise Mistake(f"{key}: the range from {start} to {stop} is empty; write it as {stop}..{start}")
     if count < 1 or (count == 1) != (start == stop):

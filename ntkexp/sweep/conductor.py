@@ -20,7 +20,7 @@ UNFINISHED = ("stopped", "killed", "broken", "failed")
 
 @dataclass
 class Conductor:
-    """A sweep being carried out."""
+    """A conductor carries out a sweep."""
 
     plan: Plan
     engine: AbstractEngine
@@ -51,7 +51,7 @@ class Conductor:
         return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
 
     def perform(self, runs: list[Planned], clock: Clock) -> None:
-        """Every run that nobody else is at."""
+        """Perform every run that nobody else is at."""
         with closing(self.engine.perform(self.tasks(runs, clock))) as events:
             for event in events:
                 self.hear(event, clock)
@@ -59,7 +59,7 @@ class Conductor:
                     return
 
     def tasks(self, runs: list[Planned], clock: Clock) -> Iterator[Task]:
-        """Tasks, looked at once more when a worker is free for them."""
+        """Give tasks to workers, looked at once more when a worker is free for them."""
         for run in runs:
             state = self.plan.folder(run).state
             if state == "done":
@@ -83,7 +83,7 @@ class Conductor:
         self.watcher.see(event, clock.ahead)
 
     def note(self, event: Event) -> None:
-        """Keep what happened."""
+        """Write into the log what happened."""
         match event:
             case Began():
                 self.plan.journal.write(event.name, "began")
@@ -95,7 +95,7 @@ class Conductor:
                 pass
 
     def wait(self, runs: list[Planned]) -> None:
-        """Until one of them is let go of."""
+        """Wait until another process lets go of one of these runs."""
         self.watcher.say(f"{len(runs)} runs are being carried out by another process; waiting for them")
         while all(self.plan.folder(run).state == "running" for run in runs):
             time.sleep(PAUSE)

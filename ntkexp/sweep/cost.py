@@ -12,7 +12,7 @@ from ntkexp.run.setting import effort, glimpsed
 
 @dataclass(frozen=True)
 class Cost:
-    """Core seconds and bytes; where they cannot be known, why."""
+    """What a run takes: core seconds and bytes; where they cannot be known, why."""
 
     seconds: float
     bytes: float
@@ -21,7 +21,7 @@ class Cost:
 
 @dataclass
 class Estimator:
-    """Remembers what it has looked at: seeds, scales and step sizes cost nothing."""
+    """An estimator remembers what it has looked at: seeds, scales and step sizes cost nothing."""
 
     known: dict[str, Cost] = field(default_factory=dict)
 
@@ -36,7 +36,7 @@ class Estimator:
 
 
 def estimated(experiment: Experiment) -> Cost:
-    """The cost of a run, from one look at its data and its network on the processor."""
+    """Estimate the cost of a run, from one look at its data and its network on the processor."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
         _, budget, _ = glimpsed(here)
@@ -46,6 +46,6 @@ def estimated(experiment: Experiment) -> Cost:
 
 
 def needed(budget: Budget) -> float:
-    """Bytes."""
+    """Count the bytes that a run holds."""
     tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
     return budget.fixed + budget.block * budget.per_point + tapes

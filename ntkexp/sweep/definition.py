@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Definition:
-    """A sweep."""
+    """A sweep as it was asked for."""
 
     name: str
     axes: Mapping[str, tuple[Value, ...]]
@@ -50,7 +50,7 @@ class Definition:
 
     @property
     def command(self) -> str:
-        """What asks for it again."""
+        """The command that asks for it again."""
         return command("sweep", self.words, self.options)
 
     @property

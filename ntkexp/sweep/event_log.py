@@ -23,13 +23,13 @@ NAME = "journal.jsonl"
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal beside the records of all sweeps of a folder."""
+    """The log beside the records of all sweeps of a folder."""
 
     path: Path
     sweep: str
 
     def write(self, run: str, event: str, reason: str = "") -> None:
-        """One event."""
+        """Append one event."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         told = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
         line = json.dumps(told | {SEAL: seal_of(told)})

@@ -8,7 +8,7 @@ from ntkexp.engine.base import Event
 
 
 class AbstractWatcher(ABC):
-    """`begin`, any number of events and remarks, `end`."""
+    """A listener hears `begin`, any number of events and remarks, and `end`."""
 
     @abstractmethod
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
@@ -20,7 +20,7 @@ class AbstractWatcher(ABC):
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """A remark of one line."""
+        """There is a remark of one line."""
 
     @abstractmethod
     def end(self) -> None:

@@ -25,7 +25,7 @@ KEYS = ("axes", "seeds", "base", "fits")
 
 
 def define(words: Sequence[str], choices: Choices) -> Definition:
-    """The sweep of a command line: the name of a file, or none, and KEY=VALUE."""
+    """Read the sweep of a command line: the name of a file, or none, and KEY=VALUE."""
     if not words:
         raise Mistake(f"there is nothing to sweep; name one of {known(choices)}, or write such as model.width=64,128")
     if "=" in words[0]:
@@ -35,20 +35,20 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
 
 
 def named(changed: Definition, file: Definition) -> Definition:
-    """The file's own name for as long as the results are the file's."""
+    """Give a sweep its file's own name for as long as the results are the file's."""
     name = file.name if changed.digest == file.digest else f"{file.name}-{changed.digest}"
     return replace(changed, name=name)
 
 
 def ad_hoc(words: Sequence[str]) -> Definition:
-    """A sweep without a file, called after its axes."""
+    """Define a sweep without a file, called after its axes."""
     made = with_overrides(Definition("", {}, (0,), (), ()), words)
     axes = [*made.axes, *(["seed"] if len(made.seeds) > 1 else [])]
     return replace(made, name="-".join([*axes, made.digest]) if axes else f"run-{made.digest}")
 
 
 def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
-    """The same sweep with more said about it."""
+    """Say more about a sweep."""
     axes, seeds, base = dict(definition.axes), definition.seeds, list(definition.base)
     for override in map(split, words):
         key, given = override.key, override.value
@@ -64,7 +64,7 @@ def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
 
 
 def shipped(name: str, choices: Choices) -> Definition:
-    """The sweep of a file."""
+    """Read the sweep of a file."""
     if name not in choices.options("sweep"):
         hint = nearest(name, choices.options("sweep"))
         raise Mistake(f"'{name}' is no sweep; choose from {known(choices)}, or write such as model.width=64,128{hint}")
@@ -76,12 +76,12 @@ def shipped(name: str, choices: Choices) -> Definition:
 
 
 def known(choices: Choices) -> str:
-    """The sweeps there are."""
+    """Name the sweeps there are."""
     return ", ".join(choices.options("sweep"))
 
 
 def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
-    """A sweep from what its file holds.
+    """Read a sweep from what its file holds.
 
     >>> len(from_yaml("a", {"axes": {"model.width": "8..9"}, "seeds": 3}).points)
     6
@@ -101,14 +101,14 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
 
 
 def listed(key: str, value: Any) -> list[Any]:
-    """A list."""
+    """Refuse whatever is no list."""
     if not isinstance(value, list):
         raise Mistake(f"{key}={spelled(value)}: it takes a list")
     return value
 
 
 def counted(given: object) -> tuple[int, ...]:
-    """Seeds from a count, a list, or a range."""
+    """Read seeds from a count, a list, or a range."""
     if isinstance(given, int) and not isinstance(given, bool):
         if given > MOST:
             raise Mistake(f"seeds={given}: {MOST} are the most")
@@ -117,7 +117,7 @@ def counted(given: object) -> tuple[int, ...]:
 
 
 def whole_numbers(given: tuple[Value, ...]) -> tuple[int, ...]:
-    """Seeds that are seeds."""
+    """Refuse seeds that are none."""
     for value in given:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise Mistake(f"seed={spelled(value)}: it takes whole numbers ≥ 0, such as seed=0..4")
@@ -125,7 +125,7 @@ def whole_numbers(given: tuple[Value, ...]) -> tuple[int, ...]:
 
 
 def fitted(given: object) -> Fit:
-    """One of `fits`."""
+    """Read one of `fits`."""
     fields = given if isinstance(given, Mapping) else {}
     try:
         return Fit.model_validate(fields)
@@ -134,7 +134,7 @@ def fitted(given: object) -> Fit:
 
 
 def refuse_contradictions(sweep: Definition) -> None:
-    """A key that is given twice, or a fit against what does not vary."""
+    """Refuse a key that is given twice, or a fit against what does not vary."""
     common = [split(text).key for text in sweep.base]
     for key in common:
         if key in sweep.axes:

@@ -69,6 +69,6 @@ def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
 
 
 def longest_first(runs: Sequence[Planned], seconds: Sequence[float]) -> list[Planned]:
-    """Runs in an order that leaves no worker alone with a long one at the end."""
+    """Order runs so that no worker is left alone with a long one at the end."""
     order = sorted(range(len(runs)), key=lambda k: -seconds[k])
     return [runs[k] for k in order]

@@ -17,7 +17,7 @@ PRIOR = 20.0  # worker seconds for which the estimate is believed until runs hav
 
 @dataclass
 class Clock:
-    """Watches runs go by."""
+    """A clock watches runs go by, and says how long the others will take."""
 
     costs: Mapping[str, float]
     workers: int
@@ -41,7 +41,7 @@ class Clock:
 
     @property
     def ahead(self) -> float:
-        """Seconds, about."""
+        """The seconds that the sweep will still take, about."""
         left = {name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()}
         seen = sum(self.costs.values()) - sum(left.values())
         busy = self.spent + sum(time.monotonic() - start for start in self.begun.values())

@@ -22,12 +22,12 @@ class Standing:
 
 
 def standings(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]) -> dict[str, Standing]:
-    """Where every run stands."""
+    """Find where every run stands."""
     return {run.name: standing(plan, run, failures, ended.get(run.name)) for run in plan.distinct}
 
 
 def standing(plan: Plan, run: Planned, failures: Mapping[str, str], ended: Ended | None) -> Standing:
-    """What the folder of a run says, then the journal, and last how it ended under this command."""
+    """Ask the folder of a run, then the log, and last how it ended under this command."""
     state = plan.folder(run).state
     if state in {"done", "running"}:
         return Standing("done" if state == "done" else "running")
@@ -37,7 +37,7 @@ def standing(plan: Plan, run: Planned, failures: Mapping[str, str], ended: Ended
 
 
 def record(plan: Plan, standings: Mapping[str, Standing]) -> Sweep:
-    """The sweep as it is written down."""
+    """Describe the sweep as it is written down."""
     runs = (
         SweepRun(
             folder=plan.folder(run).path,

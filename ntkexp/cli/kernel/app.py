@@ -23,7 +23,7 @@ Force: TypeAlias = Annotated[
 
 
 class When(StrEnum):
-    """Of a run."""
+    """Which weights of a run are meant."""
 
     start = "start"
     end = "end"

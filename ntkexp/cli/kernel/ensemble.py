@@ -65,7 +65,7 @@ def ensemble(asked: Asked) -> None:
 def written(
     folder: Path, experiment: Experiment, given: Problem, found: Sequence[TrainedNetworks], table: Sequence[Comparison]
 ) -> list[Path]:
-    """The picture, its numbers, and the comparison."""
+    """Write the picture, its numbers, and the comparison; the files."""
     from matplotlib import rc_context
 
     from ntkexp.cli.kernel.tables import save
@@ -120,7 +120,7 @@ def off(row: Comparison) -> str:
 
 
 def show(table: Sequence[Comparison], files: Sequence[Path], asked: Asked) -> None:
-    """The comparison, and where the picture is."""
+    """Show the comparison, and where the picture is."""
     from dataclasses import asdict
 
     from ntkexp.records.json_file import to_text

@@ -39,12 +39,12 @@ class Asked:
 
 
 def limit(asked: Asked) -> None:
-    """Of infinite width."""
+    """Compute the kernels of infinite width into a file."""
     tell(asked, computed_limit(asked, Path("outputs") / "kernels"))
 
 
 def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
-    """The file of a kernel of infinite width, in a folder if it has no name."""
+    """Compute the file of a kernel of infinite width, in a folder if the file has no name."""
     from ntkexp.engine.local import cores
 
     experiment = composed(asked)
@@ -55,7 +55,7 @@ def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
 
 
 def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
-    """Of networks as they are drawn."""
+    """Compute the tangent kernel of networks as they are drawn."""
     experiment = composed(asked)
     from ntkexp.kernel_file.fill.tangent import at_start
     from ntkexp.sweep.axis_values import values
@@ -67,7 +67,7 @@ def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
 
 
 def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, when: str) -> None:
-    """Of the network of a run."""
+    """Compute the tangent kernel of the network of a run."""
     if asked.overrides or seeds is not None:
         surplus = " ".join(asked.overrides) or "--seeds"
         raise Mistake(f"--run={run} says which network and which data; leave out {surplus}")
@@ -90,7 +90,7 @@ def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, whe
 
 
 def read_outputs(outputs: str) -> Outputs:
-    """All, their trace, or some of them by number."""
+    """Read which outputs are meant: all, their trace, or some of them by number."""
     match outputs:
         case "all":
             return "all"
@@ -103,7 +103,7 @@ def read_outputs(outputs: str) -> Outputs:
 
 
 def composed(asked: Asked) -> Experiment:
-    """The experiment whose data and network are meant."""
+    """Compose the experiment whose data and network are meant."""
     limit_threads(asked.overrides)
     from ntkexp.config.compose import compose
 
@@ -113,7 +113,7 @@ def composed(asked: Asked) -> Experiment:
 def filled(
     asked: Asked, experiment: Experiment, data: Data, filler: AbstractFiller, folder: Path = Path("outputs/kernels")
 ) -> KernelMatrix:
-    """The file, finished."""
+    """Fill the kernel file, and finish it."""
     from ntkexp.engine.local import cores
     from ntkexp.kernel_file.fill.fill import fill
     from ntkexp.kernel_file.fill.subject import Subject
@@ -128,7 +128,7 @@ def filled(
 
 
 def tell(asked: Asked, matrix: KernelMatrix) -> None:
-    """What is in the file, and where it is."""
+    """Say what is in the file, and where it is."""
     from ntkexp.records.json_file import to_text
 
     layout = matrix.layout

@@ -63,7 +63,7 @@ def predict(asked: Asked) -> None:
 
 
 def question_of(asked: Asked) -> Question:
-    """What is asked for, in numbers."""
+    """Read what is asked of a kernel file, in numbers."""
     from ntkexp.kernel_file.predict.question import Question
 
     if asked.times and asked.steps is not None:
@@ -73,12 +73,12 @@ def question_of(asked: Asked) -> Question:
 
 
 def ridge(text: str) -> float | None:
-    """None asks for the best one."""
+    """Read a ridge; None asks for the best one."""
     return None if text == "best" else number("--ridge", text, "a number ≥ 0, or best")
 
 
 def number(option: str, text: str, allowed: str) -> float:
-    """A number that is not negative."""
+    """Read a number that is not negative."""
     try:
         found = float(text)
     except ValueError:
@@ -89,7 +89,7 @@ def number(option: str, text: str, allowed: str) -> float:
 
 
 def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
-    """The file must be of the data that is named."""
+    """Refuse a file that is of other data than is named."""
     from ntkexp.config.compose import compose
     from ntkexp.kernel_file.fill.subject import Subject
 
@@ -101,7 +101,7 @@ def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
 
 
 def show(scores: Sequence[Score], written: Sequence[Path], asked: Asked) -> None:
-    """The table, and where all digits are."""
+    """Show the table, and where all digits are."""
     from dataclasses import asdict
 
     from ntkexp.records.json_file import to_text

@@ -32,7 +32,7 @@ class Asked:
 
 
 def study(asked: Asked) -> None:
-    """Kernel by kernel."""
+    """Compute the study's kernels one by one, and show what they score."""
     from ntkexp.config.choices import Choices
     from ntkexp.config.folders import folders
     from ntkexp.kernel_file.predict.question import Question
@@ -53,7 +53,7 @@ def study(asked: Asked) -> None:
 
 
 def tested(filling: Filling, place: Path, question: Question) -> list[Score]:
-    """The scores of one kernel file on its test points."""
+    """Score one kernel file on its test points."""
     from ntkexp.kernel_file.predict.entries import Entries
     from ntkexp.kernel_file.predict.predict import predict
 
@@ -63,7 +63,7 @@ def tested(filling: Filling, place: Path, question: Question) -> list[Score]:
 
 
 def show(rows: Sequence[Mapping[str, str | float | None]], file: Path, asked: Filling) -> None:
-    """One line a kernel."""
+    """Show one line for each kernel."""
     from ntkexp.records.json_file import to_text
 
     if asked.as_json:
@@ -85,6 +85,6 @@ def show(rows: Sequence[Mapping[str, str | float | None]], file: Path, asked: Fi
 
 
 def number(value: str | float | None) -> float:
-    """A cell that is one."""
+    """Read a cell that holds a number."""
     assert isinstance(value, int | float)
     return float(value)

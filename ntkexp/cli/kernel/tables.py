@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Iterable[Sequence[object]]]:
-    """A row per kernel, way to train and point."""
+    """Tabulate predictions: a row for each kernel, way to train and point."""
     columns = entries.targets.shape[1]
     names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
     header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]
@@ -37,7 +37,7 @@ def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Ite
 
 
 def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """A table as a file, with every digit."""
+    """Write a table as a file, with every digit."""
     from ntkexp.records.atomic import write_atomically
     from ntkexp.records.metrics import cell
 
@@ -53,7 +53,7 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
 
 def table(scores: Sequence[Score]) -> str:
-    """As a reader wants it."""
+    """Lay scores out as a reader wants them."""
     from ntkexp.text import aligned, short
 
     header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
@@ -70,7 +70,7 @@ def table(scores: Sequence[Score]) -> str:
 
 
 def rate(share: float | None) -> str:
-    """An accuracy, as papers print it.
+    """Spell an accuracy as papers print it.
 
     >>> rate(0.98765), rate(None)
     ('98.8 %', '–')

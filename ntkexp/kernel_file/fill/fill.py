@@ -28,7 +28,7 @@ from ntkexp.records.seal import Damaged
 def fill(
     path: Path, subject: Subject, filler: AbstractFiller, workers: int, force: bool, progress: AbstractProgress
 ) -> KernelMatrix:
-    """The finished file, new, gone on with, or found as it was."""
+    """Finish a kernel file: it may be new, gone on with, or found as it was."""
     with claimed(path):
         matrix = opened(path, subject, filler, force)
         tiling, done, left = matrix.layout.tiling, matrix.done, matrix.missing()
@@ -67,7 +67,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def opened(path: Path, subject: Subject, filler: AbstractFiller, force: bool) -> KernelMatrix:
-    """The file of this subject: one of another is refused."""
+    """Open the file of this subject: one of another is refused."""
     if path.exists() and not force:
         matrix = open_matrix(path)
         refuse_other(matrix, subject)
@@ -79,7 +79,7 @@ def opened(path: Path, subject: Subject, filler: AbstractFiller, force: bool) ->
 
 
 def begun(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
-    """A file without a tile."""
+    """Begin a file without a tile."""
     tiling = Tiling(len(subject.inputs), len(subject.data.train.inputs), side_for(len(subject.data.train.inputs)))
     layout = Layout(filler.names, tiling, filler.outputs, subject.experiment.dtype)
     pairs = tiling.train * (tiling.points - tiling.train / 2)
@@ -103,7 +103,7 @@ def begun(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
 
 
 def refuse_other(matrix: KernelMatrix, subject: Subject) -> None:
-    """A file knows what it is of."""
+    """Refuse a file that is of something else."""
     if matrix.facts["identity"] == subject.identity:
         return
     there, here = matrix.description, subject.description

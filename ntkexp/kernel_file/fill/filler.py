@@ -13,12 +13,12 @@ Blocks: TypeAlias = Mapping[str, Float[Tensor, "probe out train out_"]]
 
 
 class AbstractFiller(ABC):
-    """A kernel as a function of points."""
+    """A filler computes a kernel as a function of points."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Of the kernels it gives."""
+        """The names of the kernels that it computes."""
 
     @property
     @abstractmethod

@@ -20,7 +20,7 @@ RATE = 1e-10  # seconds for a pair of pixels in a layer; the fused engine takes 
 
 @dataclass(frozen=True)
 class Limit(AbstractFiller):
-    """Of a network of layers."""
+    """The filler for a network of layers of infinite width."""
 
     experiment: Experiment
     network: Network
@@ -55,13 +55,13 @@ class Limit(AbstractFiller):
         return self.block(points, points, BlockPlace(everything, everything, same=True))
 
     def block(self, left: Tensor, right: Tensor, place: BlockPlace) -> Blocks:
-        """Both kernels, scaled."""
+        """Compute both kernels, scaled."""
         found = compute(self.network, place, left, right, memory_gb=self.memory_gb, threads=1)
         scale = self.experiment.init.alpha**2
         return {"nngp": scale * found.nngp[:, None, :, None], "ntk": scale * found.ntk[:, None, :, None]}
 
 
 def limit_of(experiment: Experiment, data: Data, workers: int) -> Limit:
-    """The architecture's, for these data; one without a limit is a mistake."""
+    """Find the architecture's limit for these data; to have none is a mistake."""
     task = Task(tuple(data.train.inputs.shape[1:]), 1, data.vocabulary)
     return Limit(experiment, experiment.model.limit(experiment.init, task), experiment.memory_gb / workers)

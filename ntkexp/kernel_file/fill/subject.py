@@ -35,18 +35,18 @@ class Subject:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """By name."""
+        """The splits of the data by name."""
         return {name: getattr(self.data, name) for name in ("train", "probe", "test")}
 
     @cached_property
     def inputs(self) -> Float[Tensor, "point *shape"]:
-        """Of all points."""
+        """The inputs of all points."""
         whole = torch.cat([split.inputs for split in self.splits.values()])
         return whole.to(self.experiment.device, getattr(torch, self.experiment.dtype))
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """As the squared loss compares them, whatever the network's is: classes as ±1, or one-hot and centred."""
+        """What the squared loss compares, whatever the network's loss is: classes as ±1, or one-hot and centred."""
         target, classes = torch.cat([split.target for split in self.splits.values()]), len(self.data.classes)
         if self.outputs == classes == 2:  # a network with two outputs for two classes
             return torch.nn.functional.one_hot(target, classes).double() - 1 / classes
@@ -66,7 +66,7 @@ class Subject:
 
     @cached_property
     def data_digest(self) -> str:
-        """Of all numbers that make the points."""
+        """The digest of all numbers that make the points."""
         found = sha256()
         for split in self.splits.values():
             for part in (split.inputs, split.target):
@@ -87,5 +87,5 @@ class Subject:
 
     @property
     def identity(self) -> str:
-        """64 hexadecimal digits."""
+        """The digest of the description, 64 hexadecimal digits."""
         return sha256(json.dumps(self.description, sort_keys=True, allow_nan=False).encode()).hexdigest()

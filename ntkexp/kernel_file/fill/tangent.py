@@ -27,7 +27,7 @@ from ntkexp.run.setting import network
 
 @dataclass(frozen=True)
 class Tangent(AbstractFiller):
-    """Of modules that are alike but for their weights."""
+    """The filler for modules that are alike but for their weights."""
 
     experiment: Experiment
     modules: tuple[ScaledOutput, ...]
@@ -64,7 +64,7 @@ class Tangent(AbstractFiller):
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
-        """Over the modules, added one by one in their order."""
+        """The mean over the modules, added one by one in their order."""
         casts = self.experiment.path.casts
         first, *rest = (
             tangent_kernel(module, left, right, outputs=self.wanted, casts=casts) for module in self.modules
@@ -73,7 +73,7 @@ class Tangent(AbstractFiller):
 
 
 def at_start(experiment: Experiment, data: Data, seeds: Sequence[int], wanted: Outputs) -> Tangent:
-    """Networks as they are drawn from these seeds."""
+    """Draw networks from these seeds."""
     outputs = outputs_of(experiment, data)
     drawn = (experiment.model_copy(update={"seed": seed}) for seed in seeds)
     modules = tuple(network(each, data, outputs) for each in drawn)
@@ -81,7 +81,7 @@ def at_start(experiment: Experiment, data: Data, seeds: Sequence[int], wanted: O
 
 
 def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str, wanted: Outputs) -> Tangent:
-    """The network of a run, with its weights at the `start` or the `end` of training."""
+    """Load the network of a run, with its weights at the `start` or the `end` of training."""
     outputs = outputs_of(experiment, data)
     module = network(experiment, data, outputs)
     saved = torch.load(weights, map_location=experiment.device, weights_only=True)[when]
@@ -94,5 +94,5 @@ def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str, 
 
 
 def outputs_of(experiment: Experiment, data: Data) -> int:
-    """How many the network has."""
+    """Count the outputs that the network has."""
     return experiment.loss.targets(data.train.target, len(data.classes)).shape[1]

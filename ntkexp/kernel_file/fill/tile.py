@@ -33,7 +33,7 @@ class Filled:
 def computed(
     tiles: list[tuple[int, int]], subject: Subject, filler: AbstractFiller, tiling: Tiling, workers: int
 ) -> Iterator[Filled]:
-    """Tiles as they are ready, no more of them at once than there are workers."""
+    """Compute tiles and give each as it is ready, no more of them at once than there are workers."""
     rest = iter(tiles)
     if not filler.concurrent:
         for row, column in rest:
@@ -56,7 +56,7 @@ def computed(
 
 
 def tile_of(row: int, column: int, subject: Subject, filler: AbstractFiller, tiling: Tiling) -> Filled:
-    """Compute one."""
+    """Compute one tile."""
     points, inputs = subject.inputs[tiling.rows(row)], subject.inputs
     if row != column:
         own = arrays(itself(points, filler)) if tiling.owns(row, column) else {}
@@ -69,11 +69,11 @@ def tile_of(row: int, column: int, subject: Subject, filler: AbstractFiller, til
 
 
 def itself(points: torch.Tensor, filler: AbstractFiller) -> Blocks:
-    """The kernels between each of these points and itself."""
+    """Compute the kernels between each of these points and itself."""
     alone = [filler.among(point[None]) for point in points]
     return {name: torch.cat([block[name][:, :, 0] for block in alone]) for name in filler.names}
 
 
 def arrays(blocks: Blocks) -> Arrays:
-    """As the file takes them."""
+    """Turn tensors into arrays as the file takes them."""
     return {name: np.ascontiguousarray(block.detach().cpu().numpy()) for name, block in blocks.items()}

@@ -24,7 +24,7 @@ AT_ONCE = 1 << 27  # bytes of rows that are read at once
 
 @dataclass(frozen=True)
 class Entries:
-    """Of one file, in double precision."""
+    """The numbers of one file, in double precision."""
 
     matrix: KernelMatrix
 
@@ -51,7 +51,7 @@ class Entries:
 
     @property
     def share(self) -> float:
-        """What a column gets of the kernel."""
+        """The part of the kernel that a column gets."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -70,28 +70,28 @@ class Entries:
         return max(1, AT_ONCE // (8 * self.count * self.matrix.layout.outputs))
 
     def blocks(self, points: slice) -> list[slice]:
-        """Points by as many as are read at once."""
+        """Cut points into as many as are read at once."""
         return [slice(k, min(k + self.step, points.stop)) for k in range(points.start, points.stop, self.step)]
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
-        """The kernel between points and training examples."""
+        """Read the kernel between points and training examples."""
         found = torch.as_tensor(self.matrix.array(kernel, points)).double()
         if not found.isfinite().all():
             raise DamagedKernel(f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew")
         return found.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
-        """The kernel between training examples."""
+        """Read the kernel between training examples."""
         return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
 
     def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
-        """The kernel between points and themselves."""
+        """Read the kernel between points and themselves."""
         found = torch.as_tensor(self.matrix.array(kernel + SELF, points)).double()
         return self.share * found.diagonal(dim1=1, dim2=2).flatten()
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """Of all points."""
+        """The targets of all points."""
         return torch.as_tensor(self.matrix.array("target"))
 
     @cached_property
@@ -100,9 +100,9 @@ class Entries:
         return torch.as_tensor(self.matrix.array("label"))
 
     def columns(self, values: Float[Tensor, "point out"]) -> Float[Tensor, "entry column"]:
-        """Values of points as the kernel's matrix takes them."""
+        """Arrange values of points as the kernel's matrix takes them."""
         return values if self.matrix.layout.outputs == 1 else values.reshape(-1, 1)
 
     def values(self, columns: Float[Tensor, "entry column"]) -> Float[Tensor, "point out"]:
-        """The way back."""
+        """Arrange columns of the kernel's matrix as values of points."""
         return columns.reshape(-1, self.targets.shape[1])

@@ -35,14 +35,14 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
-    """Kernel by kernel, way by way."""
+    """Predict kernel by kernel, way by way."""
     for kernel in reversed(entries.matrix.layout.kernels):
         for found in solved(entries, kernel, question, tell):
             yield answer(entries, kernel, found)
 
 
 def answer(entries: Entries, kernel: str, found: Solved) -> Answer:
-    """At every split."""
+    """Predict and score at every split."""
     splits = entries.matrix.splits
     predicted = {split: at(entries, kernel, found, points) for split, points in splits.items()}
     if found.left_out is not None:
@@ -57,7 +57,7 @@ def answer(entries: Entries, kernel: str, found: Solved) -> Answer:
 
 
 def at(entries: Entries, kernel: str, found: Solved, points: slice) -> Predicted:
-    """The outputs at some points, block by block."""
+    """Predict the outputs at some points, block by block."""
     known = found.learned is not None and "nngp" in entries.matrix.layout.kernels
     prior = entries.among("nngp") if known and kernel == "ntk" else None
     means, variances = [], []
@@ -73,7 +73,7 @@ def at(entries: Entries, kernel: str, found: Solved, points: slice) -> Predicted
 def variance(
     entries: Entries, found: Solved, prior: Tensor | None, cross: Float[Tensor, "point entry"], block: slice
 ) -> Float[Tensor, " point"]:
-    """Of outputs over networks that train all layers, or, where 𝒢(X, X) is not given, their readout."""
+    """Find the variance of outputs over networks that train all layers, or, without 𝒢(X, X), their readout."""
     assert found.learned is not None
     assert found.twice is not None
     start = entries.own("nngp", block)

@@ -44,7 +44,7 @@ class Question:
             raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
-        """Each way to train by its name, under a loss that is the mean over so many examples."""
+        """Name each way to train, under a loss that is the mean over so many examples."""
         if self.steps is not None and self.step_size is not None:
             name = f"{self.steps} steps of {short(self.step_size)}"
             return {name: DescentGain(self.step_size / examples, self.steps)}
@@ -56,7 +56,7 @@ class Question:
         return self.steps is None and self.times == (math.inf,) and self.ridge is not None and self.folds is None
 
     def way_to_solve(self, entries: Entries) -> Solver:
-        """The one that was asked for, or the plainest that fits; a cost model that looks at shapes alone."""
+        """Choose the solver that was asked for, or the plainest that fits; a cost model that looks at shapes alone."""
         if self.solver not in (None, "eigen") and not self.is_plain:
             raise WrongArgument(
                 f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen", "solver"
@@ -76,5 +76,5 @@ class Question:
 
     @staticmethod
     def bytes(solver: Solver, entries: Entries) -> float:
-        """What is held at once."""
+        """Count what is held at once."""
         return 8.0 * COPIES[solver] * entries.count**2

@@ -19,7 +19,7 @@ from ntkexp.machine.ladder import label
 
 @dataclass(frozen=True)
 class Score:
-    """A row."""
+    """A row of the table of scores."""
 
     kernel: str
     when: str

@@ -34,7 +34,7 @@ class Solved:
 
 
 def solved(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[Solved]:
-    """Way by way."""
+    """Solve way by way."""
     targets = entries.columns(entries.targets[: entries.train])
     solver, ways = question.way_to_solve(entries), question.ways(entries.train)
     if solver == "eigen":
@@ -58,7 +58,7 @@ def by_modes(
     ways: dict[str, AbstractGain],
     targets: Float[Tensor, "entry column"],
 ) -> Iterator[Solved]:
-    """By one eigendecomposition, every way."""
+    """Solve every way by one eigendecomposition."""
     matrix = entries.among(kernel)
     modes = modes_of(matrix)
     outputs = entries.matrix.layout.outputs
@@ -73,7 +73,7 @@ def by_modes(
 
 
 def best(modes: Modes, tried: list[float], targets: Float[Tensor, "entry column"], parts: list[Tensor]) -> float:
-    """The ridge with the smallest squared error on what was left out."""
+    """Find the ridge with the smallest squared error on what was left out."""
     return min(tried, key=lambda ridge: float((held_out(modes, ridge, targets, parts) - targets).square().sum()))
 
 
@@ -87,7 +87,7 @@ def by_products(
     *,
     hold: bool,
 ) -> Solved:
-    """By conjugate gradients: the kernel is read from the disk for every product, unless it can be held."""
+    """Solve by conjugate gradients: the kernel is read from the disk for every product, unless it can be held."""
     blocks = entries.blocks(slice(0, entries.train))
     held = [entries.rows(kernel, block) for block in blocks] if hold else None
 

@@ -34,7 +34,7 @@ class DamagedKernel(Damaged, Useless):
 
 @dataclass(frozen=True)
 class Layout:
-    """Of the arrays in a store."""
+    """The arrays of a store, by their shapes."""
 
     kernels: tuple[str, ...]
     tiling: Tiling
@@ -49,7 +49,7 @@ class Layout:
 
 
 def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-    """A store without a tile, there whole or not at all, in place of whatever was there."""
+    """Create a store without a tile, there whole or not at all, in place of whatever was there."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
     store = create_store(partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side})

@@ -36,18 +36,18 @@ from ntkexp.records.store import drop_partial, get_array, open_store
 
 @dataclass(frozen=True)
 class KernelMatrix:
-    """A store that exists."""
+    """A kernel file that exists."""
 
     path: Path
 
     @cached_property
     def store(self) -> zarr.Group:
-        """Its arrays."""
+        """The arrays of the file."""
         return open_store(self.path, write=True)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Its attributes."""
+        """The attributes of the file."""
         facts = dict(self.store.attrs)
         if missing := {"identity", "description", "kernels", "splits", "classes", "side"} - facts.keys():
             raise Mistake(f"{self.path} is no kernel file: it lacks {', '.join(sorted(missing))}")
@@ -55,7 +55,7 @@ class KernelMatrix:
 
     @cached_property
     def layout(self) -> Layout:
-        """Of its arrays."""
+        """The shapes of the arrays."""
         kernels = tuple(map(str, self.facts["kernels"]))
         place = get_array(self.store, kernels[0])
         points, outputs, train, _ = place.shape
@@ -131,7 +131,7 @@ class KernelMatrix:
         write_atomically(self.marks(row), done.tobytes())
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
-        """Rows of any array."""
+        """Read rows of any array."""
         try:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
@@ -143,7 +143,7 @@ class KernelMatrix:
 
 
 def open_matrix(path: Path) -> KernelMatrix:
-    """A kernel file, finished or not."""
+    """Open a kernel file, finished or not."""
     if not path.is_dir():
         raise Mistake(f"{path} is no kernel file: it {'is a file' if path.exists() else 'does not exist'}")
     check_attributes(path)
