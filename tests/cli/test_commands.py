@@ -50,7 +50,7 @@ def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
             assert out.is_dir()
             return act(progress)
 
-        def resume(folder: Path, progress: AbstractProgress, trusted: Sequence[str]) -> Path:
+        def resume(folder: Path, progress: AbstractProgress, trusted: Sequence[str], options: Sequence[str]) -> Path:
             return act(progress)
 
         vars(module).update(carry_out=carry_out, resume=resume)
