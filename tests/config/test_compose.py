@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 
@@ -172,7 +171,3 @@ def test_a_fault_in_a_trusted_package_is_said(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "faulty_pack" / "net.py").write_text("1 / 0\n")
     with pytest.raises(Mistake, match=r"faulty_pack\.net cannot be imported: ZeroDivisionError"):
         compose(["model._target_=faulty_pack.net.Net"], trust=["faulty_pack"])
-
-
-def test_no_component_is_an_interface() -> None:
-    assert not any(inspect.isabstract(type(value)) for _, value in compose([]) if isinstance(value, Component))

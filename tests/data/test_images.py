@@ -88,7 +88,7 @@ def test_without_debian_s_package_it_is_said_how_to_get_it(
     line = refusal(of(FashionMnist))
     assert "dataset-fashion-mnist" in line
     assert "train-images-idx3-ubyte" in line
-    with pytest.raises(Mistake):
+    with pytest.raises(Mistake, match="dataset-fashion-mnist"):
         of(FashionMnist).files()
 
 

@@ -150,5 +150,5 @@ def test_targets_that_are_all_equal_are_refused(refusal: Callable[[AbstractSourc
     "field", [{"train": 0}, {"probe": -1}, {"test": -1}, {"label_noise": 1.0}, {"seed": -1}, {"standardise": "some"}]
 )
 def test_fields_have_ranges(field: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match=next(iter(field))):
         Numbered.model_validate(field)

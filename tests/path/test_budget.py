@@ -60,5 +60,5 @@ def test_too_little_memory_is_a_mistake_that_says_how_much_is_needed() -> None:
 def test_what_it_says_is_needed_is_enough() -> None:
     needed = (BASE.fixed + 2 * BASE.per_point) / 1e9
     assert replace(BASE, memory_gb=needed * (1 + 1e-9)).block >= 1
-    with pytest.raises(Mistake):
+    with pytest.raises(Mistake, match="memory_gb"):
         _ = replace(BASE, memory_gb=needed * (1 - 1e-9)).block

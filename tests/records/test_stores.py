@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,15 @@ def test_a_kernel_of_zeros_and_one_of_nan_are_kept(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_snapshot(tmp_path / "k", index), value)
 
 
-@pytest.mark.parametrize("written", [1, 5, 20])
+def test_a_snapshot_that_was_broken_off_is_none(tmp_path: Path) -> None:
+    create_kernels(tmp_path / "k", 5, 2, 3, 2)
+    no_numbers: Any = np.full((3, 2), "broken off")
+    with pytest.raises(ValueError, match="broken off"):
+        write_snapshot(tmp_path / "k", 0, 10, kernel(0), no_numbers)
+    assert read_steps(tmp_path / "k").tolist() == [NOT_YET, NOT_YET]
+
+
+@pytest.mark.parametrize("written", [1, 20])
 def test_a_killed_writer_leaves_whole_kernels(tmp_path: Path, written: int) -> None:
     path = tmp_path / "kernels.zarr"
     with subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(path)], stdout=subprocess.PIPE) as writer:

@@ -70,6 +70,7 @@ def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tm
     shutil.rmtree(copy / "kernels.zarr" / "output_gradient")
     seal(copy)
     (found,) = explain(load_run(copy), "probe", [0])
+    assert found.parts
     assert all(np.isnan(part.halfway) for part in found.parts)
     assert "–" in all_told([found], 3)
 

@@ -88,8 +88,10 @@ class Ran:
         return {(row.machine, row.split): row for row in rows}
 
     def rows(self, machine: str) -> list[Result]:
-        """One machine on every split."""
-        return [row for (name, _), row in self.table.items() if name == machine]
+        """One machine on every split; of one that there is not, no law holds."""
+        found = [row for (name, _), row in self.table.items() if name == machine]
+        assert found, machine
+        return found
 
     def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
         """𝒮 by one rule, at the points where the path is read."""

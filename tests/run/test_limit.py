@@ -37,12 +37,13 @@ def test_the_log_measures_the_distance() -> None:
     assert isinstance(limit, LimitKernels)
     train = run.setting.points.train
     whole = torch.einsum("pt,co->pcto", limit.tangent[:train], torch.eye(3, dtype=torch.float64))
-    for row in run.memory.rows:
-        if row["step"] in run.memory.kernels and row.get("drift") is not None:
-            kernel = run.memory.kernels[int(row["step"] or 0)][:train]
-            assert row["limit_distance"] == pytest.approx(float((kernel - whole).norm() / whole.norm()), rel=1e-12)
-            cosine = float((kernel * whole).sum() / (kernel.norm() * whole.norm()))
-            assert row["limit_alignment"] == pytest.approx(cosine, rel=1e-12)
+    rows = {int(row["step"] or 0): row for row in run.memory.rows if row.get("drift") is not None}
+    assert rows.keys() == run.memory.kernels.keys()
+    for step, row in rows.items():
+        kernel = run.memory.kernels[step][:train]
+        assert row["limit_distance"] == pytest.approx(float((kernel - whole).norm() / whole.norm()), rel=1e-12)
+        cosine = float((kernel * whole).sum() / (kernel.norm() * whole.norm()))
+        assert row["limit_alignment"] == pytest.approx(cosine, rel=1e-12)
 
 
 @pytest.mark.parametrize(
