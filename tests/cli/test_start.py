@@ -1,32 +1,73 @@
-"""Starting up: light, plain, and the same by every way in. Each test is a process of its own."""
+"""Starting up: light, plain, and the same by every way in.
+
+One process answers a list of command lines, each by a fork of itself.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import pytest
 
 HEAVY = ("torch", "hydra", "pandas", "numpy", "matplotlib", "sklearn", "xarray", "rich.progress")
+ANSWERING = """
+import atexit, json, os, sys
+from ntkexp.cli.main import main
+
+for line in sys.stdin:
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    asked = json.loads(line)
+    for descriptor in (1, 2):
+        os.dup2(os.open(asked["said"][descriptor - 1], os.O_WRONLY | os.O_CREAT), descriptor)
+    os.environ.update(asked["environment"])
+    sys.argv[1:] = asked["arguments"]
+    atexit.register(lambda: sys.stderr.write(" ".join(name for name in asked["heavy"] if name in sys.modules)))
+    main()
+"""
 
 
-def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = (
-        "import atexit, sys\n"
-        f"atexit.register(lambda: sys.stderr.write(' '.join(m for m in {HEAVY!r} if m in sys.modules)))\n"
-        "from ntkexp.cli.main import main\n"
-        "main()\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Ended(NamedTuple):
+    """How a command ended, and what it printed; at last, on stderr, what it imported of what is heavy."""
+
+    status: int
+    out: str
+    err: str
+
+
+Start = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """The process, which has imported what every command line needs."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ANSWERING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def start(server: subprocess.Popen[str], tmp_path: Path) -> Start:
+    """A command line, answered."""
+
+    def call(*arguments: str, **environment: str) -> Ended:
+        said = [tmp_path / "out", tmp_path / "err"]
+        asked = {"arguments": arguments, "environment": environment, "said": list(map(str, said)), "heavy": HEAVY}
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(f"{json.dumps(asked)}\n")
+        server.stdin.flush()
+        return Ended(int(server.stdout.readline()), *(file.read_text("utf-8") for file in said))
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -44,11 +85,11 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     ],
     ids=" ".join,
 )
-def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word: str) -> None:
+def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word: str, start: Start) -> None:
     ended = start(*arguments)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert word in ended.stdout
-    assert "\x1b" not in ended.stdout
+    assert (ended.status, ended.err) == (0, "")
+    assert word in ended.out
+    assert "\x1b" not in ended.out
 
 
 def test_a_run_loads_no_compiler() -> None:
@@ -83,11 +124,11 @@ def test_a_run_loads_no_compiler() -> None:
         ("ntkexp train --qu", ["--quiet"]),
     ],
 )
-def test_a_shell_completes_whole_words(line: str, offered: list[str]) -> None:
+def test_a_shell_completes_whole_words(line: str, offered: list[str], start: Start) -> None:
     environment = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
     ended = start(_NTKEXP_COMPLETE="complete_fish", **environment)
-    assert ended.stderr == ""
-    assert [word.partition("\t")[0] for word in ended.stdout.split("\n") if word] == offered
+    assert ended.err == ""
+    assert [word.partition("\t")[0] for word in ended.out.split("\n") if word] == offered
 
 
 @pytest.mark.parametrize(
@@ -101,11 +142,11 @@ def test_a_shell_completes_whole_words(line: str, offered: list[str]) -> None:
     ],
     ids=" ".join,
 )
-def test_bash_completes_what_it_splits_at_equals_signs(words: list[str], offered: list[str]) -> None:
+def test_bash_completes_what_it_splits_at_equals_signs(words: list[str], offered: list[str], start: Start) -> None:
     line = "\n".join(["ntkexp", *words])
     ended = start(_NTKEXP_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words)))
-    assert ended.stderr == ""
-    assert ended.stdout.split() == offered
+    assert ended.err == ""
+    assert ended.out.split() == offered
 
 
 def into(stream: IO[str] | int, *arguments: str) -> tuple[int, str]:
