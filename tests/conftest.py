@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+
+import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and in every process that a test starts
 
 from tests.shapes import check_shapes
 
 check_shapes()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that no core waits for another at the end.
+
+    A file of many tests takes longer than one of few, but of slow tests those that are alone do: a whole command each.
+    """
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: tests[item.path] * (1 if item.get_closest_marker("slow") else -1))
