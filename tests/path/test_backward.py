@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from ntkexp.run.attributed_points import shares
 from ntkexp.run.loop import run
 from ntkexp.run.second_pass import Retrace
 from ntkexp.run.setting import Setting, prepare
-from tests.run.small import Memory, ran, small
+from tests.run.small import Memory, Ran, ran, small
 
 ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4")
 QUICK = (*ALL, "path.rule=[secant]", "ladder.machine=[secant]")
@@ -50,13 +51,19 @@ def flat(weights: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([weight.flatten() for weight in weights.values()])
 
 
-def forwards(setting: Setting, only: int | None = None) -> tuple[Tensor, Tensor]:
+@cache
+def summed(case: str) -> Ran:
+    """A run whose path is summed backwards, by two rules."""
+    return ran(*QUICK, *CASES[case], "path.rule=[secant,left]")
+
+
+def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tensor, Tensor]:
     """𝒮 and 𝒟: each example's gradients pass through a copy of the optimizer's memory, and decay through another; those
     of all steps, or of one.
     """
     optimizer: Any = setting.experiment.optimizer
     like, path = setting.weights, setting.experiment.path
-    (piece,) = path.quadrature(path.rule[0])
+    (piece,) = path.quadrature(next(each for each in path.rule if each.option == rule))
     train, outputs = setting.points.train, setting.targets.shape[1]
     found = torch.zeros(len(setting.targets), outputs, train + 1, dtype=torch.float64)
     memory = torch.zeros(train + 1, flat(setting.weights).numel(), dtype=torch.float64)
@@ -87,8 +94,8 @@ def forwards(setting: Setting, only: int | None = None) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize("rule", ["secant", "left"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
-    found = ran(*QUICK, *CASES[case], f"path.rule=[{rule}]")
-    parts, decay = forwards(found.setting)
+    found = summed(case)
+    parts, decay = forwards(found.setting, rule)
     path = found.outcome.evidence.paths[rule]
     assert (path.contributions - parts).norm() < ROUNDING * parts.norm()
     assert (path.decay - decay).norm() <= ROUNDING * (decay.norm() + parts.norm())
@@ -96,7 +103,7 @@ def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_network_is_the_sum_of_its_parts(case: str) -> None:
-    found = ran(*QUICK, *CASES[case])
+    found = summed(case)
     for row in found.rows("secant"):
         assert row.exact, row
     for share in found.memory.shares:
@@ -105,7 +112,7 @@ def test_the_network_is_the_sum_of_its_parts(case: str) -> None:
 
 def test_the_shares_of_steps_add_up() -> None:
     """Σ|Δ𝒮| over steps is at least |Σ 𝒮|; each step's parts are what its gradients did, now and later."""
-    found = ran(*QUICK, *CASES["adam"])
+    found = summed("adam")
     mass = sum(float(share["contribution_mass"] or 0) for share in found.memory.shares)
     assert len(found.memory.shares) == 9
     assert mass >= float(found.contributions("secant").abs().sum())
@@ -152,7 +159,7 @@ class Interrupted(Memory):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [1, 8, 9, 10, 17])
+@pytest.mark.parametrize("after", [1, 9, 10])
 def test_an_interrupted_way_back_goes_on_to_the_same_bits(after: int) -> None:
     """Within a chunk of points, at its end, and in the next one; two chunks of nine steps."""
     setting = replace(prepare(small(*QUICK, *CASES["adamw"])), chunk=10)
@@ -197,10 +204,10 @@ def test_brackets_that_do_not_fit_are_a_mistake() -> None:
 @pytest.mark.parametrize("case", ["nesterov", "adam"])
 def test_half_was_done_when_the_gradients_had_done_half(case: str) -> None:
     """By the oracle with the gradients of one step alone: an example acts when its gradient is taken."""
-    found = ran(*QUICK, *CASES[case], "path.error_samples=0")
+    found = summed(case)
     steps, half_by = found.setting.experiment.steps, found.outcome.evidence.path.half_by
     assert half_by is not None
-    masses = torch.stack([forwards(found.setting, step)[0].abs() for step in range(steps)]).flatten(1)
+    masses = torch.stack([forwards(found.setting, "secant", step)[0].abs() for step in range(steps)]).flatten(1)
     sizes = [found.setting.descent.size(step) for step in range(steps)]
     np.testing.assert_allclose(half_by.flatten(), halves_of(masses, sizes), rtol=1e-9)  # masses are known to some 1e-12
 

@@ -61,11 +61,11 @@ def test_gradient_descent_tends_to_it_at_first_order(loss: str) -> None:
     shared = ("model.activation=tanh", f"loss={loss}", "data.classes=all", "path.rule=[left]", "ladder.machine=[]")
     end = ran(*shared, "optimizer=flow", "optimizer.step_size=2.0", "steps=2", "path.error_samples=0").outcome
     errors = []
-    for steps in (16, 32, 64):
+    for steps in (16, 32):
         descended = ran(*shared, f"optimizer.step_size={4 / steps}", f"steps={steps}").outcome
         errors.append(float((descended.evidence.end - end.evidence.end).norm()))
     slopes = [log(coarse / fine) / log(2) for coarse, fine in pairwise(errors)]
-    assert slopes == pytest.approx([1, 1], abs=0.15)  # the next order still shows
+    assert slopes == pytest.approx([1], abs=0.15)  # the next order still shows
 
 
 CASES = (
@@ -106,16 +106,15 @@ def test_rules_for_steps_say_that_there_are_none() -> None:
         assert all(row.relative_error is not None for row in found.rows(machine))
 
 
-@pytest.mark.parametrize("at", [1, 6])
-def test_it_goes_on_to_the_same_bits(at: int) -> None:
-    chosen = (*FLOW, "steps=6", "path.error_samples=3", "data.classes=all", "schedule=cosine")
-    whole = ran(*chosen)
-    with pytest.raises(Stopped) as stopped:
-        run(prepare(small(*chosen)), Stopping(at=at))
-    rest = run(prepare(small(*chosen)), Memory(), restored(stopped.value))
-    ours, theirs = rest.evidence.paths["gauss"], whole.outcome.evidence.paths["gauss"]
-    assert torch.equal(ours.contributions, theirs.contributions)
-    assert ours.facts == theirs.facts
+def test_it_goes_on_to_the_same_bits() -> None:
+    chosen = (*FLOW, "steps=4", "path.error_samples=3", "data.classes=[1,3,8]", "schedule=cosine")
+    theirs = ran(*chosen).outcome.evidence.paths["gauss"]
+    for at in (1, 4):
+        with pytest.raises(Stopped) as stopped:
+            run(prepare(small(*chosen)), Stopping(at=at))
+        ours = run(prepare(small(*chosen)), Memory(), restored(stopped.value)).evidence.paths["gauss"]
+        assert torch.equal(ours.contributions, theirs.contributions)
+        assert ours.facts == theirs.facts
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ probability like n⁻¹; they are resolved once pieces are short against the dis
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
 from math import log
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.path.parts import contributions, distance
 from tests.run.small import ran
 
 ADMISSIBLE = [(n, k) for n in range(1, 9) for k in range(4) if n % 2**k == 0]
+ACTIVATIONS = ("relu", "tanh")
 PIECES = (1, 2, 4, 8)
 KINKED = (4, 8, 16, 32)
 VERY_MANY = 128  # 16 times better than the best that is held against it
@@ -62,11 +64,12 @@ def kinked(depth: int, seed: int, *overrides: str) -> tuple[float, ...]:
     return tuple(distance(found[str(n)], found[str(VERY_MANY)]) for n in KINKED)
 
 
-@pytest.mark.parametrize(("pieces", "romberg"), ADMISSIBLE)
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize(
+    ("activation", "pieces", "romberg"), [(activation, *cut) for activation, cut in zip(cycle(ACTIVATIONS), ADMISSIBLE)]
+)
 def test_the_sum_closes_however_the_step_is_cut(activation: str, pieces: int, romberg: int) -> None:
     cuts = (f"path.pieces={pieces}", f"path.romberg={romberg}", "path.rule=[secant]", "path.probes=[probe]")
-    assert ran(f"model.activation={activation}", *STEPS, *cuts).error("secant") < EXACT
+    assert ran(f"model.activation={activation}", *STEPS, "steps=3", *cuts).error("secant") < EXACT
 
 
 @pytest.mark.parametrize(("pieces", "romberg"), ADMISSIBLE)
@@ -86,7 +89,7 @@ def test_one_extrapolation_makes_that_order_four() -> None:
     assert abs(slope(pieces, smooth_errors(pieces, 1)) - 4) < 0.2  # the next order, n⁻⁶, is seen at two pieces
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_parts_of_a_relu_network_converge_at_order_two(seed: int) -> None:
     assert 1.6 <= slope(KINKED, list(kinked(1, seed, "steps=4"))) <= 2.3
 
@@ -108,7 +111,7 @@ def test_the_error_bar_of_a_smooth_network_is_right(cut: tuple[int, int]) -> Non
     assert true / 2 < run.error_bar < 2 * true
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_error_bar_of_a_relu_network_is_right(seed: int) -> None:
     every = ("steps=4", "path.error_samples=4", "path.rule=[secant]", "path.probes=[probe]", "path.pieces=4")
     run = ran(*RELU, *every, "model.depth=1", f"seed={seed}")

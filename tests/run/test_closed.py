@@ -10,18 +10,25 @@ from ntkexp.kernel.secant.rules.base import AbstractCall
 from tests.run.small import ran
 
 QUICK = ("model.activation=tanh", "steps=4", "path.rule=[secant]", "ladder.machine=[secant]")
-OPTIMIZERS = ("optimizer=gd", "optimizer=nesterov")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("reading", ["init.antisymmetric=true", "init.centred=true", "init.alpha=1e6"])
-def test_rounding_is_never_taken_for_a_mistake(optimizer: str, reading: str) -> None:
-    for fraction in ("1e-8", "0.1"):
-        run = ran(*QUICK, optimizer, reading, f"optimizer.stable_fraction={fraction}")
-        assert run.outcome.sentence == "trained for 4 steps"
+@pytest.mark.parametrize(  # all pairs
+    ("reading", "optimizer", "fraction"),
+    [
+        ("init.antisymmetric=true", "optimizer=gd", "1e-8"),
+        ("init.antisymmetric=true", "optimizer=nesterov", "0.1"),
+        ("init.centred=true", "optimizer=gd", "0.1"),
+        ("init.centred=true", "optimizer=nesterov", "1e-8"),
+        ("init.alpha=1e6", "optimizer=gd", "1e-8"),
+        ("init.alpha=1e6", "optimizer=nesterov", "0.1"),
+    ],
+)
+def test_rounding_is_never_taken_for_a_mistake(reading: str, optimizer: str, fraction: str) -> None:
+    run = ran(*QUICK, optimizer, reading, f"optimizer.stable_fraction={fraction}")
+    assert run.outcome.sentence == "trained for 4 steps"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["optimizer=gd", "optimizer=nesterov"])
 def test_a_rule_that_is_wrong_by_a_billionth_is_found(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = RULES["tanh"]
 

@@ -37,7 +37,7 @@ def _running(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_running")
 def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
-    sentence = ran("path.rule=[left]").outcome.sentence
+    sentence = ran("path.rule=[left]", "steps=2").outcome.sentence
     assert "no difference rule for the operation aten.cumprod.default: the tangent is read from plain" in sentence
 
 

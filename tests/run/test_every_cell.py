@@ -40,9 +40,10 @@ OPTIMIZERS = {
 }
 SIZES = ("data.train=6", "data.probe=3", "data.test=3", "model.width=8", "steps=3")
 EPS = torch.finfo(torch.float64).eps
-DIAGONAL = [
+DIAGONAL = [  # each network under two optimizers, each optimizer under two networks, each loss more often
     (network, LOSSES[(row + column) % len(LOSSES)], optimizer)
     for (row, network), (column, optimizer) in product(enumerate(NETWORKS), enumerate(OPTIMIZERS))
+    if (row - column) % 3 == 0
 ]
 
 
@@ -63,7 +64,7 @@ def check(run: Ran) -> None:
 
 
 @pytest.mark.parametrize(("network", "loss", "optimizer"), DIAGONAL)
-def test_a_network_under_every_optimizer(network: str, loss: str, optimizer: str) -> None:
+def test_a_network_under_an_optimizer(network: str, loss: str, optimizer: str) -> None:
     check(cell(network, loss, optimizer))
 
 

@@ -45,8 +45,18 @@ def test_the_error_follows_the_floor_at_the_largest_stable_step(activation: str)
     assert all_follow(ran("optimizer.stable_fraction=1", f"model.activation={activation}", LADDER))
 
 
-@pytest.mark.parametrize(("alpha", "activation"), [("1", "relu"), ("1e2", "tanh"), ("1e4", "relu"), ("1e6", "tanh")])
-@pytest.mark.parametrize("reading", ["init.alpha=1", "init.centred=true", "init.antisymmetric=true"])
+@pytest.mark.parametrize(
+    ("reading", "alpha", "activation"),
+    [
+        ("init.alpha=1", "1", "relu"),
+        ("init.alpha=1", "1e6", "tanh"),
+        ("init.centred=true", "1", "tanh"),
+        ("init.centred=true", "1e2", "relu"),
+        ("init.centred=true", "1e6", "tanh"),
+        ("init.antisymmetric=true", "1", "relu"),
+        ("init.antisymmetric=true", "1e4", "tanh"),
+    ],
+)
 def test_the_error_follows_the_floor_at_every_output_scale(reading: str, alpha: str, activation: str) -> None:
     run = ran(reading, f"init.alpha={alpha}", f"model.activation={activation}", LADDER)
     assert all_follow(run)

@@ -20,7 +20,8 @@ from tests.sweep.commands import TINY, begun, children, journal, states, swept, 
 
 pytestmark = pytest.mark.slow
 
-SIXTY = ("model.width=8,12,16", "seed=0..19", *TINY)
+RUNS = 30
+SWEEP = ("model.width=8,12,16", "seed=0..9", *TINY)
 KILLS = 20
 
 
@@ -53,7 +54,7 @@ WAYS: tuple[Callable[[subprocess.Popen[str], random.Random], None], ...] = (kill
 
 def moment(process: subprocess.Popen[str], out: Path, kill: int, luck: random.Random) -> None:
     """Wait: a few seconds, which may fall into the start; or for the kill's share of the work, and a little more."""
-    share = 0 if kill % 4 == 0 else 60 * kill // (KILLS + 2)
+    share = 0 if kill % 4 == 0 else RUNS * kill // (KILLS + 2)
     while process.poll() is None and len(journal(out, "done")) < share:
         time.sleep(0.02)
     time.sleep(luck.uniform(0, 8.0 if kill % 4 == 0 else 1.0))
@@ -73,18 +74,18 @@ def results(out: Path) -> dict[str, bytes]:
 
 
 def test_twenty_kills(tmp_path: Path) -> None:
-    assert swept(tmp_path / "undisturbed", *SIXTY).status == 0
+    assert swept(tmp_path / "undisturbed", *SWEEP).status == 0
     out, luck = tmp_path / "killed", random.Random(0)
-    process = begun(out, *SIXTY)
+    process = begun(out, *SWEEP)
     for kill in range(KILLS):
         moment(process, out, kill, luck)
         WAYS[kill % len(WAYS)](process, luck)
         if process.poll() is None and WAYS[kill % len(WAYS)] is kill_worker:
             continue  # the command goes on without it
         process.communicate()
-        process = begun(out, *SIXTY)
+        process = begun(out, *SWEEP)
     process.communicate()
-    assert swept(out, *SIXTY).status == 0
-    assert states(out) == ["done"] * 60
+    assert swept(out, *SWEEP).status == 0
+    assert states(out) == ["done"] * RUNS
     assert len(set(journal(out, "done"))) == len(journal(out, "done"))
     assert results(out) == results(tmp_path / "undisturbed")
