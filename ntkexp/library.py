@@ -25,7 +25,6 @@ from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.read.reader import Found, Reader
 from ntkexp.kernel.record.casts import Casts, remark, with_casts
 from ntkexp.kernel.record.inputs import examples
-from ntkexp.kernel.record.precision import eps
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.closure import Closure, explained
 from ntkexp.kernel.secant.rules.base import NoRule
@@ -100,7 +99,7 @@ def secant_kernel(
         return reading.features
 
     found = kernel(segment, partial(tangent, reader, right), [left, right], outputs)
-    if (missed := explained(closures, eps(left))) is not None:
+    if (missed := explained(closures, left.eps)) is not None:
         warn(missed, stacklevel=2)
     return found
 

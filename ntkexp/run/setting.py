@@ -14,11 +14,10 @@ from ntkexp.diagnostics.spectrum import largest
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.infinite_width import limit_kernels
 from ntkexp.kernel.read.cost import Cost, costs
-from ntkexp.kernel.read.program_cache import Plan
+from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.allowance import Allowance
 from ntkexp.kernel.record.casts import remark, with_casts
-from ntkexp.kernel.record.precision import eps
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
 from ntkexp.machine.evidence import DoesNotApply, LimitKernels
@@ -119,7 +118,7 @@ def prepare(experiment: Experiment) -> Setting:
         chosen,
         budget.chunk(len(chosen)) if experiment.optimizer.remembers else len(chosen),
         float(module.sizes(weights, points.inputs[chosen]).norm(dim=1).sum()),
-        eps(few),
+        few.eps,
         limit_kernels(experiment, points.inputs, points.train, data.vocabulary),
         remarked(experiment, module, points, few),
     )
@@ -188,7 +187,7 @@ def placed(
     inputs = torch.cat([getattr(data, name).inputs for name in names(experiment)])
     inputs = inputs.to(experiment.device, getattr(torch, experiment.dtype))
     function = with_casts(function_of(module), experiment.path.casts)
-    reader = Reader(function, point(weights).trained, plan=Plan())
+    reader = Reader(function, point(weights).trained, programs=ProgramCache())
     few, train = reader.record(weights, inputs[:2]), len(data.train.inputs)
     wanted = experiment.path.wanted(outputs)
     budget = Budget(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.read.program_cache import Plan
+from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.record.recorder import plain_kernels
 from ntkexp.library import reader_of, tangent_kernel
 from tests.bench.stopwatch import medians, milliseconds, table
@@ -100,7 +100,7 @@ def step(name: str, outputs: int, times: int) -> list[str]:
     torch.manual_seed(0)
     module, inputs = make(outputs).double().eval(), torch.randn(EXAMPLES, *shape, dtype=torch.float64)
     bare, start = reader_of(module)
-    reader = replace(bare, plan=Plan())
+    reader = replace(bare, programs=ProgramCache())
     end = {key: weight + 0.01 * torch.randn_like(weight) for key, weight in start.items()}
     before = reader.record(start, inputs)
 

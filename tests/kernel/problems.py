@@ -149,6 +149,16 @@ READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 """What the difference rules read."""
 
+KINDS = (
+    *("relu", "no bias", "called twice", "two heads", "one output without an axis", "tied and transposed"),
+    *("overlapping slices", "gains and shifts", "low rank", "weights from weights", "one bias for two weights"),
+    *("bias of one number", "left multiplication", "an output for every token", "unused parameter", "written in place"),
+    *("convolution", "batch norm in evaluation", "softmax", "lstm", "encoder, norm before", "tied embedding"),
+    *("transposed", "max pooling", "branching", "rotary positions", "bilinear", "weight norm", "learned slopes"),
+)
+"""One of them for every kind of use of a weight: by products, one or many, by elements, by views and by what is made of
+weights; before and after constants, choices, and operations that torch takes apart."""
+
 DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "running products": (formula(lambda x, w: torch.tanh(x @ w).cumprod(1), w=(4, 3)), (4,)),
     "determinants": (formula(lambda x, w: torch.linalg.det(torch.tanh(x @ w)), w=(3, 3)), (3, 3)),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.record.casts import with_casts
-from ntkexp.kernel.record.precision import eps
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -63,7 +62,7 @@ def test_without_casts_a_step_closes_to_double_precision() -> None:
         reader, own = reader_of(given.module, casts=casts)
         start, after = reader.record(own, given.x), reader.record(end, given.x)
         errors[casts] = (reader.secant(start, after).push - (after.outputs - start.outputs)).abs().max()
-        assert eps(start) == {"keep": SINGLE, "ignore": DOUBLE}[casts]
+        assert start.eps == {"keep": SINGLE, "ignore": DOUBLE}[casts]
     size = given.module(given.x).detach().abs().max()
     assert errors["ignore"] < 300 * DOUBLE * size
     assert 300 * DOUBLE * size < errors["keep"] < 300 * SINGLE * size

@@ -7,18 +7,16 @@ import pytest
 from ntkexp.kernel.features.features import Factored
 from ntkexp.kernel.features.gram import double_sum_is_cheaper
 from ntkexp.kernel.read.cost import JACOBIANS, costs
-from ntkexp.kernel.read.program_cache import parts
-from ntkexp.library import reader_of
-from tests.kernel.problems import DENSE, READ, problem
+from ntkexp.kernel.read.parts import parts
+from tests.kernel.known import known
+from tests.kernel.problems import DENSE, KINDS
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_line_for_every_block_with_the_way_that_is_taken(name: str) -> None:
-    given = problem(name)
-    reader, own = reader_of(given.module)
-    tape = reader.record(own, given.x)
-    features = reader.tangent(tape)
-    found = costs(reader, tape, len(given.x), len(given.x))
+    network = known(name)
+    features, examples = network.features, len(network.given.x)
+    found = costs(network.reader, network.tape, examples, examples)
     for line, block in zip(found, features.blocks.values(), strict=True):
         if isinstance(block, Factored):
             assert line.uses == block.inputs.shape[1]
@@ -31,6 +29,5 @@ def test_a_line_for_every_block_with_the_way_that_is_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_what_no_rule_knows_is_said(name: str) -> None:
-    given = problem(name)
-    reader, own = reader_of(given.module)
-    assert {line.way for line in costs(reader, reader.record(own, given.x), 8, 4)} == {JACOBIANS}
+    network = known(name)
+    assert {line.way for line in costs(network.reader, network.tape, 8, 4)} == {JACOBIANS}

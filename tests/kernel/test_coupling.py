@@ -12,7 +12,8 @@ from ntkexp.kernel.secant.ownership import owner, owners
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
-from tests.kernel.problems import READ, Formula, problem
+from tests.kernel.known import known
+from tests.kernel.problems import KINDS, Formula
 
 
 def normalised(h: Tensor) -> Tensor:
@@ -70,16 +71,16 @@ def test_these_do_couple(name: str) -> None:
     assert (made(moved) - made(x))[others].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", KINDS)
 def test_there_is_no_false_alarm(name: str) -> None:
     """No example's outputs change with another's inputs, and every element at a use that matters has an owner."""
-    given = problem(name)
+    network = known(name)
+    given = network.given
     moved = given.x.clone()
     moved[-1] += 1
     change = (given.module(moved) - given.module(given.x)).detach()[:-1].abs().max()
     assert change <= 100 * torch.finfo(torch.float64).eps * given.module(given.x).detach().abs().max()
-    reader, own = reader_of(given.module)
-    found = owners(reader.record(own, given.x), reader.trained)
+    found = network.reader.owned(network.tape).of_uses
     assert found
     assert {int(owner) for owned in found for owner in owned.flatten()} - {-1} == set(range(len(given.x)))
 
@@ -98,7 +99,7 @@ def test_the_depth_of_a_network_is_no_coupling() -> None:
     made = nn.Sequential(nn.Linear(3, 6), *layers, nn.Linear(6, 2)).double()
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     reader, own = reader_of(made)
-    assert all(torch.equal(row, torch.arange(4)) for row in owners(reader.record(own, x), reader.trained))
+    assert all(torch.equal(row, torch.arange(4)) for row in owners(reader.record(own, x), reader.trained).of_uses)
 
 
 def test_a_wide_deep_network_in_single_precision_is_no_false_alarm() -> None:
@@ -107,5 +108,5 @@ def test_a_wide_deep_network_in_single_precision_is_no_false_alarm() -> None:
     made = nn.Sequential(*layers, nn.Linear(512, 2))
     x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
     reader, own = reader_of(made)
-    rows = owners(reader.record(own, x), reader.trained)
+    rows = owners(reader.record(own, x), reader.trained).of_uses
     assert all(torch.equal(row, torch.arange(64)) for row in rows)

@@ -1,21 +1,28 @@
-"""A plan carries out what the reader would do, step after step, and notices when it would do something else."""
+"""Programs carry out what the reader would do, bit for bit, and are given up where it would do something else."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.read.program_cache import LATEST, TRIALS, Plan, parts
-from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read import program_cache as chapter
+from ntkexp.kernel.read import reader as reading
+from ntkexp.kernel.read.parts import parts
+from ntkexp.kernel.read.program_cache import LATEST, TRIALS, ProgramCache
+from ntkexp.kernel.read.reader import Found, Reader
+from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights
 from tests.kernel.compare import agree
-from tests.kernel.problems import READ, Problem, problem
+from tests.kernel.problems import KINDS, Problem, problem
 from tests.kernel.routed import ROUTED, batch, routed
 
 ROUTING = (
@@ -25,19 +32,31 @@ ROUTING = (
 ROUNDING = 300 * torch.finfo(torch.float64).eps  # all outputs at once are summed in another order
 
 
-def planned(given: Problem) -> tuple[Reader, Reader]:
-    """A reader with a plan, and one without."""
+def cached(given: Problem) -> Reader:
+    """A reader that keeps programs."""
     reader, _ = reader_of(given.module)
-    return replace(reader, plan=Plan()), reader
+    return replace(reader, found=Found(), programs=ProgramCache())
 
 
-def walk(given: Problem, steps: int) -> list[Weights]:
+def uncached(reader: Reader) -> Reader:
+    """The same without any program yet."""
+    return replace(reader, programs=ProgramCache())
+
+
+def walk(given: Problem, steps: int, size: float = 0.3) -> list[Weights]:
     """Weights along a random path."""
-    return [given.start, *(given.end(0.3) for _ in range(steps))]
+    return [given.start, *(given.end(size) for _ in range(steps))]
+
+
+def same_bits(found: Tape | Features, expected: Tape | Features) -> None:
+    """Part by part."""
+    assert len(parts(found)) == len(parts(expected)) > 0
+    for one, other in zip(parts(found), parts(expected), strict=True):
+        assert torch.equal(one, other)
 
 
 def same(found: Features, expected: Features) -> None:
-    """Block by block."""
+    """Block by block, to rounding."""
     assert found.blocks.keys() == expected.blocks.keys()
     scale = max(float(part.abs().max()) for part in parts(expected) if part.numel())
     for actual, usual in zip(parts(found), parts(expected), strict=True):
@@ -46,31 +65,36 @@ def same(found: Features, expected: Features) -> None:
             agree(actual, usual, ROUNDING, scale)
 
 
-@pytest.mark.parametrize("name", READ)
-def test_every_step_of_a_plan_is_what_the_reader_does(name: str) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_every_step_by_a_program_has_the_bits_of_the_step_without(name: str) -> None:
     given = problem(name)
-    reader, usual = planned(given)
-    path = walk(given, TRIALS + 2)
-    tapes = [(reader.record(weights, given.x), usual.record(weights, given.x)) for weights in path]
-    for (start, slow), (end, slow_end) in pairwise(tapes):
-        agree(end.outputs, slow_end.outputs, ROUNDING)
-        same(reader.along(start, end), usual.secant(slow, slow_end).features)
-        same(reader.tangent(end), usual.secant(slow_end, slow_end).features)
-    assert reader.plan is not None
-    assert all(way is not None and way.trials == 0 for way in reader.plan.features.kept.values())
-    assert all(way is not None and way.trials == 0 for way in reader.plan.tapes.kept.values())
+    reader, path = cached(given), walk(given, TRIALS + 2)
+    tapes = [reader.record(weights, given.x) for weights in path]
+    for start, end in pairwise(tapes):
+        found, point = reader.along(start, end), reader.tangent(end)
+    bare = uncached(reader)
+    last = [bare.record(weights, given.x) for weights in path[-2:-1]] + [uncached(reader).record(path[-1], given.x)]
+    same_bits(tapes[-2], last[0])
+    same_bits(tapes[-1], last[1])
+    same_bits(found, bare.along(start, end))
+    same_bits(point, bare.tangent(end))
+    same(found, replace(reader, programs=None).along(start, end))
+    assert reader.programs is not None
+    for programs in (reader.programs.features, reader.programs.tapes):
+        assert programs.latest.kept
+        assert all(written is not None and written.trials == 0 for written in programs.latest.kept.values())
 
 
-@pytest.mark.parametrize("name", ["relu", "lstm", "encoder, norm before", "max pooling"])
-def test_a_plan_has_one_program_for_each_size_of_block(name: str) -> None:
+@pytest.mark.parametrize("name", ["relu", "lstm"])
+def test_there_is_one_program_for_each_size_of_block(name: str) -> None:
     given = problem(name)
-    reader, usual = planned(given)
+    reader = cached(given)
+    usual = replace(reader, programs=None)
     for inputs in (given.x, given.x[:2], given.inputs(5)):
-        tape = reader.record(given.start, inputs)
         plain = usual.record(given.start, inputs)
-        same(reader.tangent(tape), usual.secant(plain, plain).features)
-    assert reader.plan is not None
-    assert len(reader.plan.tapes.kept) == 2
+        same(reader.tangent(reader.record(given.start, inputs)), usual.secant(plain, plain).features)
+    assert reader.programs is not None
+    assert len(reader.programs.tapes.latest.kept) == 2
 
 
 class Deciding(nn.Module):
@@ -85,17 +109,21 @@ class Deciding(nn.Module):
         return z if self.layer.bias.sum() > 0 else torch.tanh(z)
 
 
-def test_a_plan_sees_another_way_taken() -> None:
-    module = Deciding().double()
-    usual, own = reader_of(module)
-    reader = replace(usual, plan=Plan())
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def deciding() -> Problem:
+    """Such a module, with inputs."""
+    generator = torch.Generator().manual_seed(0)
+    return Problem(Deciding().double(), torch.randn(4, 3, generator=generator, dtype=torch.float64), generator)
+
+
+def test_another_way_taken_is_seen() -> None:
+    given = deciding()
+    reader = cached(given)
+    usual = replace(reader, programs=None)
     for k in range(2 * TRIALS + 2):
         sign = 1.0 if k <= TRIALS else -1.0
-        weights = own | {"layer.bias": torch.full((2,), sign * (1 + k), dtype=torch.float64)}
-        tape = reader.record(weights, x)
-        agree(tape.outputs, usual.record(weights, x).outputs, ROUNDING)
-        plain = usual.record(weights, x)
+        weights = given.start | {"layer.bias": torch.full((2,), sign * (1 + k), dtype=torch.float64)}
+        tape, plain = reader.record(weights, given.x), usual.record(weights, given.x)
+        agree(tape.outputs, plain.outputs, ROUNDING)
         same(reader.tangent(tape), usual.secant(plain, plain).features)
 
 
@@ -103,7 +131,8 @@ def test_a_plan_sees_another_way_taken() -> None:
 def test_a_program_is_not_believed_of_another_routing(name: str) -> None:
     """Batches of one shape in turn, until there are programs of all of them."""
     given = routed(name)
-    reader, usual = planned(given)
+    reader = cached(given)
+    usual = replace(reader, programs=None)
     batches = [given.x, batch(given.generator), batch(given.generator)]
     for k, weights in enumerate(walk(given, 3 * (TRIALS + 1))):
         inputs = batches[k % len(batches)]
@@ -112,28 +141,156 @@ def test_a_program_is_not_believed_of_another_routing(name: str) -> None:
         same(reader.tangent(tape), usual.secant(plain, plain).features)
 
 
+class Shifted(nn.Module):
+    """A module with a constant from outside torch, another one at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(3, 2), 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x * torch.tensor([1.0, 2.0, 3.0 + self.calls], dtype=x.dtype))
+        return outputs
+
+
+def test_tapes_with_other_constants_are_not_of_one_program() -> None:
+    """Their operations and shapes are the same, and what was worked out beforehand is not."""
+    given = replace(deciding(), module=Shifted().double())
+    reader = cached(given)
+    for k in range(6):
+        given.module.calls = float(k // 3)  # type: ignore[assignment]  # a plain attribute
+        tape = uncached(reader).record(given.start, given.x)
+        found = reader.tangent(tape)
+        same_bits(found, uncached(reader).tangent(tape))
+        agree(parts(found)[0][:, 0, 3] / given.x[:, 2], torch.full((4,), 3.0 + k // 3, dtype=torch.float64), ROUNDING)
+
+
+def test_a_program_is_known_by_what_it_is_of_and_not_by_where_that_lies() -> None:
+    """Tapes that are recorded anew at every step find the program of the last one."""
+    given = problem("tanh")
+    reader = cached(given)
+    for weights in walk(given, TRIALS + 2):
+        reader.tangent(uncached(reader).record(weights, given.x))
+    assert reader.programs is not None
+    assert len(reader.programs.features.latest.kept) == len(reader.programs.once.kept) == 1
+    (written,) = reader.programs.features.latest.kept.values()
+    assert written is not None
+    assert written.trials == 0
+
+
+def alive() -> int:
+    """The bytes of all tensors there are, each memory counted once."""
+    gc.collect()
+    homes = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for value in gc.get_objects()
+        if type(value) in (Tensor, nn.Parameter)
+    }
+    return sum(homes.values())
+
+
+def after(steps: int, given: Problem, reader: Reader, batches: list[Tensor]) -> int:
+    """What is alive after so many steps of a run, four on each batch in turn: enough for a program, and to run it."""
+    for k in range(steps):
+        inputs = batches[k // 4 % len(batches)]
+        start, end = (reader.record(weights, inputs) for weights in (given.start, given.end(0.01)))
+        reader.along(start, end)
+        reader.tangent(end)
+    return alive()
+
+
+REGIMES: dict[str, tuple[Callable[[], Problem], int]] = {
+    "programs": (lambda: problem("tanh"), 2**28),
+    "a tape that is too large": (lambda: problem("tanh"), 0),
+    "routing that changes": (lambda: routed("sorted rows"), 2**28),
+    "routing outside torch": (lambda: routed("sorted outside torch"), 2**28),
+    "routing of a tape that is too large": (lambda: routed("sorted rows"), 0),
+}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more routings in turn than are remembered, the second round of steps leaves what the first left."""
+    make, largest = REGIMES[name]
+    monkeypatch.setattr(chapter, "LARGEST", largest)
+    monkeypatch.setattr(chapter, "LATEST", 4)
+    monkeypatch.setattr(reading, "LATEST", 4)
+    given = make()
+    batches = [batch(given.generator) for _ in range(6)] if given.x.dim() == 3 else [given.x]
+    reader = cached(given)
+    assert after(24, given, reader, batches) >= after(24, given, reader, batches)
+
+
+def test_what_is_kept_holds_none_of_the_values_that_vary() -> None:
+    """A program and its mould are as large for a thousand examples as for one."""
+    given = problem("tanh")
+    sizes = []
+    for count in (1, 1000):
+        reader, x = cached(given), given.inputs(count)
+        before = alive()
+        for weights in walk(given, TRIALS + 2, 0.01):
+            tape = reader.record(weights, x)
+            reader.tangent(tape)
+        del tape
+        reader.found.owners.kept.clear()  # a number for every example
+        sizes.append(alive() - before)
+    assert sizes[1] <= sizes[0] + 10**4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.cuda.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    ],
+    ids=["Python's", "CUDA's", "torch's"],
+)
+@pytest.mark.parametrize("place", ["a program of tapes", "a program of features", "all outputs at once"])
+def test_a_lack_of_memory_is_never_hidden(place: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which way is gone, and so which bits come out, must not hang on it."""
+    given = problem("tanh")
+    reader = cached(given)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    tapes = [reader.record(weights, given.x) for weights in walk(given, 3 if place != "all outputs at once" else 1)]
+    assert reader.programs is not None
+    if place == "all outputs at once":
+        monkeypatch.setattr(reading, "differentiate", fail)
+    else:
+        for tape in tapes:
+            reader.tangent(tape)
+        programs: Any = reader.programs.tapes if "tapes" in place else reader.programs.features
+        for written in programs.latest.kept.values():
+            written.program = replace(written.program, function=fail)
+    with pytest.raises(type(error)):
+        reader.tangent(tapes[-1] if "tapes" not in place else reader.record(given.start, given.x))
+
+
 @pytest.mark.slow
 def test_what_is_known_of_routings_is_bounded() -> None:
     """More batches than are remembered, each with an order of its own."""
     given = routed("sorted rows")
-    reader, _ = planned(given)
-    plan = reader.plan
-    assert plan is not None
+    reader = cached(given)
+    known = reader.programs
+    assert known is not None
     for _ in range(LATEST + 3):
         reader.tangent(reader.record(given.start, batch(given.generator)))
-    sizes = [len(found.kept) for found in (reader.found.owners, reader.found.faithful, plan.features, plan.once)]
+    sizes = [len(kept.kept) for kept in (reader.found.owners, reader.found.faithful, known.features.latest, known.once)]
     assert max(sizes) <= LATEST
-    assert len(reader.found.routes.kept) == len(plan.tapes.kept) == 1
+    assert len(reader.found.routes.kept) == len(known.tapes.latest.kept) == 1
 
 
 @pytest.mark.parametrize("name", ["encoder, norm before", "ragged", "sorted rows", "last position"])
 def test_a_run_and_the_rest_of_one_have_the_same_bits(name: str) -> None:
-    """A resumed run starts with a plan of its own."""
+    """A resumed run starts with no programs."""
     given = routed(name) if name in ROUTED else problem(name)
     path = walk(given, 5)
 
     def last(weights: list[Weights]) -> list[Tensor]:
-        reader, _ = planned(given)
+        reader = cached(given)
         tapes = [reader.record(each, given.x) for each in weights]
         read = [reader.along(*pair) for pair in pairwise(tapes)]
         return parts(read[-1])

@@ -8,22 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.program import program
 from ntkexp.kernel.record.recorder import Recorder, functional_twin
-from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
 from tests.kernel.compare import agree
-from tests.kernel.problems import READ, Formula, Problem, problem
-
-
-def recorded(given: Problem) -> tuple[Reader, Tape, Tape]:
-    """The tapes before and after a step."""
-    reader, own = reader_of(given.module)
-    return reader, reader.record(own, given.x), reader.record(given.end(0.3), given.x)
+from tests.kernel.known import known
+from tests.kernel.problems import KINDS, Formula
 
 
 def module(function: Callable[..., Tensor], seed: int = 0, **shapes: tuple[int, ...]) -> nn.Module:
@@ -40,27 +33,26 @@ def inputs(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_tape_holds_what_the_module_gives(name: str) -> None:
-    given = problem(name)
-    _, tape, _ = recorded(given)
-    expected = given.module(given.x).detach().reshape(len(given.x), -1)
-    agree(tape.outputs, expected, 100 * torch.finfo(torch.float64).eps)  # attention runs by other kernels
+    network = known(name)
+    expected = network.given.module(network.given.x).detach().reshape(len(network.given.x), -1)
+    agree(network.tape.outputs, expected, 100 * torch.finfo(torch.float64).eps)  # attention runs by other kernels
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", KINDS)
 def test_the_structure_is_the_same_at_two_weights(name: str) -> None:
-    _, start, end = recorded(problem(name))
-    assert start.structure == end.structure
+    step = known(name).step(0.3)
+    assert step.start.structure == step.end.structure
+    assert step.start.program == step.end.program
 
 
 def test_a_tape_overwrites_nothing() -> None:
-    _, tape, _ = recorded(problem("written in place"))
-    assert not any(entry.op._schema.is_mutable for entry in tape.entries)
+    assert not any(entry.op._schema.is_mutable for entry in known("written in place").tape.entries)
 
 
 def test_loops_are_unrolled() -> None:
-    count = {name: len(recorded(problem(name))[1].entries) for name in ("called twice", "called three times")}
+    count = {name: len(known(name).tape.entries) for name in ("called twice", "called three times")}
     once_more = count["called three times"] - count["called twice"]
     assert once_more > 0
     assert count["called twice"] > 2 * once_more

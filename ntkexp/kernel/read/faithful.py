@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.arrange import arrange
-from ntkexp.kernel.record.precision import eps
+from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.recorder import columns, plain_kernels
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners
@@ -63,7 +63,7 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
     """Whether two ways to the same gradients differ by rounding alone."""
     # √eps is far more than another order of summation changes, and far less than a gradient that is left out
     largest = max(float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel())
-    return all(bool(((values[name] - gradients[name]).abs() <= eps(tape) ** 0.5 * largest).all()) for name in gradients)
+    return all(bool(((values[name] - gradients[name]).abs() <= tape.eps**0.5 * largest).all()) for name in gradients)
 
 
 def refuse_no_numbers(tape: Tape) -> None:
@@ -81,6 +81,8 @@ def spoiled(function: Function, tape: Tape, trained: frozenset[str], cotangent: 
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
             by_autograd(function, tape, trained, cotangent)
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         found = re.search(r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error))
         return f", from {found[1]} on" if found else ""
     return ""
@@ -91,7 +93,7 @@ def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Floa
     replay = Replay(tape, tape, trained)
     taps = [use.tap for use in replay.uses]
     pulled = torch.autograd.grad(replay.delta, taps, cotangent, retain_graph=True, materialize_grads=True)
-    found = arrange(replay.uses, [part[None] for part in pulled], owned, len(cotangent), 1, replay.leaves)
+    found = arrange(replay.uses, [part[None] for part in pulled], owned.of_uses, len(cotangent), 1, replay.leaves)
     return found.total({name: leaf.detach() for name, leaf in replay.leaves.items()})
 
 

@@ -12,25 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.arrange import arrange
+from ntkexp.kernel.features.differentiate import differentiate
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.read.answers import Answers
 from ntkexp.kernel.read.faithful import UNFAITHFUL, is_as_it_runs, is_faithful
 from ntkexp.kernel.read.jacobian import jacobian
-from ntkexp.kernel.read.program_cache import Plan
-from ntkexp.kernel.record.independence import refuse_company
+from ntkexp.kernel.read.program_cache import ProgramCache
+from ntkexp.kernel.record.digest import digest
+from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.recorder import record
-from ntkexp.kernel.record.routing import Routes, fingerprint, routes
+from ntkexp.kernel.record.routing import Routes, routes
 from ntkexp.kernel.record.tape import Slot, Tape
 from ntkexp.kernel.secant.closure import Closure, closure
-from ntkexp.kernel.secant.ownership import Owners, owners, same_owners
+from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Product, Use, plain_products
+from ntkexp.kernel.secant.uses import plain_products
 from ntkexp.shapes import Function, Inputs, Weights
 
 
@@ -62,13 +62,13 @@ class Reader:
     function: Function
     trained: frozenset[str]
     found: Found = field(default_factory=Found, repr=False)
-    plan: Plan | None = field(default=None, repr=False)
+    programs: ProgramCache | None = field(default=None, repr=False)
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
-        if self.plan is None:
+        if self.programs is None:
             return record(self.function, weights, inputs, differentiable=True)
-        return self.plan.tape(weights, inputs, lambda: record(self.function, weights, inputs).pruned())
+        return self.programs.tape(weights, inputs, lambda: record(self.function, weights, inputs).pruned())
 
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J(θ; x) of a point, of all outputs or the chosen ones."""
@@ -79,45 +79,45 @@ class Reader:
 
     def dense(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The same from plain Jacobians, whatever the operations are."""
-        return jacobian(self.function, tape, self.trained, those(tape, chosen))
+        return jacobian(self.function, tape, self.trained, chosen_outputs(tape, chosen))
 
     def obstacle(self, tape: Tape) -> str | None:
         """Why a tangent has to be read from plain Jacobians, if it has to."""
         try:
-            replace(self, plan=None).factored(tape, (0,))
+            replace(self, programs=None).factored(tape, (0,))
         except NoRule as error:
             return error.remark
         return None
 
     def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features of a point through whose operations differences can be passed."""
-        if self.plan is not None:
+        if self.programs is not None:
             return self.along(tape, tape, chosen)
         owned = self.owned(tape)
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         uses = plain_products(tape, self.trained) if differentiable else None
         if uses is not None and self.is_as_it_runs(tape):
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
-            return features(tape[tape.output], uses, owned, weights, those(tape, chosen))
+            return differentiate(tape[tape.output], uses, owned, weights, chosen_outputs(tape, chosen))
         return self.secant(tape, tape, chosen).features
 
     def along(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J̄(x) of a segment."""
-        if self.plan is None:
+        if self.programs is None:
             return self.secant(start, end, chosen).features
         owned = self.owned_faithfully(start)
 
         def usual(at_once: bool) -> Features:
             replay = Replay(start, end, self.trained)
-            wanted = those(start, chosen)
-            return features(replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
+            wanted = chosen_outputs(start, chosen)
+            return differentiate(replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
 
-        return self.plan.read(start, end, tuple(those(start, chosen)), owned, usual)
+        return self.programs.read(start, end, tuple(chosen_outputs(start, chosen)), owned, usual)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""
         replay, owned = Replay(start, end, self.trained), self.owned_faithfully(start)
-        pieces = features(replay.delta, replay.uses, owned, replay.leaves, those(start, chosen))
+        pieces = differentiate(replay.delta, replay.uses, owned, replay.leaves, chosen_outputs(start, chosen))
         return Reading(pieces, replay.delta.detach())
 
     def closures(self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> list[Closure]:
@@ -125,7 +125,7 @@ class Reader:
         step = {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
         found = [closure(reading.push, start, end)]
         if reading.features.blocks and not any(delta.any() for name, delta in step.items() if name not in self.trained):
-            found.append(closure(reading.features.applied(step), start, end, those(start, chosen)))
+            found.append(closure(reading.features.applied(step), start, end, chosen_outputs(start, chosen)))
         return found
 
     def owned(self, tape: Tape) -> Owners:
@@ -134,9 +134,9 @@ class Reader:
 
     def owners(self, tape: Tape) -> Owners:
         """Which example owns what; the same object as for another routing, where the owners are the same."""
-        refuse_company(self.function, tape)
+        refuse_dependence(self.function, tape)
         found = owners(tape, self.trained)
-        return next((known for known in self.found.owners.kept.values() if same_owners(known, found)), found)
+        return next((known for known in self.found.owners.kept.values() if known.digest == found.digest), found)
 
     def owned_faithfully(self, tape: Tape) -> Owners:
         """Which example owns what, of a module that autograd differentiates as its values say."""
@@ -165,54 +165,11 @@ class Reader:
         return self.found.routes.to(tape.structure, lambda: routes(tape))
 
     def question(self, tape: Tape, slots: tuple[Slot, ...]) -> tuple[object, bytes]:
-        """A structure, and what is in these slots. Where there is a plan, constants stay as they are."""
-        constants = () if self.plan is not None else self.routes(tape).constants
-        return tape.structure, fingerprint(tape, (*slots, *constants))
+        """A structure, and what is in these slots. Where programs are kept, constants stay as they are."""
+        constants = () if self.programs is not None else tape.constants
+        return tape.structure, digest(tape[slot] for slot in (*slots, *constants))
 
 
-def those(tape: Tape, chosen: Sequence[int] | None) -> Sequence[int]:
-    """The chosen outputs, or all."""
+def chosen_outputs(tape: Tape, chosen: Sequence[int] | None) -> Sequence[int]:
+    """The places that were chosen, or all."""
     return range(tape.outputs.shape[1]) if chosen is None else chosen
-
-
-def features(
-    output: Float[Tensor, "example out"],
-    uses: list[Product] | list[Use],
-    owned: Owners,
-    leaves: Weights,
-    chosen: Sequence[int],
-    *,
-    at_once: bool = False,
-) -> Features:
-    """Differentiate the outputs at every use, one by one or all at once, and arrange the pieces by example."""
-    taps, columns = [use.tap for use in uses], each_output(output, chosen)
-    pull = pulled_at_once if at_once and len(chosen) > 1 else pulled_one_by_one
-    cotangents = pull(output, taps, columns) if taps else []
-    return arrange(uses, cotangents, owned, len(output), len(chosen), leaves)
-
-
-def pulled_one_by_one(
-    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
-) -> list[Float[Tensor, "chosen ..."]]:
-    """∂f/∂tap, with a back-propagation for every output."""
-    pulled = [
-        torch.autograd.grad(output, taps, column, retain_graph=True, materialize_grads=True) for column in columns
-    ]
-    return [torch.stack(parts) for parts in zip(*pulled, strict=True)]
-
-
-def pulled_at_once(
-    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
-) -> list[Float[Tensor, "chosen ..."]]:
-    """∂f/∂tap, with a back-propagation in which every operation runs for all outputs."""
-    found = torch.autograd.grad(output, taps, columns, retain_graph=True, is_grads_batched=True, allow_unused=True)
-    return [
-        tap.detach().new_zeros(len(columns), *tap.shape) if pulled is None else pulled
-        for tap, pulled in zip(taps, found, strict=True)
-    ]
-
-
-def each_output(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:
-    """One for each chosen output in turn, of all examples."""
-    each = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)[list(chosen)]
-    return each[:, None].expand(-1, *output.shape)

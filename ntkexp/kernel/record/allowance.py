@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ntkexp.kernel.record.dispatch import DispatchMode
+from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
 
 

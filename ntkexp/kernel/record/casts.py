@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ntkexp.kernel.record.dispatch import DispatchMode
-from ntkexp.kernel.record.precision import eps
-from ntkexp.kernel.record.recorder import columns, plain_kernels
+from ntkexp.kernel.record.recorder import DispatchMode, columns, plain_kernels
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
@@ -61,16 +59,16 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     """What the choice costs, in one line, for a function as it is and its tape as chosen; None if it costs nothing."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":
-        if eps(tape) == torch.finfo(next(iter(weights.values())).dtype).eps:
+        if tape.eps == torch.finfo(next(iter(weights.values())).dtype).eps:
             return None
         return (
-            f"the module casts to shorter numbers than its weights have, so a secant closes to {eps(tape):.0e} of its "
+            f"the module casts to shorter numbers than its weights have, so a secant closes to {tape.eps:.0e} of its "
             "outputs; casts=ignore leaves these casts out"
         )
     with torch.no_grad(), plain_kernels():
         kept = columns(function, weights, tape.given)
     moved = float((kept - tape.outputs).abs().max() / tape.outputs.abs().max())
-    if not moved > 100 * eps(tape):
+    if not moved > 100 * tape.eps:
         return None
     return (
         f"the module is read without its casts to shorter numbers, which moves its outputs by {moved:.0e} of their size"

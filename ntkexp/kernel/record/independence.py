@@ -1,4 +1,4 @@
-"""Company: whether an example's outputs change when others of its batch are left out.
+"""Independence: whether an example's outputs change when others of its batch are left out.
 
 Ownership sees what examples do to one another after they have met a trained weight. What they do before that, a
 batch centred by its own mean say, shows only in the outputs.
@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.record.inputs import part
-from ntkexp.kernel.record.precision import eps
 from ntkexp.kernel.record.recorder import columns
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
@@ -34,7 +33,7 @@ ROUNDINGS = 100.0
 """How often terms may round before anybody is accused."""
 
 
-def refuse_company(function: Function, tape: Tape) -> None:
+def refuse_dependence(function: Function, tape: Tape) -> None:
     """Run all examples once more, the first by itself, and the others without it."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     for some, reason in ((slice(None), CHANGING), (slice(0, 1), COUPLED), (slice(1, None), COUPLED)):
@@ -48,7 +47,7 @@ def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part o
     """What examples give apart from the others must be what they give among them."""
     # √eps is far more than what another order of summation changes, and far less than what other examples change; where
     # outputs are differences of larger numbers, as of a network and its start, those are what rounds
-    tolerance = eps(tape) ** 0.5 * float(tape.outputs.abs().max()) + ROUNDINGS * eps(tape) * size_of_terms(tape)
+    tolerance = tape.eps**0.5 * float(tape.outputs.abs().max()) + ROUNDINGS * tape.eps * size_of_terms(tape)
     if bool(((apart - among).abs() > tolerance).any()):
         raise Mistake(reason)
 

@@ -21,16 +21,27 @@ from jaxtyping import Int
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ntkexp.kernel.record.dispatch import DispatchMode
 from ntkexp.kernel.record.inputs import examples, settled, tensors
 from ntkexp.kernel.record.leaving import Leaving
+from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 
 aten = torch.ops.aten
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode without torch's shield against its own compiler, which is never on here and takes a second to load."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+
+    def __init_subclass__(cls) -> None:
+        """Nothing: torch's would put up the shield."""
 
 
 class Recorder(DispatchMode):
@@ -224,7 +235,9 @@ def functional_tape(
     try:
         with Leaving(in_memory=False):
             return taped(torch.func.functionalize(run), weights, inputs, differentiable)
-    except RuntimeError:  # functionalize knows no autograd.Function that a module brings along, and no list or array
+    except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, and no list or array
+        if is_out_of_memory(error):
+            raise
         with Leaving(in_memory=True):
             return taped(run, weights, inputs, differentiable)
 

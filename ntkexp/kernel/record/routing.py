@@ -7,9 +7,8 @@ numbers are, and what only picks from weights is where the network is cut: token
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 
 import torch
 
@@ -32,7 +31,6 @@ class Routes:
 
     steering: tuple[Slot, ...]
     masks: tuple[Slot, ...]  # that the inputs decide alone
-    constants: tuple[Slot, ...]  # from neither weights nor inputs
 
 
 def routes(tape: Tape) -> Routes:
@@ -42,7 +40,6 @@ def routes(tape: Tape) -> Routes:
     return Routes(
         tuple(sorted({slot for entry in tape.entries for slot in steered(tape, entry, read)})),
         tuple(sorted(slot for slot in alone if tape[slot].dtype == torch.bool)),
-        tuple(slot for slot in tape.outside if slot not in tape.weights and slot not in tape.inputs),
     )
 
 
@@ -63,11 +60,3 @@ def keeps_places(tape: Tape, entry: Entry) -> bool:
     _, (*before, last), value, *_ = entry.args
     is_number = tape[value].dim() == 0 and value not in tape.from_weights
     return is_number and before == [None] * len(before) and tape[last].dtype == torch.bool
-
-
-def fingerprint(tape: Tape, slots: Iterable[Slot]) -> bytes:
-    """The sha256 of the values in some slots."""
-    found = sha256()
-    for slot in slots:
-        found.update(tape[slot].detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.digest()

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.shapes import Inputs
 
@@ -87,7 +89,7 @@ class Tape:
         return self.values[self.output].detach()
 
     @cached_property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """The memory of all values, each counted by itself."""
         return sum(value.nbytes for value in self.values)
 
@@ -103,6 +105,23 @@ class Tape:
         wiring = tuple((entry.op, repr(entry.args), repr(entry.kwargs), entry.scalars) for entry in self.entries)
         return wiring, tuple((tuple(value.shape), value.dtype) for value in self.values), self.output
 
+    @cached_property
+    def constants(self) -> tuple[Slot, ...]:
+        """Slots that neither weights nor inputs decide: buffers, and numbers from outside torch."""
+        return tuple(slot for slot in self.outside if slot not in self.weights and slot not in self.inputs)
+
+    @cached_property
+    def program(self) -> bytes:
+        """The digest of all that tapes share whose values follow from weights and inputs in the same way."""
+        about = repr((self.structure, self.weights, self.arguments))
+        return digest((self[slot] for slot in self.constants), about)
+
+    @property
+    def eps(self) -> float:
+        """The precision of the run: the largest machine epsilon of the numbers between weights and outputs."""
+        kinds = {self[slot].dtype for slot in self.from_weights}
+        return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
+
     def pruned(self) -> Tape:
         """What leads to the output, or was read as a number; of anything else not even the values are kept."""
         needed, kept = {*self.weights, *self.inputs, self.output}, []
@@ -117,7 +136,7 @@ class Tape:
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
         """A tape of the same program with other values; what was found out about the program stays known."""
         other = replace(self, values=values, overwrites=False)
-        known = ("structure", "bytes", "inputs", "outside", "from_inputs", "from_weights")
+        known = ("structure", "program", "nbytes", "inputs", "outside", "constants", "from_inputs", "from_weights")
         vars(other).update({name: getattr(self, name) for name in known})
         return other
 

@@ -18,7 +18,6 @@ from math import inf, isfinite, isnan
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.record.precision import eps
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 
@@ -72,7 +71,7 @@ def closure(push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: 
     """Of J̄Δθ at the chosen outputs, between the tapes of the ends."""
     before, after = start.outputs[:, chosen], end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())
-    return Closure(float((push - (after - before)).norm()), bound(size, max(eps(start), eps(end))))
+    return Closure(float((push - (after - before)).norm()), bound(size, max(start.eps, end.eps)))
 
 
 def explained(found: Sequence[Closure], eps: float) -> str | None:

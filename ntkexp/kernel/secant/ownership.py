@@ -9,13 +9,15 @@ routing.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.record.casts import Uncast
+from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.independence import COUPLED
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.replay import Replay
@@ -24,11 +26,20 @@ from ntkexp.kernel.secant.uses import Product, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-Owners: TypeAlias = tuple[Int[Tensor, "..."], ...]
-"""For every use, the example that owns each element of the tap; one number a row for products."""
-
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
 ROUNDING = 1000  # times eps of the largest element: terms that a norm centres are not all positive, and may cancel
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """The example that owns each element of the tap, use by use; for products one number a row."""
+
+    of_uses: tuple[Int[Tensor, "..."], ...]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What they are known by: two with one digest give every element to the same example."""
+        return digest(map(shown_once, self.of_uses), repr([(each.shape, each.stride()) for each in self.of_uses]))
 
 
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
@@ -37,7 +48,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
         replay = Replay(tape, tape, trained, scramble=stream("ownership"))
     taps = [use.tap for use in replay.uses]
     if not taps:
-        return ()
+        return Owners(())
     examples = replay.delta.shape[0]
     once = replay.random_like(replay.delta)
     count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
@@ -45,12 +56,8 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     below = torch.autograd.grad(replay.delta, taps, once, retain_graph=True, materialize_grads=True)
     above = torch.autograd.grad(replay.delta, taps, weighted, materialize_grads=True)
     found = [owner(a, b) for a, b in zip(above, below, strict=True)]
-    return tuple(rows(o) if isinstance(use, Product) else compact(o) for use, o in zip(replay.uses, found, strict=True))
-
-
-def same_owners(one: Owners, other: Owners) -> bool:
-    """Whether every element belongs to the same example."""
-    return len(one) == len(other) and all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    pairs = zip(replay.uses, found, strict=True)
+    return Owners(tuple(rows(owner) if isinstance(use, Product) else compact(owner) for use, owner in pairs))
 
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
@@ -73,6 +80,11 @@ def compact(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         first = kept.narrow(axis, 0, min(1, kept.shape[axis]))
         kept = first if torch.equal(first.expand_as(kept), kept) else kept
     return kept.clone().expand_as(owner)
+
+
+def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """The numbers that are kept."""
+    return owner[tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())]
 
 
 def rows(owner: Int[Tensor, "..."]) -> Int[Tensor, " row"]:

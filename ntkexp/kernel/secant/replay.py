@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
 from ntkexp.kernel.secant.level import Level
 from ntkexp.kernel.secant.patches import with_shift
@@ -89,9 +90,9 @@ class Replay:
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
             return
-        except (MemoryError, torch.cuda.OutOfMemoryError):
-            raise
         except Exception as error:  # arguments that nobody thought of: better no secant than a traceback
+            if is_out_of_memory(error):
+                raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
             self.unknown |= dict.fromkeys(entry.results, f"the difference rule of {entry.op} fails here: {words}")
             return

@@ -1,0 +1,75 @@
+"""Parts: tapes and features taken apart into tensors, and put together again from others.
+
+A program takes tensors and gives tensors. What it is fed are the values that weights and inputs decide; what it gives
+are the values on a tape, or the factors of features. All the rest is the same whenever it runs, and is kept as a mould.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from ntkexp.kernel.features.features import Block, Features, Key
+from ntkexp.kernel.record.tape import Slot, Tape
+
+
+def fed_slots(tape: Tape) -> list[Slot]:
+    """The slots of weights and inputs."""
+    return [*tape.weights, *tape.inputs]
+
+
+def made_slots(tape: Tape) -> list[Slot]:
+    """The slots that operations fill."""
+    return list(dict.fromkeys(slot for entry in tape.entries for slot in entry.results))
+
+
+def varying(tape: Tape) -> list[Tensor]:
+    """The values that weights or inputs decide; all others are the same on every tape of a program."""
+    return [tape[slot] for slot in (*fed_slots(tape), *made_slots(tape))]
+
+
+def parts(made: Tape | Features) -> list[Tensor]:
+    """What is compared: all tensors of features; the outputs of a tape, to which all else on it leads.
+
+    On the way to them there may be memory that nobody has written to yet.
+    """
+    if isinstance(made, Tape):
+        return [made.outputs]
+    return [value for block in made.blocks.values() for value in arrays(block).values()]
+
+
+def arrays(block: Block) -> Mapping[str, Tensor]:
+    """The fields of a block that are tensors."""
+    found = {each.name: getattr(block, each.name) for each in fields(block)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def tape_mould(tape: Tape) -> Tape:
+    """A tape without the values that vary."""
+    gone, nothing = {*fed_slots(tape), *made_slots(tape)}, tape.outputs.new_empty(0)
+    return tape.refilled(tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)))
+
+
+def fill_tape(mould: Tape, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Tape:
+    """Another tape of the same program."""
+    places = [*fed_slots(mould), *made_slots(mould)]
+    values = dict(enumerate(mould.values)) | dict(zip(places, [*fed, *found], strict=True))
+    return mould.refilled(tuple(values.values()))
+
+
+def features_mould(features: Features) -> Features:
+    """Features without their numbers."""
+    return fill_features(features, (), [value.new_empty([0] * value.dim()) for value in parts(features)])
+
+
+def fill_features(mould: Features, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Features:
+    """Other features of the same function."""
+    left = iter(found)
+    blocks: dict[Key, Block] = {}
+    for key, block in mould.blocks.items():
+        others: dict[str, Any] = {name: next(left) for name in arrays(block)}
+        blocks[key] = replace(block, **others)
+    return Features(blocks, mould.examples, mould.outputs)
