@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.func import functional_call
 
 from ntkexp.kernel.features import gram as chapter
@@ -17,10 +18,10 @@ from ntkexp.kernel.features.gram import (
     inner,
     with_itself,
 )
-from ntkexp.library import reader_of
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
-from tests.kernel.problems import READ, Problem, problem
+from tests.kernel.known import known
+from tests.kernel.problems import KINDS
 
 EPS = torch.finfo(torch.float64).eps
 SHAPES = [(1, 8, 8, 1), (2, 3, 4, 2), (6, 2, 2, 3), (30, 2, 2, 1), (4, 20, 1, 2)]
@@ -32,12 +33,6 @@ def factored(examples: int, uses: int, inputs: int, features: int, outputs: int,
     a = torch.randn(examples, uses, inputs, generator=generator, dtype=torch.float64)
     b = torch.randn(examples, outputs, uses, features, generator=generator, dtype=torch.float64)
     return Factored(a, b, None, None, 0)
-
-
-def features(given: Problem) -> Features:
-    """The tangent features at the problem's inputs."""
-    reader, own = reader_of(given.module)
-    return reader.tangent(reader.record(own, given.x))
 
 
 @pytest.mark.parametrize(("uses", "inputs", "width", "outputs"), SHAPES)
@@ -66,27 +61,30 @@ def test_rows_with_themselves_take_half_the_products(rows: int) -> None:
 def test_either_way_gives_the_kernel_of_a_shared_layer(
     name: str, choice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = features(problem(name))
+    found = known(name).features
     usual = gram(found, found)
     monkeypatch.setattr(chapter, "double_sum_is_cheaper", lambda left, right: choice)
     agree(gram(found, found), usual, 100 * EPS)
 
 
-@pytest.mark.parametrize("name", READ)
+def output_gradient(found: Features) -> Tensor:
+    """A random one."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(found.examples, found.outputs, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_contributions_are_the_kernel_contracted(name: str) -> None:
-    given = problem(name)
-    found = features(given)
-    gradient = torch.randn(found.examples, found.outputs, generator=given.generator, dtype=torch.float64)
-    kernel = gram(found, found)
+    found = known(name).features
+    gradient, kernel = output_gradient(found), gram(found, found)
     expected = torch.einsum("qcnd,nd->qcn", kernel, gradient)
     agree(contributions(found, found, gradient), expected, 100 * EPS, kernel.abs().max() * gradient.abs().max())
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", KINDS)
 def test_the_total_of_features_is_the_gradient_of_autograd(name: str) -> None:
-    given = problem(name)
-    found = features(given)
-    cotangent = torch.randn(found.examples, found.outputs, generator=given.generator, dtype=torch.float64)
+    given, found = known(name).given, known(name).features
+    cotangent = output_gradient(found)
     leaves = {key: weight.clone().requires_grad_() for key, weight in given.start.items()}
     output = functional_call(given.module, leaves, (given.x,)).reshape(cotangent.shape)
     expected = torch.autograd.grad(output, list(leaves.values()), cotangent, materialize_grads=True)
@@ -96,14 +94,13 @@ def test_the_total_of_features_is_the_gradient_of_autograd(name: str) -> None:
         agree(total[key], gradient, 100 * EPS, scale)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", KINDS)
 def test_blocks_of_inputs_change_only_rounding(name: str) -> None:
-    given = problem(name)
-    reader, own = reader_of(given.module)
-    whole = features(given)
-    parts = [reader.tangent(reader.record(own, part)) for part in torch.tensor_split(given.x, (1, 2))]
+    network = known(name)
+    blocks = torch.tensor_split(network.given.x, (1, 2))
+    parts = [network.reader.tangent(network.reader.record(network.given.start, block)) for block in blocks]
     rows = [torch.cat([gram(left, right) for right in parts], 2) for left in parts]
-    agree(torch.cat(rows), gram(whole, whole), 100 * EPS)
+    agree(torch.cat(rows), gram(network.features, network.features), 100 * EPS)
 
 
 def test_features_of_different_functions_have_no_kernel() -> None:

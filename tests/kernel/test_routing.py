@@ -10,18 +10,18 @@ from torch.func import functional_call
 from ntkexp.library import secant_kernel, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree
-from tests.kernel.problems import READ, problem
+from tests.kernel.problems import KINDS, problem
 from tests.kernel.routed import ROUTED, batch, routed
 
 EPS = torch.finfo(torch.float64).eps
-LONG = ("packed sequences", "top-2 experts", "masked scatter", "masked select", "segments", *READ)
-NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in [*ROUTED, *READ]]
+LONG = ("packed sequences", "top-2 experts", "masked scatter", "masked select", "segments", *KINDS)
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in [*ROUTED, *KINDS]]
 
 
 def batches(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     """A network, and two batches of equal shape that it routes in different ways."""
-    given = problem(name) if name in READ else routed(name)
-    return given.module, given.x, given.inputs(5) if name in READ else batch(given.generator)
+    given = problem(name) if name in KINDS else routed(name)
+    return given.module, given.x, given.inputs(5) if name in KINDS else batch(given.generator)
 
 
 @pytest.mark.filterwarnings("ignore:.*plain Jacobians")

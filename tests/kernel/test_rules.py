@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 
 import pytest
 import torch
@@ -26,27 +27,42 @@ from tests.kernel.samples import SAMPLES
 
 EPS = torch.finfo(torch.float64).eps
 NAMES = sorted(RULES)
-STEPS = (1e-8, 1e-4, 0.3, 3.0)
+TINY = 1e-10
+BREAKS = (
+    *("_cdist_forward", "_prelu_kernel", "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin"),
+    *("aminmax", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max"),
+    *("clamp_min", "copysign", "cummax", "cummin", "elu", "eq", "erf", "floor", "fmax", "fmin", "fmod", "frac", "ge"),
+    *("gelu", "gt", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "huber_loss", "kthvalue", "le", "leaky_relu"),
+    *("linalg_vector_norm", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt", "masked_fill"),
+    *("masked_scatter", "masked_select", "max", "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d"),
+    *("maximum", "median", "min", "minimum", "mode", "nan_to_num", "ne", "norm", "relu", "remainder", "round"),
+    *("scatter_reduce", "sgn", "sign", "smooth_l1_loss", "softplus", "softshrink", "sort", "threshold", "topk"),
+    *("trunc", "where"),
+)
+"""Rules of what is not smooth, or that are written in two ways: the length of a step says which side is met."""
 
 
 @dataclass(frozen=True)
 class Sampled:
     """A sample between two matrix products and a fixed random readout of its outputs."""
 
-    name: str
     module: Formula
     x: Tensor
     start: Weights
     direction: Weights
+    tapes: dict[float, Tape] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def reader(self) -> Reader:
+        """Of the module."""
         return Reader(function_of(self.module), frozenset(self.start))
 
     def tape(self, size: float) -> Tape:
         """After a step of this relative size."""
-        weights = {name: weight + size * self.direction[name] for name, weight in self.start.items()}
-        return self.reader.record(weights, self.x)
+        if size not in self.tapes:
+            weights = {name: weight + size * self.direction[name] for name, weight in self.start.items()}
+            self.tapes[size] = self.reader.record(weights, self.x)
+        return self.tapes[size]
 
     def secant(self, size: float) -> tuple[Reading, Tape, Tape]:
         """The step, read, and the tapes at its ends."""
@@ -57,10 +73,15 @@ class Sampled:
         """Δθ as the tapes have it: rounding of θ₀ + Δθ belongs to the step, not to the rule."""
         return {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
 
+    @cached_property
+    def jacobians(self) -> Weights:
+        """The oracle's, at the start."""
+        return oracle.jacobians(self.module, self.x)
 
-def sampled(name: str, seed: int = 0) -> Sampled:
+
+def fresh(name: str) -> Sampled:
     """Random inputs and weights for a sample."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -70,7 +91,11 @@ def sampled(name: str, seed: int = 0) -> Sampled:
     with torch.no_grad():
         for parameter, weight in start.items():
             module.get_parameter(parameter).copy_(weight)
-    return Sampled(name, module, normal(5, 4), start, {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2})
+    return Sampled(module, normal(5, 4), start, {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2})
+
+
+sampled = cache(fresh)
+"""The same, recorded and read once for all laws."""
 
 
 def test_every_rule_has_a_sample() -> None:
@@ -87,8 +112,10 @@ def test_the_sample_uses_the_rule(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("size", STEPS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [(name, size) for name in NAMES for size in ((1e-8, 1e-4, 0.3, 3.0) if name in BREAKS else (1e-8, 3.0))],
+)
 def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     problem = sampled(name)
     reading, start, end = problem.secant(size)
@@ -101,25 +128,25 @@ def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_point_the_replay_is_the_jacobian(name: str) -> None:
-    problem = sampled(name, seed=1)
+    problem = sampled(name)
     tape = problem.tape(0.0)
-    expected = oracle.contracted(oracle.jacobians(problem.module, problem.x), problem.direction)
+    expected = oracle.contracted(problem.jacobians, problem.direction)
     agree(applied(problem.reader.secant(tape, tape).features, problem.direction), expected, 100 * EPS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tiny_steps_lose_no_digits(name: str) -> None:
     """A quotient Δσ/Δz at Δz = 1e-10 would keep six digits; slopes without cancellation differ from σ′ by σ″Δz."""
-    problem = sampled(name, seed=2)
+    problem = sampled(name)
     other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
-    expected = oracle.contracted(oracle.jacobians(problem.module, problem.x), other)
-    reading, _, _ = problem.secant(1e-10)
+    expected = oracle.contracted(problem.jacobians, other)
+    reading, _, _ = problem.secant(TINY)
     agree(applied(reading.features, other), expected, 1e-8)
 
 
 def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the tangent is read from Jacobians, which is said."""
-    problem = sampled("tanh")
+    problem = fresh("tanh")
     monkeypatch.setitem(RULES, "tanh", lambda call: call.delta(call.args[0]) @ torch.ones(7))
     start, end = problem.tape(0.0), problem.tape(0.3)
     with pytest.raises(NoRule, match=r"the difference rule of aten\.tanh\.default fails here: .*7") as caught:
