@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.read.program_cache import ProgramCache
-from ntkexp.kernel.record.recorder import plain_kernels
+from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.library import reader_of, tangent_kernel
 from tests.bench.stopwatch import medians, milliseconds, table
 from tests.bench.tangent import check, multiplied_out

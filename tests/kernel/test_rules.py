@@ -106,10 +106,8 @@ def test_every_rule_has_a_sample() -> None:
 def test_the_sample_uses_the_rule(name: str) -> None:
     """On a value that changes; a mask does so in a long step alone."""
     problem = sampled(name)
-    replay = Replay(problem.tape(0.0), problem.tape(3.0), frozenset(problem.start))
-    assert any(
-        entry.name == name and not replay.deltas.keys().isdisjoint(entry.slots) for entry in replay.start.entries
-    )
+    chord = Replay(problem.tape(0.0), problem.tape(3.0), frozenset(problem.start)).chord
+    assert any(entry.name == name and not chord.deltas.keys().isdisjoint(entry.slots) for entry in chord.start.entries)
 
 
 @pytest.mark.parametrize(

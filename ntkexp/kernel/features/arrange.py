@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Block, Factored, Features, Key, Rows, spread
+from ntkexp.kernel.features.scatter import BY_COMPARISON, refuse_unowned, scatter
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Derived, Element, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
-
-BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
 
 
 def arrange(
@@ -39,7 +37,7 @@ def arrange(
         raise NoRule(BY_COMPARISON)
     for use, cotangent, owner in zip(uses, cotangents, owned, strict=True):
         if isinstance(use, Element):
-            add_rows(rows, use.source, scattered(use, cotangent, owner, examples), leaves)
+            add_rows(rows, use.source, scatter(use, cotangent, owner, examples), leaves)
             continue
         factors[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
     blocks: dict[Key, Block] = {}
@@ -129,53 +127,6 @@ def joined(parts: Sequence[Factored]) -> Factored:
     inputs = torch.cat([part.inputs for part in parts], dim=1)
     outputs = torch.cat([part.outputs for part in parts], dim=2)
     return Factored(inputs, outputs, parts[0].weight, parts[0].bias, parts[0].biases)
-
-
-def scattered(
-    use: Element, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
-) -> Float[Tensor, "example out size"]:
-    """The gradient of each example with respect to the elements that a weight was expanded from."""
-    reached = owner >= 0
-    if not reached.all():
-        refuse_unowned(cotangent.masked_fill(reached, 0.0))
-    positions = use.positions
-    size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
-    axis = axis_of_examples(positions, owner, examples)
-    if axis is not None:
-        return summed(positions.movedim(axis, 0), cotangent.movedim(axis + 1, 1), size)
-    target = (owner * size + positions.to(owner.device))[reached]
-    flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
-    return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
-
-
-def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], examples: int) -> int | None:
-    """The axis that counts examples, if a weight was copied along it, as gains and biases are."""
-    for axis in range(owner.dim()):
-        if owner.shape[axis] == examples and (positions.stride(axis) == 0 or examples == 1):
-            index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - axis - 1))
-            if bool(((owner == index) | (owner < 0)).all()):
-                return axis
-    return None
-
-
-def summed(
-    positions: Int[Tensor, "example ..."], cotangent: Float[Tensor, "out example ..."], size: int
-) -> Float[Tensor, "example out size"]:
-    """The sum over the axes that the weight was copied along, and what is left by its place in the weight."""
-    copied = [d for d in range(1, positions.dim()) if positions.stride(d) == 0]
-    rows = cotangent.sum([d + 1 for d in copied]) if copied else cotangent
-    rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
-    once = positions[tuple(0 if d in (0, *copied) else slice(None) for d in range(positions.dim()))]
-    places = once.reshape(-1).to(rows.device)
-    if not torch.equal(places, torch.arange(size, device=rows.device)):
-        rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
-    return rows.transpose(0, 1)
-
-
-def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
-    """What no example owned when it was asked must not matter now (only a mask that changed could make it)."""
-    if cotangent.any():
-        raise NoRule(BY_COMPARISON)
 
 
 def add_rows(

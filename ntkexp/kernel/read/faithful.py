@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ntkexp.kernel.features.arrange import arrange
 from ntkexp.kernel.record.memory import is_out_of_memory
-from ntkexp.kernel.record.recorder import columns, plain_kernels
 from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule

@@ -13,8 +13,8 @@ from torch import Tensor
 from ntkexp.kernel.features.features import Block, Features, Key, Rows
 from ntkexp.kernel.record.independence import COUPLED, refuse_change
 from ntkexp.kernel.record.inputs import part
-from ntkexp.kernel.record.recorder import columns
 from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function
 

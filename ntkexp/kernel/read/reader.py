@@ -23,9 +23,9 @@ from ntkexp.kernel.read.jacobian import jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.independence import refuse_dependence
-from ntkexp.kernel.record.recorder import record
 from ntkexp.kernel.record.routing import Routes, routes
 from ntkexp.kernel.record.tape import Slot, Tape
+from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.closure import Closure, closure
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.kernel.secant.replay import Replay

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ntkexp.kernel.record.recorder import DispatchMode, columns, plain_kernels
+from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 

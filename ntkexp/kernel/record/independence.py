@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.record.inputs import part
-from ntkexp.kernel.record.recorder import columns
 from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function
 

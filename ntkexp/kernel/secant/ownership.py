@@ -50,7 +50,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     if not taps:
         return Owners(())
     examples = replay.delta.shape[0]
-    once = replay.random_like(replay.delta)
+    once = replay.chord.random_like(replay.delta)
     count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
     weighted = once * count.view(-1, *[1] * (once.dim() - 1))
     below = torch.autograd.grad(replay.delta, taps, once, retain_graph=True, materialize_grads=True)

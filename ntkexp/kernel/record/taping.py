@@ -1,0 +1,107 @@
+"""Taping: a function of weights is run once under a recorder, by operations that have rules and overwrite nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from ntkexp.kernel.record.inputs import examples, settled, tensors
+from ntkexp.kernel.record.leaving import Leaving
+from ntkexp.kernel.record.memory import is_out_of_memory
+from ntkexp.kernel.record.recorder import Recorder
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Inputs, Weights
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Attention and encoders by operations that have rules, not by fused ones."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
+    """The function's outputs as a matrix, a row an example."""
+    outputs, count = function(weights, inputs), examples(inputs)
+    if outputs.is_complex():
+        raise Mistake("the module gives complex outputs; let it give their parts, by torch.view_as_real")
+    if outputs.dim() == 0 or len(outputs) != count:
+        raise Mistake(
+            f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
+            "their first axis must be that of the examples"
+        )
+    return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
+
+
+def record(function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False) -> Tape:
+    """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
+    refuse_complex(weights)
+    run = partial(columns, function)
+    tape = functional_tape(run, weights, inputs, differentiable)
+    if all(entry.name != "mkldnn_rnn_layer" for entry in tape.entries):
+        return tape
+    with unfused():
+        return functional_tape(run, weights, inputs, differentiable)
+
+
+def refuse_complex(weights: Weights) -> None:
+    """A kernel sums over real numbers."""
+    for name, weight in weights.items():
+        if weight.is_complex():
+            raise Mistake(
+                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the module hold its parts, "
+                "and put them together by torch.view_as_complex"
+            )
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Recurrent layers by operations that have rules; elsewhere plain kernels would be slower and less exact."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def functional_tape(
+    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
+) -> Tape:
+    """One run and its tape, as a pure program where torch can make one of it."""
+    try:
+        with Leaving(in_memory=False):
+            return put_on_tape(torch.func.functionalize(run), weights, inputs, differentiable)
+    except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, and no list or array
+        if is_out_of_memory(error):
+            raise
+        with Leaving(in_memory=True):
+            return put_on_tape(run, weights, inputs, differentiable)
+
+
+def put_on_tape(
+    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
+) -> Tape:
+    """One run and its tape."""
+    leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
+    given = settled(inputs)
+    versions = [tensor._version for tensor in tensors(given)]
+    with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
+        known = {recorder.slot(weight): name for name, weight in leaves.items()}
+        arguments = tree_map(recorder.slot, given)
+        output = recorder.slot(run(leaves, given))
+        if versions != [tensor._version for tensor in tensors(given)]:
+            raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
+        entries, values = tuple(recorder.entries), tuple(recorder.values)
+        return Tape(entries, values, known, arguments, output, overwrites=bool(recorder.flats))

@@ -1,0 +1,115 @@
+"""A call: one operation of a network, as the rules see it, with the coefficients of the chord."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ntkexp.kernel.record.tape import Entry
+from ntkexp.kernel.secant.chord import Chord
+from ntkexp.kernel.secant.patches import with_shift
+from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule
+from ntkexp.kernel.secant.uses import Derived, Element, Product, Source
+
+
+class Call(AbstractCall):
+    """One operation of a chord."""
+
+    def __init__(self, chord: Chord, entry: Entry) -> None:
+        self.chord, self.entry = chord, entry
+        self.args, self.kwargs = tree_map(chord.ends, (entry.args, entry.kwargs))
+        self.ends = [
+            (chord.widen(chord.start[slot].detach()), chord.widen(chord.end[slot].detach())) for slot in entry.results
+        ]
+        self.meets_inputs = entry.results[0] in chord.start.from_inputs
+
+    @property
+    def is_point(self) -> bool:
+        return self.chord.is_point
+
+    def is_cut(self, value: Ends) -> bool:
+        carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
+        return value.from_weights and self.meets_inputs and carries
+
+    def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
+        assert value.delta is not None, "a rule asked for the difference of a value that cannot change"
+        wide = value.delta if shape is None else value.delta.expand(shape)
+        if not self.is_cut(value):
+            return wide
+        return self.picked(value, lambda source: source.expand(wide.shape))
+
+    def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor]) -> Tensor:
+        assert value.delta is not None
+        tap = arranged(value.delta.detach()).clone().requires_grad_()
+        count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
+        self.chord.uses.append(Element(tap, self.source(value), arranged(count)))
+        return tap
+
+    def mean(self, value: Ends) -> Tensor:
+        chord = self.chord
+        if chord.scramble is not None and (value.delta is not None or value.from_inputs or value.from_weights):
+            return chord.random_like(value.start)
+        if value.delta is None or self.is_point:
+            return chord.widen(value.start)
+        if not value.start.is_floating_point():  # true + true is true
+            return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
+        return (value.start + value.end) / 2
+
+    def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        if self.chord.scramble is not None:
+            return self.chord.random_like(value.start)
+        return slope(value.start, value.end)
+
+    def product(
+        self, left: Ends, right: Ends, gain: float = 1.0, bias: Ends | None = None, shift: float = 1.0
+    ) -> Tensor:
+        if self.is_cut(left):
+            return self.swapped_product(left, right, gain, bias, shift)
+        factor = self.mean(left) if gain == 1 else gain * self.mean(left)
+        terms = []
+        if left.delta is not None:
+            terms.append(torch.mm(left.delta if gain == 1 else gain * left.delta, self.mean(right)))
+        if self.is_cut(right):
+            wide = self.start.shape[1:]
+            joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None
+            bias = None if joined is not None else bias
+            terms.append(self.use(with_shift(factor, None if joined is None else shift), right, joined))
+        elif right.delta is not None:
+            terms.append(torch.mm(factor, right.delta))
+        if bias is not None and bias.delta is not None:
+            terms.append(shift * self.delta(bias, self.start.shape))
+        return sum(terms[1:], start=terms[0])
+
+    def swapped_product(self, left: Ends, right: Ends, gain: float, bias: Ends | None, shift: float) -> Tensor:
+        """W a = (aᵀ Wᵀ)ᵀ: a use has its weight on the right."""
+        if self.is_cut(right):
+            raise NoRule(f"{self.entry.op} adds a product of weights to something else")
+        result = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
+        if bias is None or bias.delta is None:
+            return result
+        return result + shift * self.delta(bias, self.start.shape)
+
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
+        deltas = [value.delta for value in (bias, weight) if value is not None and value.delta is not None]
+        by_row = torch.cat([delta.detach() if delta.dim() == 2 else delta.detach()[None] for delta in deltas])
+        if factor.dim() == 2:
+            tap = torch.mm(factor, by_row)
+        else:
+            tap = torch.bmm(by_row.t().expand(len(factor), -1, -1), factor.mT)
+        added = None if bias is None else self.source(bias)
+        self.chord.uses.append(Product(tap.requires_grad_(), factor, self.source(weight), added))
+        return tap
+
+    def source(self, value: Ends) -> Source:
+        """The parameter that a value made of weights is a view of, or the graph that leads to its parameters."""
+        view = self.chord.trained.view(value.start)
+        if view is not None:
+            return view
+        assert value.delta is not None
+        leaves = self.chord.leaves
+        found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
+        used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
+        return Derived(value.delta, used)

@@ -1,0 +1,50 @@
+"""A chord: a step between two tapes of one program, with the differences that are known so far.
+
+Where nothing is asked but what reaches what, all its coefficients are random (`scramble`), in double precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.record.tape import Slot, Tape
+from ntkexp.kernel.secant.rules.base import Ends
+from ntkexp.kernel.secant.uses import Trained, Use
+
+
+@dataclass(frozen=True)
+class Chord:
+    """Both tapes, the difference of every slot that has one, and the uses of weights that were met."""
+
+    start: Tape
+    end: Tape
+    trained: Trained
+    scramble: torch.Generator | None = None
+    deltas: dict[Slot, Tensor] = field(default_factory=dict)
+    leaves: dict[str, Tensor] = field(default_factory=dict)  # the trained Δθ
+    uses: list[Use] = field(default_factory=list)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether both ends are one."""
+        return self.start is self.end
+
+    def ends(self, slot: Any) -> Any:
+        """The value of a slot at both ends; what is no slot is left as it is."""
+        if not isinstance(slot, Slot):
+            return slot
+        v0, v1 = self.start[slot].detach(), self.end[slot].detach()
+        return Ends(v0, v1, self.deltas.get(slot), slot in self.trained.slots, slot in self.start.from_inputs)
+
+    def random_like(self, value: Tensor) -> Tensor:
+        """A coefficient in [1, 2], when the replay only asks what reaches what."""
+        noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
+        return 1 + noise.to(value.device, torch.float64)
+
+    def widen(self, value: Tensor) -> Tensor:
+        """The value in double precision, when the replay only asks what reaches what: sums that cancel stay whole."""
+        return value if self.scramble is None or not value.is_floating_point() else value.to(torch.float64)
