@@ -43,7 +43,7 @@ def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [(name, size) for name in READ for size in ((1e-3, 0.3, 3.0) if name in BROKEN else (0.3,))]
+    ("name", "size"), [(name, size) for name in KINDS for size in ((1e-3, 0.3, 3.0) if name in BROKEN else (0.3,))]
 )
 def test_one_step_of_descent_is_exact(name: str, size: float) -> None:
     """f(end; x) − f(start; x) = −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ for the gradient step of any loss with output gradients ℓ′."""
