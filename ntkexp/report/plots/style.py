@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import colorsys
 import textwrap
+from hashlib import sha256
+from math import dist
 
 import numpy as np
 from matplotlib import RcParams
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
@@ -57,11 +61,28 @@ COLOUR = {
     "rbf_identity": "#999999",
     "rbf_regression": "#666666",
 }
+APART = 0.25
+"""How far from another a colour is that can be told from it, where red, green and blue go from 0 to 1."""
 
 
 def colour(machine: str) -> str:
-    """A machine keeps its colour in every picture."""
-    return COLOUR.get(machine, GREY)
+    """A machine keeps its colour in every picture; one that has none here draws one by its name."""
+    return COLOUR.get(machine) or drawn(machine)
+
+
+def drawn(name: str) -> str:
+    """The first colour of a digest of the name that can be told from those that mean something else.
+
+    >>> drawn("my_machine") == drawn("my_machine") != drawn("your_machine")
+    True
+    """
+    taken = [to_rgb(other) for other in (*COLOUR.values(), BLACK, PALE)]
+    digest = sha256(name.encode()).digest()
+    found = [
+        colorsys.hls_to_rgb(hue / 256, 0.3 + light / 800, 0.8)
+        for hue, light in zip(digest[::2], digest[1::2], strict=True)
+    ]
+    return to_hex(max(found, key=lambda one: min(APART, *(dist(one, other) for other in taken))))
 
 
 def heading(figure: Figure, text: str) -> None:
