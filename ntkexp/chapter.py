@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 
 from ntkexp.mistake import nearest
 
@@ -47,6 +49,16 @@ def option(path: str) -> str:
     ('deep_linear', 'adamw', 'leaky_relu')
     """
     return START.sub("_", path.rpartition(".")[2]).lower()
+
+
+def files(package: ModuleType) -> list[str]:
+    """The files of a folder of this package, by name: each is a part of its own, and listed nowhere else.
+
+    >>> from ntkexp.report.plots import together
+    >>> files(together)
+    ['errors', 'laws', 'over_steps']
+    """
+    return sorted(found.name for found in iter_modules(package.__path__) if not found.ispkg)
 
 
 @cache

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,17 @@ from numpy.typing import NDArray
 from ntkexp.records.store import Facts, create_store, put_array
 
 DIMS = ("probe", "out", "train")
+ORDER = {"secant": 0, "gauss": 1, "left": 3}
+"""The rules that are told of first, and that which is told of last."""
+
+
+def telling(rules: Iterable[str]) -> str | None:
+    """Of rules that a path was integrated by, the one that its explanations are by.
+
+    >>> telling(["left", "secant"]), telling(["left", "my_rule"]), telling([])
+    ('secant', 'my_rule', None)
+    """
+    return min(rules, key=lambda rule: ORDER.get(rule, 2), default=None)
 
 
 def half_by(rule: str) -> str:

@@ -20,6 +20,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.contributions import half_by
 from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
@@ -87,6 +88,12 @@ class Run:
     def contributions(self) -> xr.Dataset:
         """𝒮 by rule, [probe, out, train]."""
         return open_store(self.sealed("contributions.zarr"))
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules by which its path was integrated."""
+        names = [str(name) for name in self.contributions]
+        return tuple(name for name in names if name not in map(half_by, names))
 
     @cached_property
     def predictions(self) -> xr.DataArray:

@@ -16,7 +16,7 @@ from itertools import groupby
 
 from ntkexp.records.results import Result
 from ntkexp.report.verdict import COMPARED, Verdict, verdict
-from ntkexp.text import listed, share, short
+from ntkexp.text import listed, share, short, spoken
 
 SPOKEN = {
     "secant": "the secant kernel machine",
@@ -78,13 +78,24 @@ def sentence(results: Sequence[Result]) -> str:
     splits = tuple(dict.fromkeys(row.split for row in results))
     found = [
         Spoken(name, tuple(row for row in results if row.machine == machine), splits)
-        for machine, name in SPOKEN.items()
+        for machine, name in spoken_of(results).items()
     ]
     parts = [*compared(found), *unexplained(found[0]), *broken(found)]
     if not parts:
         return nothing(results)
     text = "; ".join([*parts, *untold(found)])
     return f"{text[0].upper()}{text[1:]}."
+
+
+def spoken_of(results: Sequence[Result]) -> dict[str, str]:
+    """The machines to speak of, and how: where the usual ones have nothing to say, all that there are.
+
+    >>> sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
+    'The machine my rule misses the trained network by 2 %.'
+    """
+    if any(row.machine in SPOKEN and verdict(row) is not Verdict.SILENT for row in results):
+        return SPOKEN
+    return SPOKEN | {row.machine: f"the machine {spoken(row.machine)}" for row in results if row.machine not in SPOKEN}
 
 
 def compared(found: Sequence[Spoken]) -> list[str]:
@@ -152,13 +163,14 @@ def untold(found: Sequence[Spoken]) -> list[str]:
 
 def nothing(results: Sequence[Result]) -> str:
     """Why there is nothing to compare."""
-    spoken = [row for row in results if row.machine in SPOKEN]
-    said = {verdict(row) for row in spoken}
+    known = spoken_of(results)
+    rows = [row for row in results if row.machine in known]
+    said = {verdict(row) for row in rows}
     if Verdict.LOST in said:
         return "The trained network is not finite, so no kernel machine can be compared with it."
     if Verdict.STILL in said:
         return "Training moved the network by no more than rounding, so there is nothing to reproduce."
-    reason = next((row.note for row in spoken if row.note), "")
+    reason = next((row.note for row in rows if row.note), "")
     return "No kernel machine was compared with the trained network" + (f": {reason}." if reason else ".")
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from ntkexp.chapter import files
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.plots import figures
 from ntkexp.report.plots.style import RC
@@ -26,8 +27,8 @@ METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 def gallery() -> Iterator[tuple[str, Draw]]:
     """The name of each picture and the function that draws it: the files in `figures`."""
-    for file in sorted(Path(figures.__path__[0]).glob("[!_]*.py")):
-        yield file.stem, import_module(f"{figures.__name__}.{file.stem}").draw
+    for name in files(figures):
+        yield name, import_module(f"{figures.__name__}.{name}").draw
 
 
 def numbers(name: str) -> Table:

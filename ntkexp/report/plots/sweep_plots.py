@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from ntkexp.chapter import files
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import together
 from ntkexp.report.plots.style import RC
@@ -28,8 +29,7 @@ class Picture:
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
     """What the files in `together` draw of it, those with laws first."""
-    names = sorted(file.stem for file in Path(together.__path__[0]).glob("[!_]*.py"))
     with rc_context(RC):
-        for name in sorted(names, key=lambda name: name != "laws"):
+        for name in sorted(files(together), key=lambda name: name != "laws"):
             for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
                 yield Picture(f"{name}{suffix}", figure, table)

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ntkexp.records.contributions import telling
 from ntkexp.report.explain import largest_known, read_at
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, VERMILION, WIDE, heading
 from ntkexp.report.run import Run
@@ -59,7 +60,7 @@ class Read(NamedTuple):
 
 def read(run: Run) -> Read | None:
     """The contributions to the points that the run is judged by, if there are any."""
-    rule = next((rule for rule in ("secant", "gauss", "left") if rule in run.contributions), None)
+    rule = telling(run.rules)
     split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
     if rule is None or split is None:
         return None
