@@ -64,7 +64,7 @@ def positions(inputs: Float[Tensor, "point feature"]) -> tuple[Float[Tensor, " p
 
 def refuse_other(experiment: Experiment) -> None:
     """Outputs before training must be random, and training plain."""
-    if not experiment.loss.is_quadratic or type(experiment.optimizer) is not GD:
+    if type(experiment.loss) is not Squared or type(experiment.optimizer) is not GD:
         raise Mistake("the processes are those of loss=squared and optimizer=gd; choose them")
     if experiment.optimizer.weight_decay or experiment.optimizer.clip_norm or experiment.optimizer.layers:
         raise Mistake("the processes are those of plain gradient descent; leave out decay, clipping and layers' steps")

@@ -21,7 +21,7 @@ class AbstractLoss(Component):
     """value, output gradient and the bound max ℓ″ that sets the largest stable step."""
 
     curvature: ClassVar[float]
-    is_quadratic: ClassVar[bool] = False  # in the outputs, so that flows have closed forms
+    is_quadratic: ClassVar[bool] = False  # ℓ = ½ curvature ‖f − y‖², so that flows have closed forms
     reduction: Literal["mean", "sum"] = "mean"
 
     @abstractmethod

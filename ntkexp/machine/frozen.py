@@ -1,7 +1,7 @@
 """Training with the tangent kernel frozen for the same time: that of the start (K_0), of the end (K_T), or of infinite
 width (K_∞).
 
-Under squared loss by gradient flow, in closed form; under other losses, or with another optimizer, by the same steps.
+Under quadratic loss by gradient flow, in closed form; under other losses, or with another optimizer, by the same steps.
 """
 
 from __future__ import annotations

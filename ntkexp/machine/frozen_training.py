@@ -1,6 +1,6 @@
 """Training with a fixed kernel Θ, in function space.
 
-Under squared loss with weights w, gradient flow has the closed form (λ the eigenvalues of Θ(X, X), t the time)
+Under ½c‖f − y‖² with weights w/c, gradient flow has the closed form (λ the eigenvalues of Θ(X, X), t the time)
 
     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 

@@ -28,8 +28,8 @@ class Training:
     """How training went."""
 
     time: float  # Σ_s η_s
-    weight: float  # wᵢ of full-batch training
-    is_quadratic: bool  # in the outputs
+    weight: float  # wᵢℓ″ of full-batch training, where it is the same everywhere
+    is_quadratic: bool  # in the outputs, least at the targets
     is_plain: bool  # whether nothing but the gradient of the moment moves the weights, all of them alike
     is_flow: bool  # whether they move on a curve instead of in steps
     mean_coefficients: Float[Tensor, "train out"] | None  # −Σ_s η_s ℓ′(s)/Σ_s η_s; none where gradients are remembered

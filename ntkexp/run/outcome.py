@@ -120,7 +120,7 @@ def training(walk: Walk) -> Training:
     time = walk.time
     return Training(
         time=time,
-        weight=setting.weight,
+        weight=setting.weight * setting.experiment.loss.curvature,
         is_quadratic=setting.experiment.loss.is_quadratic,
         is_plain=not (optimizer.remembers or optimizer.weight_decay or optimizer.clip_norm or optimizer.layers),
         is_flow=optimizer.flows,
