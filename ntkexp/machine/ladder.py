@@ -10,8 +10,9 @@ r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,18 +22,21 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, an
 from ntkexp.component import Component
 from ntkexp.machine.base import AbstractMachine, Prediction
 from ntkexp.machine.evidence import DoesNotApply, Evidence
+from ntkexp.machine.path_sum import path_sum, without_machine
 from ntkexp.mistake import first_line
 from ntkexp.records.results import Result, at_points
 
 
 class Ladder(Component):
-    """Which machines are tried."""
+    """Which machines are tried; below them, the sums by rules that no machine is called after."""
 
     machine: tuple[AbstractMachine, ...]
 
     def climb(self, evidence: Evidence) -> list[Rung]:
         """Every machine's prediction, or why it has none."""
-        return [rung_of(machine, evidence) for machine in self.machine]
+        tried = [rung_of(machine.option, machine.predict, evidence) for machine in self.machine]
+        sums = [rung_of(rule, partial(path_sum, rule), evidence) for rule in without_machine(evidence.paths)]
+        return tried + sums
 
 
 @dataclass(frozen=True)
@@ -56,17 +60,17 @@ class Region:
         return float(self.norms[:, among].norm(dim=1).sum())
 
 
-def rung_of(machine: AbstractMachine, evidence: Evidence) -> Rung:
+def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence) -> Rung:
     """Try one machine."""
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
     try:
-        outcome = machine.predict(evidence)
+        outcome = predict(evidence)
     except DoesNotApply as reason:
         outcome = reason
     except LinAlgError as error:
         outcome = DoesNotApply(f"its linear algebra failed ({first_line(error)})")
-    return Rung(machine.option, outcome, time.perf_counter() - start)
+    return Rung(name, outcome, time.perf_counter() - start)
 
 
 def results(rungs: list[Rung], places: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:

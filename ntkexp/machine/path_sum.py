@@ -5,10 +5,11 @@ With 𝒮 by secants it is the trained network, to rounding; from left ends it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import final
 
+from ntkexp.chapter import option
 from ntkexp.machine.base import AbstractMachine, Prediction
 from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.text import percent, short
@@ -19,13 +20,28 @@ class AbstractPathSum(AbstractMachine):
 
     @final
     def predict(self, evidence: Evidence) -> Prediction:
-        if self.option not in evidence.paths:
-            if evidence.training.is_flow:
-                raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
-            raise DoesNotApply(f"not accumulated: add {self.option} to path.rule")
-        path = evidence.paths[self.option]
-        outputs = evidence.start + path.contributions.sum(2) + path.decay
-        return Prediction(outputs, path.detail, parts(path.facts), partial=True)
+        return path_sum(self.option, evidence)
+
+
+def path_sum(rule: str, evidence: Evidence) -> Prediction:
+    """The sum by a rule, if the path was integrated by it."""
+    if rule not in evidence.paths:
+        if evidence.training.is_flow:
+            raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
+        raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
+    path = evidence.paths[rule]
+    outputs = evidence.start + path.contributions.sum(2) + path.decay
+    return Prediction(outputs, path.detail, parts(path.facts), partial=True)
+
+
+def without_machine(rules: Iterable[str]) -> list[str]:
+    """The rules that no machine of this chapter, or of elsewhere, goes by.
+
+    >>> without_machine(["secant", "my_rule"])
+    ['my_rule']
+    """
+    named = {option(kind.__name__) for kind in AbstractPathSum.__subclasses__()}
+    return [rule for rule in rules if rule not in named]
 
 
 class Secant(AbstractPathSum):
