@@ -1,0 +1,15 @@
+"""Training with the mean of the first and the last tangent kernel."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ntkexp.machine.evidence import Evidence
+from ntkexp.machine.frozen import AbstractFrozen
+
+
+class FrozenMiddle(AbstractFrozen):
+    """(K_0 + K_T)/2 throughout."""
+
+    def kernel(self, evidence: Evidence) -> Tensor:
+        return (evidence.kernel_start + evidence.kernel_end) / 2

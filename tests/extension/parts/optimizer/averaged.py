@@ -1,0 +1,31 @@
+"""Steps along a running mean of the gradients, m ← βm + (1 − β)g from m = 0, θ ← θ − ηm: it remembers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from ntkexp.optimizer import AbstractBatched, AbstractStable
+from ntkexp.optimizer.base import Memory, Recursion, Sizes, filled, moved
+from ntkexp.shapes import Weights
+
+
+class Averaged(AbstractBatched, AbstractStable):
+    """U ← ηJ̄ + βU,  V = (1 − β) U."""
+
+    beta: float = Field(0.5, ge=0, lt=1)
+
+    remembers: ClassVar[bool] = True
+
+    def update(
+        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+    ) -> tuple[Weights, Memory]:
+        gradient = self.with_decay(gradient, weights)
+        before = memory.get("mean") or {name: torch.zeros_like(part) for name, part in gradient.items()}
+        mean = {name: torch.lerp(before[name], part, 1 - self.beta) for name, part in gradient.items()}
+        return moved(weights, mean, sizes), {"mean": mean}
+
+    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
+        return Recursion(filled(weights, sizes), self.beta, 1 - self.beta)

@@ -1,0 +1,15 @@
+"""Gradient descent on one example after the other, in their order: it remembers nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ntkexp.optimizer import AbstractPlain
+
+
+class InTurn(AbstractPlain):
+    """The step s is taken on example s mod M."""
+
+    def batch_indices(self, step: int, examples: int, seed: int) -> Tensor | None:
+        return torch.tensor([step % examples])

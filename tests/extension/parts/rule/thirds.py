@@ -1,0 +1,20 @@
+"""Secants over the first third of a step and over the rest, each as long as its weight: they close the step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ntkexp.path.rule import AbstractRule
+from ntkexp.path.rule.base import Piece
+
+
+class Thirds(AbstractRule):
+    """⅓ J̄(0, ⅓) + ⅔ J̄(⅓, 1)."""
+
+    closes: ClassVar[bool] = True
+
+    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
+        return (Piece(0.0, 1 / 3, 1 / 3), Piece(1 / 3, 1.0, 2 / 3))
+
+    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+        return "thirds"
