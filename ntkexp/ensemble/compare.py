@@ -22,7 +22,7 @@ from ntkexp.closed_form.ensemble import Ensemble, Kernels
 from ntkexp.closed_form.gain import DescentGain
 from ntkexp.closed_form.modes import Modes, modes_of
 from ntkexp.ensemble.problem import Problem
-from ntkexp.ensemble.train import Training
+from ntkexp.ensemble.train import EnsembleTraining
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.infinite_width import kernels
 from ntkexp.limit.blocks import BlockPlace, compute
@@ -89,7 +89,7 @@ def ensemble(
     for name, process, kernel in (("all layers", "ntk", limit.tangent), ("readout", "nngp", limit.start)):
         modes = modes_of(kernel[: given.train])
         size = experiment.optimizer.chosen_step(2 * given.train / float(modes.values[-1]))
-        training = Training(inputs, targets, size, experiment.steps, readout=process == "nngp")
+        training = EnsembleTraining(inputs, targets, size, experiment.steps, readout=process == "nngp")
         outputs = training.outputs(modules, partial(tell, name))
         theory = band(kernel, limit, own, modes, DescentGain(size / given.train, experiment.steps), targets)
         found.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size))

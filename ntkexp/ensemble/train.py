@@ -16,7 +16,7 @@ TOGETHER = 1 << 22  # weights that are trained at once
 
 
 @dataclass(frozen=True)
-class Training:
+class EnsembleTraining:
     """So many steps are taken on the mean of ½(f − y)² over the first of the points, by all layers or by the last
     alone.
     """

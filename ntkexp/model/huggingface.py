@@ -153,7 +153,7 @@ class Huggingface(AbstractArchitecture):
         if task.vocabulary:
             return nn.Identity(), "input_ids"
         features = rows(task.shape)[1]
-        return Rows(init.dense(model.config.hidden_size).build((features,), generator)), "inputs_embeds"
+        return DenseByRow(init.dense(model.config.hidden_size).build((features,), generator)), "inputs_embeds"
 
 
 class Body(nn.Module):
@@ -170,7 +170,7 @@ class Body(nn.Module):
         return hidden[:, -1] if self.last else hidden.mean(1)
 
 
-class Rows(nn.Module):
+class DenseByRow(nn.Module):
     """A dense layer for each row of an example."""
 
     def __init__(self, dense: nn.Module) -> None:

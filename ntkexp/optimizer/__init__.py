@@ -16,6 +16,6 @@ if TYPE_CHECKING:
     from ntkexp.optimizer.nesterov import Nesterov as Nesterov
     from ntkexp.optimizer.plain import AbstractPlain as AbstractPlain
     from ntkexp.optimizer.sgd import SGD as SGD
-    from ntkexp.optimizer.stable import AbstractStable as AbstractStable
+    from ntkexp.optimizer.stable_step import AbstractStable as AbstractStable
 else:
     __getattr__ = classes_of(__name__)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ntkexp.optimizer.base import Memory, Recursion, Sizes, filled, moved
 from ntkexp.optimizer.batches import AbstractBatched
-from ntkexp.optimizer.stable import AbstractStable
+from ntkexp.optimizer.stable_step import AbstractStable
 from ntkexp.shapes import Weights
 
 

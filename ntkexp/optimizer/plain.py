@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntkexp.optimizer.base import Memory, Recursion, Sizes, filled, moved
-from ntkexp.optimizer.stable import AbstractStable
+from ntkexp.optimizer.stable_step import AbstractStable
 from ntkexp.shapes import Weights
 
 

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from ntkexp.optimizer.base import AbstractOptimizer
-from ntkexp.optimizer.stable import AbstractStable
+from ntkexp.optimizer.stable_step import AbstractStable
 from ntkexp.path.accumulate.ledger import EveryStep
 from ntkexp.path.backward.recording import Recording, length
 from ntkexp.run.listener import AbstractJournal

@@ -9,7 +9,7 @@ from torch import Tensor
 from ntkexp.config.compose import compose
 from ntkexp.ensemble.compare import comparisons, ensemble
 from ntkexp.ensemble.problem import problem
-from ntkexp.ensemble.train import Training, last
+from ntkexp.ensemble.train import EnsembleTraining, last
 from ntkexp.mistake import Mistake
 from ntkexp.run.setting import network
 
@@ -39,7 +39,7 @@ def test_networks_side_by_side_are_networks_alone(readout: bool, monkeypatch: py
     experiment = compose(CIRCLE)
     given, data = problem(experiment), experiment.data.split()
     modules = [network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]
-    found = Training(given.inputs, given.targets[: given.train], 0.3, 10, readout=readout).outputs(modules)
+    found = EnsembleTraining(given.inputs, given.targets[: given.train], 0.3, 10, readout=readout).outputs(modules)
     for seed in range(3):
         expected = alone(CIRCLE, seed, 0.3, 10, readout=readout)
         torch.testing.assert_close(found[seed], expected, rtol=1e-12, atol=1e-13)

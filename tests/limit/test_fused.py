@@ -128,7 +128,7 @@ def test_an_example_meets_itself_without_rounding() -> None:
 
 
 def test_the_polynomials_are_the_arc_cosine() -> None:
-    from ntkexp.limit.fused.arc import ANGLE, ANGLE_SINGLE, GAP, GAP_SINGLE  # noqa: PLC0415
+    from ntkexp.limit.fused.arc_cosine import ANGLE, ANGLE_SINGLE, GAP, GAP_SINGLE  # noqa: PLC0415
 
     mpmath.mp.dps = 40
     for rho in (*np.linspace(0, 1, 101)[:-1].tolist(), 1 - 1e-6):

@@ -9,7 +9,7 @@ import pytest
 
 from ntkexp.optimizer.gd import GD
 from ntkexp.optimizer.momentum import Momentum
-from ntkexp.optimizer.stable import AbstractStable
+from ntkexp.optimizer.stable_step import AbstractStable
 from ntkexp.run.loop import advised
 from tests.run.small import ran
 

@@ -10,8 +10,8 @@ import csv
 from io import StringIO
 from pathlib import Path
 
-from ntkexp.data.format.foreign import foreign
 from ntkexp.data.format.grid import Grid
+from ntkexp.data.format.other_formats import foreign
 from ntkexp.data.format.user_path import contents, quoted
 from ntkexp.mistake import Mistake
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.limit.fused.arc import angle, gap
+from ntkexp.limit.fused.arc_cosine import angle, gap
 from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.known_layers import ADD, BEND, COPY, WEIGH
 from ntkexp.limit.fused.loops import added, cleared, copied, summed
