@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
@@ -43,6 +44,14 @@ class Experiment(Component):
         """The data, if there is memory for it."""
         with Allowance(self.memory_gb, "the data", "data.train, data.probe, data.test or the size of an example"):
             return self.data.split(self.seed)
+
+    @field_validator("device")
+    @classmethod
+    def refuse_other_device(cls, name: str) -> str:
+        """Whether this machine has such a device is asked when it is needed."""
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+            raise Mistake("it takes cpu, cuda or cuda:K")
+        return name
 
     @model_validator(mode="after")
     def refuse_too_many_kernels(self) -> Self:

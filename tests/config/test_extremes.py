@@ -129,6 +129,18 @@ def test_what_a_run_cannot_hold_is_refused_before_much_of_it_is_drawn() -> None:
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 0.4e6  # KB: of the 1.6 GB that the weights alone would be
 
 
+@pytest.mark.parametrize("name", ["mps", "{a:{b:[1,2]}}", "cuda:-1", "''"])
+def test_a_device_that_nothing_computes_on_is_refused_before_it_is_looked_for(name: str) -> None:
+    with pytest.raises(Mistake, match=r"device=.*: it takes cpu, cuda or cuda:K$"):
+        compose([f"device={name}"])
+
+
+def test_a_device_that_is_not_there_is_missed_before_a_network_is_drawn(command: Command) -> None:
+    refused = command("kernel", "tangent", "device=cuda:99", *SMALL)
+    assert refused.status == 2
+    assert refused.err.startswith("ntkexp: device=cuda:99: it takes cpu, cuda or cuda:K; this machine has ")
+
+
 def test_years_on_a_processor_are_months_on_a_thousand() -> None:
     refuse_endless(1e11, 1, "cuda:0")
     with pytest.raises(Mistake, match=r"steps=7: this would take about 3\.2e\+03 years on one core"):

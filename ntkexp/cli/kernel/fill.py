@@ -78,12 +78,14 @@ def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, whe
     from ntkexp.config.target import admit
     from ntkexp.kernel_file.fill.tangent import at_checkpoint
     from ntkexp.records.folder import CONFIG, RunFolder
+    from ntkexp.run.environment import settle
 
     written = RunFolder(folder)
     if written.state in {"running", "dead"}:
         raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
     written.check(CONFIG, "weights.pt")
     experiment = build(written.read_json(CONFIG), admit(asked.trust))
+    settle(experiment)
     data = experiment.draw()
     filler = at_checkpoint(experiment, data, folder / "weights.pt", when, read_outputs(outputs))
     tell(asked, filled(asked, experiment, data, filler))
@@ -106,8 +108,11 @@ def composed(asked: Asked) -> Experiment:
     """Compose the experiment whose data and network are meant."""
     limit_threads(asked.overrides)
     from ntkexp.config.compose import compose
+    from ntkexp.run.environment import settle
 
-    return compose(asked.overrides, asked.config_dir, asked.trust)
+    experiment = compose(asked.overrides, asked.config_dir, asked.trust)
+    settle(experiment)
+    return experiment
 
 
 def filled(
@@ -117,9 +122,7 @@ def filled(
     from ntkexp.engine.local import cores
     from ntkexp.kernel_file.fill.fill import fill
     from ntkexp.kernel_file.fill.subject import Subject
-    from ntkexp.run.environment import settle
 
-    settle(experiment)
     subject = Subject(experiment, data, filler.kernel, filler.outputs)
     name = f"{experiment.model.option}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
     path = (folder / name if asked.out is None else asked.out).expanduser()
