@@ -55,6 +55,7 @@ def stamp(folder: Path) -> int:
     return (folder / "DONE.json").stat().st_mtime_ns
 
 
+@pytest.mark.slow  # of a run without pictures, the test of `--force` says so; of pictures, those of the report
 def test_the_same_command_writes_the_same_bytes(tmp_path: Path, command: Command) -> None:
     for place in ("one", "two"):
         assert command(*train(tmp_path / place)) == (0, "", "")
