@@ -100,10 +100,23 @@ def sweep(
     config_dir: ConfigDir = None,
 ) -> None:
     """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
-    from ntkexp.cli.sweep import Asked, sweep
+    from ntkexp.cli.sweep import SweepRequest, sweep
 
-    given = (words or [], out, engine, workers, dry_run, fail_fast, retry_failed, tensorboard, quiet, as_json)
-    raise typer.Exit(sweep(Asked(*given, trust or [], config_dir)))
+    asked = SweepRequest(
+        words=words or [],
+        out=out,
+        engine=engine,
+        workers=workers,
+        dry_run=dry_run,
+        fail_fast=fail_fast,
+        retry_failed=retry_failed,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        as_json=as_json,
+        trust=trust or [],
+        config_dir=config_dir,
+    )
+    raise typer.Exit(sweep(asked))
 
 
 @app.command()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ntkexp.sweep.status import Standing
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The command, taken apart."""
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """What the command line asks for, by the names of its options."""
 
     words: Sequence[str]
     out: Path
@@ -44,7 +44,7 @@ class Asked:
         return options(self.out, self.trust, self.config_dir)
 
 
-def sweep(asked: Asked) -> int:
+def sweep(asked: SweepRequest) -> int:
     """Carry a sweep out, as far as it is not; the exit status is given back."""
     from ntkexp.engine.choose import choose
 
@@ -53,7 +53,7 @@ def sweep(asked: Asked) -> int:
     from ntkexp.sweep.status import standings
 
     plan = planned(asked)
-    before = standings(plan, plan.journal.failures(), {})
+    before = standings(plan, plan.event_log.failures(), {})
     begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
     if asked.dry_run:
         from ntkexp.cli.dry_run import show_plan
@@ -63,11 +63,11 @@ def sweep(asked: Asked) -> int:
     ended = carried_out(asked, plan, before, begun, engine)
     for run in plan.distinct:
         keep_events(plan.folder(run).path, asked.tensorboard and plan.folder(run).done)
-    found = standings(plan, plan.journal.failures(), ended) if begun else before
+    found = standings(plan, plan.event_log.failures(), ended) if begun else before
     return tell(asked, plan, found, ended)
 
 
-def planned(asked: Asked) -> Plan:
+def planned(asked: SweepRequest) -> Plan:
     """Compose the runs of the sweep, all of them valid."""
     from ntkexp.config.choices import Choices
     from ntkexp.config.compose import composer
@@ -79,22 +79,22 @@ def planned(asked: Asked) -> Plan:
     return plan(definition, composer(asked.config_dir, asked.trust), asked.out.expanduser().absolute())
 
 
-def states_to_begin(asked: Asked) -> set[str]:
+def states_to_begin(asked: SweepRequest) -> set[str]:
     """Name the states of runs that this command begins."""
     return {"unfinished", "running"} | ({"failed"} if asked.retry_failed else set())
 
 
 def carried_out(
-    asked: Asked, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
+    asked: SweepRequest, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
 ) -> dict[str, Ended]:
     """Carry the runs out, and write down what became of them."""
-    from ntkexp.cli.sweep_progress import watcher
+    from ntkexp.cli.sweep_progress import listener
     from ntkexp.sweep.conductor import Conductor
     from ntkexp.sweep.cost import Estimator
     from ntkexp.sweep.status import standings
 
     trust = tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in asked.trust)
-    conductor = Conductor(plan, engine, watcher(asked.quiet), trust, asked.fail_fast)
+    conductor = Conductor(plan, engine, listener(asked.quiet), trust, asked.fail_fast)
     write_down(plan, before, changed=False)
     if begun:
         estimate = Estimator()
@@ -103,7 +103,7 @@ def carried_out(
             try:
                 conductor.conduct(begun, costs)
             finally:
-                write_down(plan, standings(plan, plan.journal.failures(), conductor.ended), changed=True)
+                write_down(plan, standings(plan, plan.event_log.failures(), conductor.ended), changed=True)
     return conductor.ended
 
 
@@ -122,7 +122,7 @@ def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) 
             write_tables(plan.record)
 
 
-def tell(asked: Asked, plan: Plan, found: Mapping[str, Standing], ended: Mapping[str, Ended]) -> int:
+def tell(asked: SweepRequest, plan: Plan, found: Mapping[str, Standing], ended: Mapping[str, Ended]) -> int:
     """Say what came of the sweep; each failure with its reason and the command that repeats it."""
     for run in plan.distinct:
         if reason := found[run.name].reason:

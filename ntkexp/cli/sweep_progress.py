@@ -9,21 +9,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.engine.base import Began, Ended, Event, Stepped
-from ntkexp.sweep.listener import AbstractWatcher, Unwatched
+from ntkexp.sweep.listener import AbstractSweepListener, NoListener
 from ntkexp.text import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-def watcher(quiet: bool) -> AbstractWatcher:
+def listener(quiet: bool) -> AbstractSweepListener:
     """Choose the listener that suits the place."""
     if quiet:
-        return Unwatched()
+        return NoListener()
     return Board() if sys.stderr.isatty() else Lines(sys.stderr)
 
 
-class Lines(AbstractWatcher):
+class Lines(AbstractSweepListener):
     """A line for every run that has ended.
 
     >>> lines = Lines(sys.stdout)
@@ -56,7 +56,7 @@ class Lines(AbstractWatcher):
         pass
 
 
-class Board(AbstractWatcher):
+class Board(AbstractSweepListener):
     """Bars: of all runs, and of each that is at work."""
 
     def __init__(self) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task
-from ntkexp.sweep.cost import Cost
-from ntkexp.sweep.listener import AbstractWatcher
+from ntkexp.sweep.cost import RunCost
+from ntkexp.sweep.listener import AbstractSweepListener
 from ntkexp.sweep.plan import Plan, Planned, longest_first
-from ntkexp.sweep.remaining_time import Clock
+from ntkexp.sweep.remaining_time import RemainingTime
 
 PAUSE = 0.5  # seconds between two looks at runs that another process is at
 UNFINISHED = ("stopped", "killed", "broken", "failed")
@@ -24,17 +24,17 @@ class Conductor:
 
     plan: Plan
     engine: AbstractEngine
-    watcher: AbstractWatcher
+    listener: AbstractSweepListener
     trust: tuple[str, ...] = ()
     fail_fast: bool = False
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
 
-    def conduct(self, runs: list[Planned], costs: dict[str, Cost]) -> None:
+    def conduct(self, runs: list[Planned], costs: dict[str, RunCost]) -> None:
         """Carry out these runs, the longest first."""
         waiting = longest_first(runs, [costs[run.name].seconds for run in runs])
-        clock = Clock({run.name: costs[run.name].seconds for run in runs}, self.engine.workers)
+        clock = RemainingTime({run.name: costs[run.name].seconds for run in runs}, self.engine.workers)
         total = len(self.plan.distinct)
-        self.watcher.begin(self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead)
+        self.listener.begin(self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead)
         try:
             while waiting and not self.over:
                 self.perform(waiting, clock)
@@ -42,7 +42,7 @@ class Conductor:
                 if waiting and not self.over:
                     self.wait(waiting)
         finally:
-            self.watcher.end()
+            self.listener.end()
 
     @property
     def over(self) -> bool:
@@ -50,7 +50,7 @@ class Conductor:
         hows = {ended.how for ended in self.ended.values()}
         return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
 
-    def perform(self, runs: list[Planned], clock: Clock) -> None:
+    def perform(self, runs: list[Planned], clock: RemainingTime) -> None:
         """Perform every run that nobody else is at."""
         with closing(self.engine.perform(self.tasks(runs, clock))) as events:
             for event in events:
@@ -58,7 +58,7 @@ class Conductor:
                 if self.over:
                     return
 
-    def tasks(self, runs: list[Planned], clock: Clock) -> Iterator[Task]:
+    def tasks(self, runs: list[Planned], clock: RemainingTime) -> Iterator[Task]:
         """Give tasks to workers, looked at once more when a worker is free for them."""
         for run in runs:
             state = self.plan.folder(run).state
@@ -76,19 +76,19 @@ class Conductor:
                     self.plan.sweep.options,
                 )
 
-    def hear(self, event: Event, clock: Clock) -> None:
+    def hear(self, event: Event, clock: RemainingTime) -> None:
         """Keep what happened, and pass it on."""
         clock.see(event)
         self.note(event)
-        self.watcher.see(event, clock.ahead)
+        self.listener.see(event, clock.ahead)
 
     def note(self, event: Event) -> None:
         """Write into the log what happened."""
         match event:
             case Began():
-                self.plan.journal.write(event.name, "began")
+                self.plan.event_log.write(event.name, "began")
             case Ended():
-                self.plan.journal.write(event.name, event.how, event.reason)
+                self.plan.event_log.write(event.name, event.how, event.reason)
                 if event.how != "held":
                     self.ended[event.name] = event
             case Stepped():
@@ -96,6 +96,6 @@ class Conductor:
 
     def wait(self, runs: list[Planned]) -> None:
         """Wait until another process lets go of one of these runs."""
-        self.watcher.say(f"{len(runs)} runs are being carried out by another process; waiting for them")
+        self.listener.say(f"{len(runs)} runs are being carried out by another process; waiting for them")
         while all(self.plan.folder(run).state == "running" for run in runs):
             time.sleep(PAUSE)

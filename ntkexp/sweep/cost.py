@@ -11,7 +11,7 @@ from ntkexp.run.setting import effort, glimpsed
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """What a run takes: core seconds and bytes; where they cannot be known, why."""
 
     seconds: float
@@ -23,9 +23,9 @@ class Cost:
 class Estimator:
     """An estimator remembers what it has looked at: seeds, scales and step sizes cost nothing."""
 
-    known: dict[str, Cost] = field(default_factory=dict)
+    known: dict[str, RunCost] = field(default_factory=dict)
 
-    def __call__(self, experiment: Experiment) -> Cost:
+    def __call__(self, experiment: Experiment) -> RunCost:
         """The cost of a run."""
         parts = (experiment.data, experiment.model, experiment.loss, experiment.path, experiment.optimizer.remembers)
         shape = (experiment.init.antisymmetric, experiment.steps, experiment.dtype, experiment.memory_gb)
@@ -35,14 +35,14 @@ class Estimator:
         return self.known[key]
 
 
-def estimated(experiment: Experiment) -> Cost:
+def estimated(experiment: Experiment) -> RunCost:
     """Estimate the cost of a run, from one look at its data and its network on the processor."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
         _, budget, _ = glimpsed(here)
-        return Cost(effort(here, budget), needed(budget))
+        return RunCost(effort(here, budget), needed(budget))
     except Mistake as mistake:
-        return Cost(0.0, 0.0, str(mistake))
+        return RunCost(0.0, 0.0, str(mistake))
 
 
 def needed(budget: Budget) -> float:

@@ -22,7 +22,7 @@ NAME = "journal.jsonl"
 
 
 @dataclass(frozen=True)
-class Journal:
+class EventLog:
     """The log beside the records of all sweeps of a folder."""
 
     path: Path

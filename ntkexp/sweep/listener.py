@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from ntkexp.engine.base import Event
 
 
-class AbstractWatcher(ABC):
+class AbstractSweepListener(ABC):
     """A listener hears `begin`, any number of events and remarks, and `end`."""
 
     @abstractmethod
@@ -27,7 +27,7 @@ class AbstractWatcher(ABC):
         """The sweep is over, or was interrupted."""
 
 
-class Unwatched(AbstractWatcher):
+class NoListener(AbstractSweepListener):
     """Nobody listens."""
 
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:

@@ -14,7 +14,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder
 from ntkexp.sweep.axis_values import MOST
 from ntkexp.sweep.definition import Definition, Point
-from ntkexp.sweep.event_log import NAME, Journal
+from ntkexp.sweep.event_log import NAME, EventLog
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Plan:
         return self.out / "sweeps" / f"{self.sweep.name}.json"
 
     @property
-    def journal(self) -> Journal:
+    def event_log(self) -> EventLog:
         """Where it is noted what happens."""
-        return Journal(self.record.parent / NAME, self.sweep.name)
+        return EventLog(self.record.parent / NAME, self.sweep.name)
 
     def folder(self, run: Planned) -> RunFolder:
         """The place of a run."""

@@ -16,7 +16,7 @@ PRIOR = 20.0  # worker seconds for which the estimate is believed until runs hav
 
 
 @dataclass
-class Clock:
+class RemainingTime:
     """A clock watches runs go by, and says how long the others will take."""
 
     costs: Mapping[str, float]

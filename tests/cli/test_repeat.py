@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ntkexp.cli.repeat import options
-from ntkexp.cli.sweep import Asked, planned
+from ntkexp.cli.sweep import SweepRequest, planned
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.page.picture import command_of
 from ntkexp.report.run import load_run
@@ -79,8 +79,8 @@ def test_a_run_that_goes_on_is_still_repeated_by_what_began_it(home: Path) -> No
 def test_the_command_of_a_sweep_means_the_same_runs(home: Path) -> None:
     def plans(words: list[str], options: list[str]) -> list[str]:
         given = dict(option.split("=", 1) for option in options)
-        asked = Asked(
-            words, Path(given["--out"]), "local", None, dry_run=False, fail_fast=False, retry_failed=False,
+        asked = SweepRequest(
+            words=words, out=Path(given["--out"]), engine="local", workers=None, dry_run=False, fail_fast=False, retry_failed=False,
             tensorboard=False, quiet=True, as_json=False, trust=[given["--trust"]],
             config_dir=Path(given["--config-dir"]),
         )  # fmt: skip

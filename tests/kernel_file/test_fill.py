@@ -19,7 +19,7 @@ TRAIN, POINTS = 70, 145
 
 
 def filled(path: Path, *overrides: str, workers: int = 1, force: bool = False) -> KernelMatrix:
-    return fill(path, subject(*overrides), Products(), workers, force, Silent())
+    return fill(path, subject(*overrides), Products(), workers=workers, force=force, progress=Silent())
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -55,19 +55,19 @@ def test_the_same_bytes_whoever_computes_and_however_often_it_is_broken_off(tmp_
     broken = tmp_path / "broken.zarr"
     for tiles, missing in ((2, 10), (4, 6), (10, 6)):  # the last goes astray among single points
         with pytest.raises(KeyboardInterrupt):
-            fill(broken, subject(), Products(fails_after=tiles), 1, False, Silent())
+            fill(broken, subject(), Products(fails_after=tiles), workers=1, force=False, progress=Silent())
         assert len(open_matrix(broken).missing()) == missing
     rest = Products()
-    fill(broken, subject(), rest, 1, False, Silent())
+    fill(broken, subject(), rest, workers=1, force=False, progress=Silent())
     assert contents(broken) == contents(tmp_path / "whole.zarr") == contents(tmp_path / "crowd.zarr")
 
 
 def test_what_is_finished_is_not_computed_again(tmp_path: Path) -> None:
     path, again = tmp_path / "k.zarr", Products()
     filled(path)
-    fill(path, subject(), again, 1, False, Silent())
+    fill(path, subject(), again, workers=1, force=False, progress=Silent())
     assert again.seen == []
-    fill(path, subject(), again, 1, True, Silent())
+    fill(path, subject(), again, workers=1, force=True, progress=Silent())
     assert again.seen
 
 
@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_kernel_file_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_that_would_take_years_is_not_begun(tmp_path: Path) -> None:
     years = r"data\.train=70, 145 points in all: this would take about 24 years on one core, more than 10 years; lower"
     with pytest.raises(Mistake, match=years):  # 70² / 2 + 75 · 70 pairs
-        fill(tmp_path / "k.zarr", subject(), Products(each=1e5), 1, False, Silent())
+        fill(tmp_path / "k.zarr", subject(), Products(each=1e5), workers=1, force=False, progress=Silent())
     assert not (tmp_path / "k.zarr").exists()
 
 

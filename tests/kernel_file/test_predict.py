@@ -26,7 +26,7 @@ ALL = "data.classes=all"
 @pytest.fixture(scope="module", params=[(), (ALL,)], ids=["two classes", "ten"])
 def entries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Entries:
     path = tmp_path_factory.mktemp("kernel") / "k.zarr"
-    return Entries(fill(path, subject(*request.param), Products(), 1, False, Silent()))
+    return Entries(fill(path, subject(*request.param), Products(), workers=1, force=False, progress=Silent()))
 
 
 def kernels(entries: Entries) -> dict[str, Tensor]:
@@ -130,13 +130,13 @@ def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:
 def test_a_file_that_is_not_finished_says_so(tmp_path: Path) -> None:
     path = tmp_path / "k.zarr"
     with pytest.raises(KeyboardInterrupt):
-        fill(path, subject(), Products(fails_after=5), 1, False, Silent())
+        fill(path, subject(), Products(fails_after=5), workers=1, force=False, progress=Silent())
     with pytest.raises(Mistake, match="is not finished, or damaged: 5 of 12 tiles are there"):
         Entries(open_matrix(path))
 
 
 def test_a_file_that_lost_a_tile_says_so(tmp_path: Path) -> None:
-    matrix = fill(tmp_path / "k.zarr", subject(), Products(), 1, False, Silent())
+    matrix = fill(tmp_path / "k.zarr", subject(), Products(), workers=1, force=False, progress=Silent())
     next((matrix.path / "ntk" / "c").rglob("0/0/0/0")).unlink()
     with pytest.raises(Mistake, match="is not finished, or damaged: 11 of 12 tiles are there"):
         list(predict(Entries(open_matrix(matrix.path)), Question(ridge=RIDGE), lambda text: None))

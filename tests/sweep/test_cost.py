@@ -8,13 +8,13 @@ import pytest
 
 from ntkexp.config.compose import compose
 from ntkexp.engine.base import Began, Ended, Stepped
-from ntkexp.sweep.cost import Cost, Estimator
-from ntkexp.sweep.remaining_time import Clock
+from ntkexp.sweep.cost import Estimator, RunCost
+from ntkexp.sweep.remaining_time import RemainingTime
 
 SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20")
 
 
-def cost(*words: str) -> Cost:
+def cost(*words: str) -> RunCost:
     return Estimator()(compose([*SMALL, *words]))
 
 
@@ -55,7 +55,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_what_is_ahead_shrinks_as_estimated_where_the_estimate_is_right(now: list[float]) -> None:
-    clock = Clock({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0}, workers=2)
+    clock = RemainingTime({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0}, workers=2)
     assert clock.ahead == 200
     clock.see(Began("a"))
     clock.see(Began("b"))
@@ -70,7 +70,7 @@ def test_what_is_ahead_shrinks_as_estimated_where_the_estimate_is_right(now: lis
 
 
 def test_a_slow_machine_is_believed(now: list[float]) -> None:
-    clock = Clock({"a": 100.0, "b": 100.0}, workers=1)
+    clock = RemainingTime({"a": 100.0, "b": 100.0}, workers=1)
     clock.see(Began("a"))
     now[0] = 1000.0
     clock.see(Ended("a", "done"))
@@ -78,7 +78,7 @@ def test_a_slow_machine_is_believed(now: list[float]) -> None:
 
 
 def test_what_was_held_comes_again(now: list[float]) -> None:
-    clock = Clock({"a": 100.0}, workers=1)
+    clock = RemainingTime({"a": 100.0}, workers=1)
     clock.see(Began("a"))
     clock.see(replace(Ended("a", "done"), how="held"))
     assert clock.ahead == 100

@@ -7,22 +7,22 @@ from random import Random
 
 import pytest
 
-from ntkexp.sweep.event_log import NAME, Journal
+from ntkexp.sweep.event_log import NAME, EventLog
 from tests.torture.damage import HARMS
 
 
 def test_the_last_event_counts(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "sweeps" / NAME, "width")
+    journal = EventLog(tmp_path / "sweeps" / NAME, "width")
     assert journal.failures() == {}
     for run, event in (("a", "failed"), ("b", "failed"), ("a", "began"), ("c", "done")):
         journal.write(run, event, "too wide" * (event == "failed"))
     assert journal.failures() == {"b": "too wide"}
-    assert Journal(journal.path, "depth").failures() == {"b": "too wide"}
+    assert EventLog(journal.path, "depth").failures() == {"b": "too wide"}
     assert journal.path.read_text().count("\n") == 4
 
 
 def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / NAME, "width")
+    journal = EventLog(tmp_path / NAME, "width")
     journal.write("a", "failed", "é")
     whole = journal.path.read_bytes()
     for length in range(1, len(whole)):
@@ -34,7 +34,7 @@ def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_that_was_damaged_says_nothing(tmp_path: Path, seed: int) -> None:
     """A failure that is told was one; one that is not told is tried again."""
-    journal, luck = Journal(tmp_path / NAME, "width"), Random(seed)
+    journal, luck = EventLog(tmp_path / NAME, "width"), Random(seed)
     for run in "abc":
         journal.write(run, "failed", f"too wide for {run}")
     content = journal.path.read_bytes()

@@ -51,9 +51,20 @@ def limit(
     config_dir: ConfigDir = None,
 ) -> None:
     """Compute the kernels of an architecture at infinite width, NNGP and NTK."""
-    from ntkexp.cli.kernel.fill import Asked, limit
+    from ntkexp.cli.kernel.fill import FillRequest, limit
 
-    limit(Asked(overrides or [], out, workers, force, quiet, as_json, trust or [], config_dir))
+    limit(
+        FillRequest(
+            overrides=overrides or [],
+            out=out,
+            workers=workers,
+            force=force,
+            quiet=quiet,
+            as_json=as_json,
+            trust=trust or [],
+            config_dir=config_dir,
+        )
+    )
 
 
 @kernel.command()
@@ -85,9 +96,17 @@ def tangent(
     config_dir: ConfigDir = None,
 ) -> None:
     """Compute the tangent kernel of a network as it is drawn, or of a finished run."""
-    from ntkexp.cli.kernel.fill import Asked, tangent, tangent_of_run
+    from ntkexp.cli.kernel.fill import FillRequest, tangent, tangent_of_run
 
-    asked = Asked(overrides or [], out, None, force, quiet, as_json, trust or [], config_dir)
+    asked = FillRequest(
+        overrides=overrides or [],
+        out=out,
+        force=force,
+        quiet=quiet,
+        as_json=as_json,
+        trust=trust or [],
+        config_dir=config_dir,
+    )
     if run is None:
         tangent(asked, seeds, outputs)
     else:
@@ -140,10 +159,26 @@ def predict(
     config_dir: ConfigDir = None,
 ) -> None:
     """Predict targets from a kernel file: accuracy, error and calibration. KEY=VALUE: its data."""
-    from ntkexp.cli.kernel.predict import Asked, predict
+    from ntkexp.cli.kernel.predict import PredictRequest, predict
 
-    asked = (file, overrides or [], ridge, time or [], steps, step_size, folds, solver and solver.value, memory_gb, out)
-    predict(Asked(*asked, quiet, as_json, trust or [], config_dir))
+    predict(
+        PredictRequest(
+            file=file,
+            overrides=overrides or [],
+            ridge=ridge,
+            times=time or [],
+            steps=steps,
+            step_size=step_size,
+            folds=folds,
+            solver=solver and solver.value,
+            memory_gb=memory_gb,
+            out=out,
+            quiet=quiet,
+            as_json=as_json,
+            trust=trust or [],
+            config_dir=config_dir,
+        )
+    )
 
 
 @kernel.command()
@@ -161,9 +196,19 @@ def ensemble(
     config_dir: ConfigDir = None,
 ) -> None:
     """Train many networks on a one-dimensional problem, and show them beside the processes of their kernels."""
-    from ntkexp.cli.kernel.ensemble import Asked, ensemble
+    from ntkexp.cli.kernel.ensemble import EnsembleRequest, ensemble
 
-    ensemble(Asked(overrides or [], networks, out, quiet, as_json, trust or [], config_dir))
+    ensemble(
+        EnsembleRequest(
+            overrides=overrides or [],
+            networks=networks,
+            out=out,
+            quiet=quiet,
+            as_json=as_json,
+            trust=trust or [],
+            config_dir=config_dir,
+        )
+    )
 
 
 @kernel.command()
@@ -190,8 +235,16 @@ def study(
     config_dir: ConfigDir = None,
 ) -> None:
     """Compare several kernels of infinite width in one table of accuracies."""
-    from ntkexp.cli.kernel.fill import Asked as Filling
-    from ntkexp.cli.kernel.study import Asked, study
+    from ntkexp.cli.kernel.fill import FillRequest
+    from ntkexp.cli.kernel.study import StudyRequest, study
 
-    filling = Filling(overrides or [], out, workers, False, quiet, as_json, trust or [], config_dir)
-    study(Asked(name, ridge, filling))
+    filling = FillRequest(
+        overrides=overrides or [],
+        out=out,
+        workers=workers,
+        quiet=quiet,
+        as_json=as_json,
+        trust=trust or [],
+        config_dir=config_dir,
+    )
+    study(StudyRequest(name=name, ridge=ridge, filling=filling))

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The command, taken apart."""
+@dataclass(frozen=True, kw_only=True)
+class EnsembleRequest:
+    """What the command line asks for, by the names of its options."""
 
     overrides: Sequence[str]
     networks: int
@@ -36,7 +36,7 @@ class Asked:
     config_dir: Path | None
 
 
-def ensemble(asked: Asked) -> None:
+def ensemble(asked: EnsembleRequest) -> None:
     """Train, compare, draw and show."""
     limit_threads(asked.overrides)
     from ntkexp.config.compose import compose
@@ -119,7 +119,7 @@ def off(row: Comparison) -> str:
     )
 
 
-def show(table: Sequence[Comparison], files: Sequence[Path], asked: Asked) -> None:
+def show(table: Sequence[Comparison], files: Sequence[Path], asked: EnsembleRequest) -> None:
     """Show the comparison, and where the picture is."""
     from dataclasses import asdict
 

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from ntkexp.records.kernel_file.store import KernelMatrix
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the commands have in common."""
+@dataclass(frozen=True, kw_only=True)
+class FillRequest:
+    """What the commands that compute a kernel file have in common."""
 
     overrides: Sequence[str]
     out: Path | None
-    workers: int | None
-    force: bool
+    workers: int | None = None
+    force: bool = False
     quiet: bool
     as_json: bool
     trust: Sequence[str]
     config_dir: Path | None
 
 
-def limit(asked: Asked) -> None:
+def limit(asked: FillRequest) -> None:
     """Compute the kernels of infinite width into a file."""
     tell(asked, computed_limit(asked, Path("outputs") / "kernels"))
 
 
-def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
+def computed_limit(asked: FillRequest, folder: Path) -> KernelMatrix:
     """Compute the file of a kernel of infinite width, in a folder if the file has no name."""
     from ntkexp.engine.local import cores
 
@@ -54,7 +54,7 @@ def computed_limit(asked: Asked, folder: Path) -> KernelMatrix:
     return filled(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
 
 
-def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
+def tangent(asked: FillRequest, seeds: str | None, outputs: str) -> None:
     """Compute the tangent kernel of networks as they are drawn."""
     experiment = composed(asked)
     from ntkexp.kernel_file.fill.tangent import at_start
@@ -66,7 +66,7 @@ def tangent(asked: Asked, seeds: str | None, outputs: str) -> None:
     tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen, read_outputs(outputs))))
 
 
-def tangent_of_run(asked: Asked, seeds: str | None, outputs: str, run: Path, when: str) -> None:
+def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Path, when: str) -> None:
     """Compute the tangent kernel of the network of a run."""
     if asked.overrides or seeds is not None:
         surplus = " ".join(asked.overrides) or "--seeds"
@@ -104,7 +104,7 @@ def read_outputs(outputs: str) -> Outputs:
         raise Mistake(f"--outputs={outputs}: it takes all, trace, or numbers of outputs, such as 0,3") from None
 
 
-def composed(asked: Asked) -> Experiment:
+def composed(asked: FillRequest) -> Experiment:
     """Compose the experiment whose data and network are meant."""
     limit_threads(asked.overrides)
     from ntkexp.config.compose import compose
@@ -116,7 +116,11 @@ def composed(asked: Asked) -> Experiment:
 
 
 def filled(
-    asked: Asked, experiment: Experiment, data: Data, filler: AbstractFiller, folder: Path = Path("outputs/kernels")
+    asked: FillRequest,
+    experiment: Experiment,
+    data: Data,
+    filler: AbstractFiller,
+    folder: Path = Path("outputs/kernels"),
 ) -> KernelMatrix:
     """Fill the kernel file, and finish it."""
     from ntkexp.engine.local import cores
@@ -127,10 +131,11 @@ def filled(
     name = f"{experiment.model.option}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
     path = (folder / name if asked.out is None else asked.out).expanduser()
     with interruptible(lambda: f"; the same command goes on with {path}"):
-        return fill(path, subject, filler, asked.workers or cores(), asked.force, listener(asked.quiet))
+        progress = listener(asked.quiet)
+        return fill(path, subject, filler, workers=asked.workers or cores(), force=asked.force, progress=progress)
 
 
-def tell(asked: Asked, matrix: KernelMatrix) -> None:
+def tell(asked: FillRequest, matrix: KernelMatrix) -> None:
     """Say what is in the file, and where it is."""
     from ntkexp.records.json_file import to_text
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ntkexp.records.kernel_file.store import KernelMatrix
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The command, taken apart."""
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest:
+    """What the command line asks for, by the names of its options."""
 
     file: Path
     overrides: Sequence[str]
@@ -39,7 +39,7 @@ class Asked:
     config_dir: Path | None
 
 
-def predict(asked: Asked) -> None:
+def predict(asked: PredictRequest) -> None:
     """Solve, compare, write and show."""
     from ntkexp.cli.progress import listener
     from ntkexp.kernel_file.predict.entries import Entries
@@ -62,14 +62,22 @@ def predict(asked: Asked) -> None:
     show(scores, written, asked)
 
 
-def question_of(asked: Asked) -> Question:
+def question_of(asked: PredictRequest) -> Question:
     """Read what is asked of a kernel file, in numbers."""
     from ntkexp.kernel_file.predict.question import Question
 
     if asked.times and asked.steps is not None:
         raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
     times = tuple(number("--time", text, "a number ≥ 0, or inf") for text in asked.times or ("inf",))
-    return Question(times, asked.steps, asked.step_size, ridge(asked.ridge), asked.folds, asked.solver, asked.memory_gb)
+    return Question(
+        times=times,
+        steps=asked.steps,
+        step_size=asked.step_size,
+        ridge=ridge(asked.ridge),
+        folds=asked.folds,
+        solver=asked.solver,
+        memory_gb=asked.memory_gb,
+    )
 
 
 def ridge(text: str) -> float | None:
@@ -88,7 +96,7 @@ def number(option: str, text: str, allowed: str) -> float:
     return found
 
 
-def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
+def refuse_other_data(matrix: KernelMatrix, asked: PredictRequest) -> None:
     """Refuse a file that is of other data than is named."""
     from ntkexp.config.compose import compose
     from ntkexp.kernel_file.fill.subject import Subject
@@ -100,7 +108,7 @@ def refuse_other_data(matrix: KernelMatrix, asked: Asked) -> None:
         raise Mistake(f"{asked.file} is of other data than {named}; leave that out, or compute the kernel of it")
 
 
-def show(scores: Sequence[Score], written: Sequence[Path], asked: Asked) -> None:
+def show(scores: Sequence[Score], written: Sequence[Path], asked: PredictRequest) -> None:
     """Show the table, and where all digits are."""
     from dataclasses import asdict
 

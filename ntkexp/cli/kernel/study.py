@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.kernel.fill import Asked as Filling
-from ntkexp.cli.kernel.fill import computed_limit
+from ntkexp.cli.kernel.fill import FillRequest, computed_limit
 from ntkexp.cli.kernel.predict import ridge
 from ntkexp.cli.kernel.tables import rate, save
 from ntkexp.text import aligned, short
@@ -22,16 +20,16 @@ if TYPE_CHECKING:
     from ntkexp.kernel_file.predict.score import Score
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The command, taken apart; `filling` is what it shares with computing one kernel."""
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest:
+    """What the command line asks for; `filling` is what it shares with computing one kernel."""
 
     name: str
     ridge: str
-    filling: Filling
+    filling: FillRequest
 
 
-def study(asked: Asked) -> None:
+def study(asked: StudyRequest) -> None:
     """Compute the study's kernels one by one, and show what they score."""
     from ntkexp.config.choices import Choices
     from ntkexp.config.folders import folders
@@ -39,7 +37,7 @@ def study(asked: Asked) -> None:
     from ntkexp.kernel_file.study import study
 
     found = study(asked.name, Choices(folders(asked.filling.config_dir)))
-    question, place = Question((math.inf,), ridge=ridge(asked.ridge)), asked.filling.out or Path("outputs/kernels")
+    question, place = Question(ridge=ridge(asked.ridge)), asked.filling.out or Path("outputs/kernels")
     rows: list[list[str | float | None]] = []
     for name, overrides in found.overrides(asked.filling.overrides).items():
         for score in tested(replace(asked.filling, overrides=overrides, out=None), place, question):
@@ -52,7 +50,7 @@ def study(asked: Asked) -> None:
     show([dict(zip(header, row, strict=True)) for row in rows], file, asked.filling)
 
 
-def tested(filling: Filling, place: Path, question: Question) -> list[Score]:
+def tested(filling: FillRequest, place: Path, question: Question) -> list[Score]:
     """Score one kernel file on its test points."""
     from ntkexp.kernel_file.predict.entries import Entries
     from ntkexp.kernel_file.predict.predict import predict
@@ -62,7 +60,7 @@ def tested(filling: Filling, place: Path, question: Question) -> list[Score]:
     return [score for answer in answers for score in answer.scores if score.split == "test"]
 
 
-def show(rows: Sequence[Mapping[str, str | float | None]], file: Path, asked: Filling) -> None:
+def show(rows: Sequence[Mapping[str, str | float | None]], file: Path, asked: FillRequest) -> None:
     """Show one line for each kernel."""
     from ntkexp.records.json_file import to_text
 

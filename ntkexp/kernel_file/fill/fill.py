@@ -26,7 +26,7 @@ from ntkexp.records.seal import Damaged
 
 
 def fill(
-    path: Path, subject: Subject, filler: AbstractFiller, workers: int, force: bool, progress: AbstractProgress
+    path: Path, subject: Subject, filler: AbstractFiller, *, workers: int, force: bool, progress: AbstractProgress
 ) -> KernelMatrix:
     """Finish a kernel file: it may be new, gone on with, or found as it was."""
     with claimed(path):

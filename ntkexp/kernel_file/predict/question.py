@@ -18,7 +18,7 @@ SMALL = 4096  # entries up to which an eigendecomposition takes no longer than a
 COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}  # of the kernel, that are held
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """`times` of gradient flow, or `steps` of gradient descent; `ridge` None asks for the best of a grid."""
 
