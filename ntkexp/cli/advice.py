@@ -1,8 +1,8 @@
 """A mistake as the command line says it: its arguments are options, and by its kind there is one that puts it right.
 
->>> spoken(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
+>>> with_advice(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
 '--memory-gb=0: it takes a number > 0'
->>> spoken(NoPlace("the disk is full; choose another place"))
+>>> with_advice(NoPlace("the disk is full; choose another place"))
 'the disk is full; choose another place with --out'
 """
 
@@ -23,7 +23,7 @@ ADVICE: Mapping[type[Mistake], str] = {
 """What follows the message of each kind of mistake."""
 
 
-def spoken(mistake: Mistake) -> str:
+def with_advice(mistake: Mistake) -> str:
     """Give the message of a mistake, with advice in words of the command line."""
     said = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():

@@ -41,7 +41,7 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
-def at_hand(wanted: bool) -> bool:
+def require_tensorboard(wanted: bool) -> bool:
     """TensorBoard is missed before an hour of training, not after it."""
     if wanted:
         from ntkexp.report.events import refuse_without_tensorboard
@@ -83,5 +83,6 @@ Trust: TypeAlias = Annotated[
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
 Events: TypeAlias = Annotated[
-    bool, typer.Option("--tensorboard", callback=at_hand, help="Write finished runs for TensorBoard as well.")
+    bool,
+    typer.Option("--tensorboard", callback=require_tensorboard, help="Write finished runs for TensorBoard as well."),
 ]

@@ -40,14 +40,14 @@ def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planne
     most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
     sys.stdout.write(
         f"{plan.sweep.name}: {len(begun)} of {len(plan.distinct)} runs to do, about {duration(total)} and up to "
-        f"{most / 1e9:.1f} GB with {engine.workers} workers{less(begun)}\n"
+        f"{most / 1e9:.1f} GB with {engine.workers} workers{early_end(begun)}\n"
     )
     for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
         sys.stderr.write(f"ntkexp: would fail: {mistake}\n")
     return 0
 
 
-def less(begun: Sequence[Planned]) -> str:
+def early_end(begun: Sequence[Planned]) -> str:
     """Say that runs may end sooner: shapes do not tell when a loss will be reached."""
     sooner = any(run.experiment.stop_at_loss is not None for run in begun)
     return ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""

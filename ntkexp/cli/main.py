@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ntkexp.cli.advice import spoken
+from ntkexp.cli.advice import with_advice
 from ntkexp.cli.app import app
 from ntkexp.cli.surroundings import refuse_unfit, settle
 from ntkexp.engine.fault import DENIED, FAULTS, exhausted, in_words
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
-        with deaf():
+        with ignoring_interrupts():
             return complain(str(interrupt) or "interrupted", 130)
     except Exception as error:
         if (known := failure(error)) is None:
@@ -59,11 +59,11 @@ def failure(error: Exception) -> tuple[str, int] | None:
     """Give the line and the exit status of an exception that is no bug."""
     match error:
         case Mistake():
-            return spoken(error), 2
+            return with_advice(error), 2
         case UsageError():
             return usage(error), 2
         case OSError() if error.errno in FAULTS:
-            let_go()
+            drop_output()
             return in_words(error), 2 if error.errno in DENIED else 1
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
@@ -73,7 +73,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
+def ignoring_interrupts() -> Iterator[None]:
     """Ignore further interrupts: who presses Ctrl-C once more is on the way out already."""
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
@@ -101,7 +101,7 @@ def usage(error: Exception) -> str:
     return f"{said[:1].lower()}{said[1:]}{advice}"
 
 
-def let_go() -> None:
+def drop_output() -> None:
     """Let go of an output that cannot be written: Python would try once more at its end, in its own words."""
     try:
         sys.stdout.flush()

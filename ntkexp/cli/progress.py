@@ -28,10 +28,10 @@ def listener(quiet: bool) -> AbstractProgress:
     return Bar() if sys.stderr.isatty() else Lines(sys.stderr)
 
 
-def measured(loss: float | None, drift: float | None) -> str:
+def measures_in_words(loss: float | None, drift: float | None) -> str:
     """Spell the numbers of a step that are known.
 
-    >>> measured(0.25, None), measured(0.25, 0.125)
+    >>> measures_in_words(0.25, None), measures_in_words(0.25, 0.125)
     ('loss 0.25', 'loss 0.25  drift 0.125')
     """
     known = {"loss": loss, "drift": drift}
@@ -68,7 +68,7 @@ class Lines(AbstractProgress):
         tenth = 10 * step // self.steps > 10 * self.said // self.steps
         if tenth or time.monotonic() - self.at > SECONDS:
             self.said, self.at = step, time.monotonic()
-            self.say(f"{self.name}: step {step} of {self.steps}  {measured(loss, drift)}".rstrip())
+            self.say(f"{self.name}: step {step} of {self.steps}  {measures_in_words(loss, drift)}".rstrip())
 
     def found(self, path: Path) -> None:
         self.say(FOUND.format(path))
@@ -106,7 +106,7 @@ class Bar(AbstractProgress):
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
         if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=step, now=measured(loss, drift))
+            self.bar.update(self.task, completed=step, now=measures_in_words(loss, drift))
 
     def found(self, path: Path) -> None:
         self.say(FOUND.format(path))

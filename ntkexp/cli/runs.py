@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ntkexp.cli.advice import spoken
+from ntkexp.cli.advice import with_advice
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json
         ]
         sys.stdout.write(to_text(rows))
     elif found:
-        sys.stdout.write(listed(found))
+        sys.stdout.write(table_of(found))
     else:
         sys.stdout.write(f"no run in {place}{' passes' if filters else ''}\n")
     if remove and found:
         delete(found, sure)
 
 
-def listed(found: Sequence[Entry]) -> str:
+def table_of(found: Sequence[Entry]) -> str:
     """Tabulate the runs: their states, what sets them apart, and what became of them."""
     from ntkexp.report.configuration import differing
     from ntkexp.text import MISSING, aligned
@@ -63,7 +63,7 @@ def delete(found: Sequence[Entry], sure: bool) -> None:
         try:
             delete(one)
         except Mistake as mistake:
-            kept.append(spoken(mistake))
+            kept.append(with_advice(mistake))
     sys.stdout.write(f"deleted {len(found) - len(kept)}\n")
     if kept:
         raise Mistake("; ".join(kept))

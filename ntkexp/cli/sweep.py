@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible, polite_kill
 from ntkexp.cli.repeat import options
-from ntkexp.cli.train import keep_events, writable
+from ntkexp.cli.train import ensure_writable, keep_events
 from ntkexp.records.command import command
 
 if TYPE_CHECKING:
@@ -52,22 +52,22 @@ def sweep(asked: SweepRequest) -> int:
     engine.limit_threads()  # before torch is imported, which composing does
     from ntkexp.sweep.status import standings
 
-    plan = planned(asked)
+    plan = compose_plan(asked)
     before = standings(plan, plan.event_log.failures(), {})
     begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
     if asked.dry_run:
         from ntkexp.cli.dry_run import show_plan
 
         return show_plan(plan, before, begun, engine)
-    writable(plan.out)
-    ended = carried_out(asked, plan, before, begun, engine)
+    ensure_writable(plan.out)
+    ended = carry_out(asked, plan, before, begun, engine)
     for run in plan.distinct:
         keep_events(plan.folder(run).path, asked.tensorboard and plan.folder(run).done)
     found = standings(plan, plan.event_log.failures(), ended) if begun else before
     return tell(asked, plan, found, ended)
 
 
-def planned(asked: SweepRequest) -> Plan:
+def compose_plan(asked: SweepRequest) -> Plan:
     """Compose the runs of the sweep, all of them valid."""
     from ntkexp.config.choices import Choices
     from ntkexp.config.compose import composer
@@ -84,7 +84,7 @@ def states_to_begin(asked: SweepRequest) -> set[str]:
     return {"unfinished", "running"} | ({"failed"} if asked.retry_failed else set())
 
 
-def carried_out(
+def carry_out(
     asked: SweepRequest, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
 ) -> dict[str, Ended]:
     """Carry the runs out, and write down what became of them."""

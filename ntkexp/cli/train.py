@@ -37,13 +37,13 @@ def train(
     from ntkexp.config.compose import compose
 
     experiment = compose(overrides, config_dir, trust)
-    place = writable(out.expanduser())
+    place = ensure_writable(out.expanduser())
     from ntkexp.experiment.identity import folder_name
     from ntkexp.run.execute import carry_out
 
     folder = place / "runs" / folder_name(experiment)
-    advice = f"the same command, or {resuming(folder, trust)}, goes on from the last checkpoint"
-    with interruptible(going_on(folder, advice)):
+    advice = f"the same command, or {resume_command(folder, trust)}, goes on from the last checkpoint"
+    with interruptible(advice_for(folder, advice)):
         folder = carry_out(experiment, overrides, place, force, listener(quiet), options(out, trust, config_dir))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
@@ -56,16 +56,16 @@ def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: S
     admitted = admit(trust)
     from ntkexp.run import execute as carry_out
 
-    with interruptible(going_on(run, f"{resuming(run, trust)} goes on from the last checkpoint")):
+    with interruptible(advice_for(run, f"{resume_command(run, trust)} goes on from the last checkpoint")):
         folder = carry_out.resume(run.expanduser(), listener(quiet), admitted, options(trust=trust))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 
 
-def resuming(folder: Path, trust: Sequence[str]) -> str:
+def resume_command(folder: Path, trust: Sequence[str]) -> str:
     """Spell the command that goes on with a run: what was trusted for one is not trusted for the next.
 
-    >>> resuming(Path("runs/a b"), ["my_net.py"])
+    >>> resume_command(Path("runs/a b"), ["my_net.py"])
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
     """
     return f"`{shlex.join(['ntkexp', 'resume', str(folder), *(word for name in trust for word in ('--trust', name))])}`"
@@ -86,7 +86,7 @@ def limit_threads(overrides: Sequence[str]) -> None:
         os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
 
 
-def writable(folder: Path) -> Path:
+def ensure_writable(folder: Path) -> Path:
     """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,12 +97,12 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def going_on(folder: Path, advice: str) -> Callable[[], str]:
+def advice_for(folder: Path, advice: str) -> Callable[[], str]:
     """What an interrupted run is told, once it is known whether it had begun."""
     return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
 
 
-def wrapped(text: str) -> str:
+def wrap(text: str) -> str:
     """Break a text at blanks for a terminal; a pipe gets it as one line."""
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
@@ -123,5 +123,5 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
         sys.stdout.write(to_text({"folder": str(folder), "outcome": run.outcome, "results": rows}))
     else:
         table = ladder_table(run.ladder, of_machines(read_timings(folder / "timings.csv")))
-        told = wrapped(sentence(run.ladder))
-        sys.stdout.write(f"\n{wrapped(run.outcome)}\n\n{table.rstrip()}\n\n{told}\n{folder}\n")
+        told = wrap(sentence(run.ladder))
+        sys.stdout.write(f"\n{wrap(run.outcome)}\n\n{table.rstrip()}\n\n{told}\n{folder}\n")

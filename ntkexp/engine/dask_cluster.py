@@ -51,14 +51,14 @@ class Dask(AbstractElsewhere):
             while True:
                 while len(at_work) < self.count and (task := next(tasks, None)) is not None:
                     key = f"{task.name}-{uuid4().hex[:8]}"  # a run that is tried again is another task
-                    at_work[self.client.submit(carried_out, asdict(task), self.token, key=key, pure=False)] = task.name
+                    at_work[self.client.submit(carry_out, asdict(task), self.token, key=key, pure=False)] = task.name
                     yield Began(task.name)
                 if not at_work:
                     return
                 with self.client.as_current():
                     ready = distributed.wait(list(at_work), return_when="FIRST_COMPLETED").done
                 for future in ready:
-                    yield ended(at_work.pop(future), future)
+                    yield ending_of(at_work.pop(future), future)
         finally:
             self.dismiss(list(at_work))
 
@@ -73,7 +73,7 @@ def open_engine(where: str, workers: int | None) -> Dask:
     """Find the cluster, if it answers in time."""
     address, _, rest = where.partition(",")
     timeout = read_timeout(where, rest)
-    client = connected(address, timeout)
+    client = connect_client(address, timeout)
     threads = sum(client.nthreads().values())
     if not threads:
         client.close()
@@ -93,7 +93,7 @@ def read_timeout(where: str, rest: str) -> float:
     return seconds
 
 
-def connected(address: str, timeout: float) -> Any:
+def connect_client(address: str, timeout: float) -> Any:
     """Connect a client to the cluster."""
     if not address:
         raise WrongEngine(f"dask names no cluster; {SPELLING}")
@@ -117,7 +117,7 @@ async def greet(address: str, timeout: float) -> None:
     line.abort()
 
 
-def carried_out(fields: dict[str, Any], token: str) -> dict[str, str]:
+def carry_out(fields: dict[str, Any], token: str) -> dict[str, str]:
     """Carry out a run on a worker, in a process of its own; how it ended is given back."""
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -153,7 +153,7 @@ async def interrupt(token: str) -> None:
         await asyncio.sleep(0.1)
 
 
-def ended(name: str, future: Any) -> Ended:
+def ending_of(name: str, future: Any) -> Ended:
     """Say what became of a run; one whose workers died too often is given up by Dask."""
     error = future.exception()
     if error is not None:

@@ -57,7 +57,7 @@ class Local(AbstractEngine):
             while True:
                 while len(crew) < self.count and (task := next(tasks, None)) is not None:
                     yield Began(task.name)
-                    worker = employ(replace(task, threads=self.threads))
+                    worker = start_worker(replace(task, threads=self.threads))
                     crew[worker.line] = worker
                 if not crew:
                     return
@@ -131,17 +131,17 @@ def blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def employ(task: Task) -> Worker:
+def start_worker(task: Task) -> Worker:
     """Start a new process for a task."""
     ours, theirs = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=obey, args=(task, theirs), daemon=True)
+    process = FORKS.Process(target=serve, args=(task, theirs), daemon=True)
     with blocked(signal.SIGINT):  # half a process is none
         process.start()
         theirs.close()
     return Worker(task, process, ours)
 
 
-def obey(task: Task, line: Connection) -> None:
+def serve(task: Task, line: Connection) -> None:
     """Do in the new process what it was started for."""
     from ntkexp.engine.work import work  # noqa: PLC0415  loaded by the server; the command itself needs no torch for it
 

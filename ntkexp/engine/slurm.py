@@ -56,7 +56,7 @@ class Slurm(AbstractElsewhere):
                     return
                 finished = [name for name, job in jobs.items() if job.done()]
                 for name in finished:
-                    yield ended(name, jobs.pop(name))
+                    yield ending_of(name, jobs.pop(name))
                 if not finished:
                     time.sleep(PAUSE)
         finally:
@@ -115,7 +115,7 @@ def parameter(key: str, value: str, where: str) -> tuple[str, Any]:
         raise WrongEngine(f"slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
 
 
-def ended(name: str, job: Any) -> Ended:
+def ending_of(name: str, job: Any) -> Ended:
     """Say what became of a job."""
     error = job.exception()
     if error is None:

@@ -37,11 +37,11 @@ def values(key: str, given: object) -> tuple[Value, ...]:
     """Read the values that are given for a key; none may stand there twice."""
     match given:
         case Mapping():
-            found = described(key, given)
+            found = read_range(key, given)
         case list() | tuple():
             found = tuple(given)
         case str():
-            found = tuple(value for part in parts(given) for value in written(key, part))
+            found = tuple(value for part in split_at_commas(given) for value in read_value(key, part))
         case _:
             found = (given,)
     if not found:
@@ -52,10 +52,10 @@ def values(key: str, given: object) -> tuple[Value, ...]:
     return found
 
 
-def parts(text: str) -> Iterator[str]:
+def split_at_commas(text: str) -> Iterator[str]:
     """Split a text at the commas outside of brackets and quotes.
 
-    >>> list(parts("[a,b],'c,d',e"))
+    >>> list(split_at_commas("[a,b],'c,d',e"))
     ['[a,b]', "'c,d'", 'e']
     """
     depth, quote, begun = 0, "", ""
@@ -72,25 +72,25 @@ def parts(text: str) -> Iterator[str]:
     yield begun.strip()
 
 
-def written(key: str, text: str) -> tuple[Value, ...]:
+def read_value(key: str, text: str) -> tuple[Value, ...]:
     """Read a range, or a single value."""
     if not text:
         raise Mistake(f"{key}: a value is missing beside a comma; write such as {key}=64,128")
     found = RANGE.fullmatch(text)
     if found is None:
-        return (plain(text),)
-    start, stop = plain(found[1]), plain(found[2])
+        return (read_plain(text),)
+    start, stop = read_plain(found[1]), read_plain(found[2])
     if found[3] is None:
         if isinstance(start, float) or isinstance(stop, float):
             raise Mistake(f"{key}={text}: between fractions there must be a count; write {key}={text}:5")
-        return spaced(key, start, stop, stop - start + 1, "linear")
-    return spaced(key, start, stop, int(found[3]), found[4] or "linear")
+        return space(key, start, stop, stop - start + 1, "linear")
+    return space(key, start, stop, int(found[3]), found[4] or "linear")
 
 
-def plain(text: str) -> Value:
+def read_plain(text: str) -> Value:
     """Read a value as YAML would have it, and numbers as Python would.
 
-    >>> plain("1e-3"), plain("null"), plain("relu"), plain("[a")
+    >>> read_plain("1e-3"), read_plain("null"), read_plain("relu"), read_plain("[a")
     (0.001, None, 'relu', '[a')
     """
     for kind in (int, float):
@@ -106,7 +106,7 @@ def plain(text: str) -> Value:
         return text
 
 
-def described(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
+def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
     """Read a range as YAML describes it."""
     for name in given:
         if name not in KEYS:
@@ -116,10 +116,10 @@ def described(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
         if isinstance(value, bool) or not isinstance(value, int if name == "count" else int | float):
             kind = "a whole number" if name == "count" else "a number"
             raise Mistake(f"{key}: the range's '{name}' is {spelled(value)}; it takes {kind}")
-    return spaced(key, given["from"], given["to"], given["count"], str(given.get("scale", "linear")))
+    return space(key, given["from"], given["to"], given["count"], str(given.get("scale", "linear")))
 
 
-def spaced(key: str, start: float, stop: float, count: int, scale: str) -> tuple[Value, ...]:
+def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[Value, ...]:
     """Space so many numbers from one to the other, by equal steps or equal ratios."""
     if scale not in SCALES:
         raise Mistake(f"{key}: the scale of a range is linear or log, not '{scale}'{nearest(scale, SCALES)}")

@@ -31,21 +31,21 @@ class Estimator:
         shape = (experiment.init.antisymmetric, experiment.steps, experiment.dtype, experiment.memory_gb)
         key = repr((*parts, *shape))
         if key not in self.known:
-            self.known[key] = estimated(experiment)
+            self.known[key] = estimate(experiment)
         return self.known[key]
 
 
-def estimated(experiment: Experiment) -> RunCost:
+def estimate(experiment: Experiment) -> RunCost:
     """Estimate the cost of a run, from one look at its data and its network on the processor."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
         _, budget, _ = glimpsed(here)
-        return RunCost(effort(here, budget), needed(budget))
+        return RunCost(effort(here, budget), bytes_held(budget))
     except Mistake as mistake:
         return RunCost(0.0, 0.0, str(mistake))
 
 
-def needed(budget: Budget) -> float:
+def bytes_held(budget: Budget) -> float:
     """Count the bytes that a run holds."""
     tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
     return budget.fixed + budget.block * budget.per_point + tapes

@@ -27,14 +27,16 @@ KEYS = ("axes", "seeds", "base", "fits")
 def define(words: Sequence[str], choices: Choices) -> Definition:
     """Read the sweep of a command line: the name of a file, or none, and KEY=VALUE."""
     if not words:
-        raise Mistake(f"there is nothing to sweep; name one of {known(choices)}, or write such as model.width=64,128")
+        raise Mistake(
+            f"there is nothing to sweep; name one of {sweep_names(choices)}, or write such as model.width=64,128"
+        )
     if "=" in words[0]:
         return replace(ad_hoc(words), words=tuple(words))
-    file = shipped(words[0], choices)
-    return replace(named(with_overrides(file, words[1:]), file), words=tuple(words))
+    file = from_file(words[0], choices)
+    return replace(with_name(with_overrides(file, words[1:]), file), words=tuple(words))
 
 
-def named(changed: Definition, file: Definition) -> Definition:
+def with_name(changed: Definition, file: Definition) -> Definition:
     """Give a sweep its file's own name for as long as the results are the file's."""
     name = file.name if changed.digest == file.digest else f"{file.name}-{changed.digest}"
     return replace(changed, name=name)
@@ -63,11 +65,13 @@ def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
     return replace(definition, axes=axes, seeds=seeds, base=tuple(base), fits=fits)
 
 
-def shipped(name: str, choices: Choices) -> Definition:
+def from_file(name: str, choices: Choices) -> Definition:
     """Read the sweep of a file."""
     if name not in choices.options("sweep"):
         hint = nearest(name, choices.options("sweep"))
-        raise Mistake(f"'{name}' is no sweep; choose from {known(choices)}, or write such as model.width=64,128{hint}")
+        raise Mistake(
+            f"'{name}' is no sweep; choose from {sweep_names(choices)}, or write such as model.width=64,128{hint}"
+        )
     file = choices.file("sweep", name)
     try:
         return from_yaml(name, read(file))
@@ -75,7 +79,7 @@ def shipped(name: str, choices: Choices) -> Definition:
         raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
 
 
-def known(choices: Choices) -> str:
+def sweep_names(choices: Choices) -> str:
     """Name the sweeps there are."""
     return ", ".join(choices.options("sweep"))
 
@@ -93,21 +97,21 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
     if not isinstance(given, Mapping):
         raise Mistake(f"axes={spelled(given)}: it takes KEY: VALUES lines, such as 'model.width: [64, 128]'")
     axes = {str(key): values(str(key), item) for key, item in given.items()}
-    base = listed("base", tree.get("base") or [])
-    fits = tuple(fitted(item) for item in listed("fits", tree.get("fits") or []))
-    made = Definition(name, axes, counted(tree.get("seeds", 1)), tuple(map(str, base)), fits)
+    base = list_of("base", tree.get("base") or [])
+    fits = tuple(fit_of(item) for item in list_of("fits", tree.get("fits") or []))
+    made = Definition(name, axes, seeds_of(tree.get("seeds", 1)), tuple(map(str, base)), fits)
     refuse_contradictions(made)
     return made
 
 
-def listed(key: str, value: Any) -> list[Any]:
+def list_of(key: str, value: Any) -> list[Any]:
     """Refuse whatever is no list."""
     if not isinstance(value, list):
         raise Mistake(f"{key}={spelled(value)}: it takes a list")
     return value
 
 
-def counted(given: object) -> tuple[int, ...]:
+def seeds_of(given: object) -> tuple[int, ...]:
     """Read seeds from a count, a list, or a range."""
     if isinstance(given, int) and not isinstance(given, bool):
         if given > MOST:
@@ -124,7 +128,7 @@ def whole_numbers(given: tuple[Value, ...]) -> tuple[int, ...]:
     return given
 
 
-def fitted(given: object) -> Fit:
+def fit_of(given: object) -> Fit:
     """Read one of `fits`."""
     fields = given if isinstance(given, Mapping) else {}
     try:

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import ntkexp
-from ntkexp.cli.advice import ADVICE, spoken
+from ntkexp.cli.advice import ADVICE, with_advice
 from ntkexp.cli.app import app
 from ntkexp.config.choices import Choices
 from ntkexp.config.folders import folders
@@ -76,7 +76,7 @@ def test_the_library_knows_no_configuration(place: str) -> None:
 @pytest.mark.parametrize("kind", ADVICE, ids=lambda kind: kind.__name__)
 def test_advice_names_an_option_that_there_is(kind: type[Mistake]) -> None:
     made = kind("what is wrong", "my_net.py") if kind is Untrusted else kind("what is wrong")
-    said = spoken(made).removeprefix("what is wrong")
+    said = with_advice(made).removeprefix("what is wrong")
     named = re.findall(r"--[a-z][a-z-]*", said)
     assert named
     assert set(named) <= options()
@@ -85,6 +85,8 @@ def test_advice_names_an_option_that_there_is(kind: type[Mistake]) -> None:
 
 def test_arguments_are_spelled_as_options() -> None:
     mistake = WrongArgument("steps=3 goes with step_size=…: so many steps of one size", "steps", "step_size")
-    assert spoken(mistake) == "--steps=3 goes with --step-size=…: so many steps of one size"
-    assert spoken(WrongArgument("of 2 outputs; write outputs=all", "outputs")) == "of 2 outputs; write --outputs=all"
-    assert spoken(Mistake("steps=3: a key")) == "steps=3: a key"
+    assert with_advice(mistake) == "--steps=3 goes with --step-size=…: so many steps of one size"
+    assert (
+        with_advice(WrongArgument("of 2 outputs; write outputs=all", "outputs")) == "of 2 outputs; write --outputs=all"
+    )
+    assert with_advice(Mistake("steps=3: a key")) == "steps=3: a key"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkexp.mistake import Mistake
-from ntkexp.sweep.axis_values import Value, parts, values
+from ntkexp.sweep.axis_values import Value, split_at_commas, values
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_a_range_holds_its_ends_and_rises_evenly(one: float, other: float, count
 
 @given(st.lists(st.sampled_from(["a", "[b,c]", "'d,e'", "f(1,2)"]), min_size=1))
 def test_commas_within_brackets_and_quotes_part_nothing(pieces: list[str]) -> None:
-    assert list(parts(",".join(pieces))) == pieces
+    assert list(split_at_commas(",".join(pieces))) == pieces

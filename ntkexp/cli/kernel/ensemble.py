@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.progress import listener
-from ntkexp.cli.train import limit_threads, writable
+from ntkexp.cli.train import ensure_writable, limit_threads
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def ensemble(asked: EnsembleRequest) -> None:
     from ntkexp.config.compose import compose
 
     experiment = compose([*USUAL, *asked.overrides], asked.config_dir, asked.trust)
-    folder = writable(asked.out.expanduser())
+    folder = ensure_writable(asked.out.expanduser())
     from ntkexp.ensemble.compare import comparisons, ensemble
     from ntkexp.ensemble.problem import problem
     from ntkexp.run.environment import settle
@@ -58,11 +58,11 @@ def ensemble(asked: EnsembleRequest) -> None:
     finally:
         listening.stop()
     table = comparisons(found, given.train)
-    files = written(folder, experiment, given, found, table)
+    files = write_files(folder, experiment, given, found, table)
     show(table, files, asked)
 
 
-def written(
+def write_files(
     folder: Path, experiment: Experiment, given: Problem, found: Sequence[TrainedNetworks], table: Sequence[Comparison]
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
@@ -106,10 +106,10 @@ def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
     """What the picture says: each kind of networks beside its own process, on average over points and at the worst."""
     own = [row for row in table if (row.networks == "all layers") == (row.process == "ntk")]
     trained = f"{own[0].count} networks of width {experiment.model.width}, trained for {experiment.steps} steps"
-    return f"The means of {trained}, lie off those of their Gaussian processes {'; '.join(map(off, own))}"
+    return f"The means of {trained}, lie off those of their Gaussian processes {'; '.join(map(distance_in_words, own))}"
 
 
-def off(row: Comparison) -> str:
+def distance_in_words(row: Comparison) -> str:
     """How far the mean of one kind of networks is from its process."""
     if not math.isfinite(row.mean):
         return f"by no number ({row.networks}: networks or process are not finite, or have no spread)"

@@ -40,30 +40,30 @@ class FillRequest:
 
 def limit(asked: FillRequest) -> None:
     """Compute the kernels of infinite width into a file."""
-    tell(asked, computed_limit(asked, Path("outputs") / "kernels"))
+    tell(asked, compute_limit(asked, Path("outputs") / "kernels"))
 
 
-def computed_limit(asked: FillRequest, folder: Path) -> KernelMatrix:
+def compute_limit(asked: FillRequest, folder: Path) -> KernelMatrix:
     """Compute the file of a kernel of infinite width, in a folder if the file has no name."""
     from ntkexp.engine.local import cores
 
-    experiment = composed(asked)
+    experiment = compose_experiment(asked)
     from ntkexp.kernel_file.fill.limit import limit_of
 
     data = experiment.draw()
-    return filled(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
+    return fill_file(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
 
 
 def tangent(asked: FillRequest, seeds: str | None, outputs: str) -> None:
     """Compute the tangent kernel of networks as they are drawn."""
-    experiment = composed(asked)
+    experiment = compose_experiment(asked)
     from ntkexp.kernel_file.fill.tangent import at_start
     from ntkexp.sweep.axis_values import values
     from ntkexp.sweep.parse import whole_numbers
 
     chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
     data = experiment.draw()
-    tell(asked, filled(asked, experiment, data, at_start(experiment, data, chosen, read_outputs(outputs))))
+    tell(asked, fill_file(asked, experiment, data, at_start(experiment, data, chosen, read_outputs(outputs))))
 
 
 def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Path, when: str) -> None:
@@ -88,7 +88,7 @@ def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Pat
     settle(experiment)
     data = experiment.draw()
     filler = at_checkpoint(experiment, data, folder / "weights.pt", when, read_outputs(outputs))
-    tell(asked, filled(asked, experiment, data, filler))
+    tell(asked, fill_file(asked, experiment, data, filler))
 
 
 def read_outputs(outputs: str) -> Outputs:
@@ -104,7 +104,7 @@ def read_outputs(outputs: str) -> Outputs:
         raise Mistake(f"--outputs={outputs}: it takes all, trace, or numbers of outputs, such as 0,3") from None
 
 
-def composed(asked: FillRequest) -> Experiment:
+def compose_experiment(asked: FillRequest) -> Experiment:
     """Compose the experiment whose data and network are meant."""
     limit_threads(asked.overrides)
     from ntkexp.config.compose import compose
@@ -115,7 +115,7 @@ def composed(asked: FillRequest) -> Experiment:
     return experiment
 
 
-def filled(
+def fill_file(
     asked: FillRequest,
     experiment: Experiment,
     data: Data,

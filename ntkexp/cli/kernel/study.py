@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.kernel.fill import FillRequest, computed_limit
+from ntkexp.cli.kernel.fill import FillRequest, compute_limit
 from ntkexp.cli.kernel.predict import ridge
 from ntkexp.cli.kernel.tables import rate, save
 from ntkexp.text import aligned, short
@@ -40,7 +40,7 @@ def study(asked: StudyRequest) -> None:
     question, place = Question(ridge=ridge(asked.ridge)), asked.filling.out or Path("outputs/kernels")
     rows: list[list[str | float | None]] = []
     for name, overrides in found.overrides(asked.filling.overrides).items():
-        for score in tested(replace(asked.filling, overrides=overrides, out=None), place, question):
+        for score in scores_of(replace(asked.filling, overrides=overrides, out=None), place, question):
             beside = found.published.get(name) if score.kernel == "ntk" else None
             source = found.published_with if beside else None
             numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
@@ -50,12 +50,12 @@ def study(asked: StudyRequest) -> None:
     show([dict(zip(header, row, strict=True)) for row in rows], file, asked.filling)
 
 
-def tested(filling: FillRequest, place: Path, question: Question) -> list[Score]:
+def scores_of(filling: FillRequest, place: Path, question: Question) -> list[Score]:
     """Score one kernel file on its test points."""
     from ntkexp.kernel_file.predict.entries import Entries
     from ntkexp.kernel_file.predict.predict import predict
 
-    entries = Entries(computed_limit(filling, place))
+    entries = Entries(compute_limit(filling, place))
     answers = list(predict(entries, question, lambda text: None))
     return [score for answer in answers for score in answer.scores if score.split == "test"]
 

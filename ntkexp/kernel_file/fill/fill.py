@@ -13,7 +13,7 @@ from shutil import disk_usage
 
 from ntkexp.kernel_file.fill.filler import AbstractFiller
 from ntkexp.kernel_file.fill.subject import Subject
-from ntkexp.kernel_file.fill.tile import computed
+from ntkexp.kernel_file.fill.tile import compute_tiles
 from ntkexp.mistake import NoPlace, Useless
 from ntkexp.path.effort import refuse_years
 from ntkexp.progress import AbstractProgress
@@ -29,8 +29,8 @@ def fill(
     path: Path, subject: Subject, filler: AbstractFiller, *, workers: int, force: bool, progress: AbstractProgress
 ) -> KernelMatrix:
     """Finish a kernel file: it may be new, gone on with, or found as it was."""
-    with claimed(path):
-        matrix = opened(path, subject, filler, force)
+    with claim(path):
+        matrix = open_or_begin(path, subject, filler, force)
         tiling, done, left = matrix.layout.tiling, matrix.done, matrix.missing()
         if damaged := sum(bool(done[tile]) for tile in left):
             progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
@@ -41,7 +41,7 @@ def fill(
         before = len(tiling.todo) - len(left)
         progress.start(path.name, len(tiling.todo), before)
         try:
-            for count, each in enumerate(computed(left, subject, filler, tiling, workers), before + 1):
+            for count, each in enumerate(compute_tiles(left, subject, filler, tiling, workers), before + 1):
                 matrix.write(each.row, each.column, each.tile, each.own)
                 progress.step(count, None, None)
         finally:
@@ -51,7 +51,7 @@ def fill(
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def claim(path: Path) -> Iterator[None]:
     """Be the one process that writes this file; the lock lies beside it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def claimed(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def opened(path: Path, subject: Subject, filler: AbstractFiller, force: bool) -> KernelMatrix:
+def open_or_begin(path: Path, subject: Subject, filler: AbstractFiller, force: bool) -> KernelMatrix:
     """Open the file of this subject: one of another is refused."""
     if path.exists() and not force:
         matrix = open_matrix(path)
@@ -75,10 +75,10 @@ def opened(path: Path, subject: Subject, filler: AbstractFiller, force: bool) ->
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
             open_matrix(path)  # `force` is for kernel files: nothing else is removed
-    return begun(path, subject, filler)
+    return begin(path, subject, filler)
 
 
-def begun(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
+def begin(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
     """Begin a file without a tile."""
     tiling = Tiling(len(subject.inputs), len(subject.data.train.inputs), side_for(len(subject.data.train.inputs)))
     layout = Layout(filler.names, tiling, filler.outputs, subject.experiment.dtype)

@@ -21,7 +21,7 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledTile:
     """What is written of a tile."""
 
     row: int
@@ -30,9 +30,9 @@ class Filled:
     own: Arrays
 
 
-def computed(
+def compute_tiles(
     tiles: list[tuple[int, int]], subject: Subject, filler: AbstractFiller, tiling: Tiling, workers: int
-) -> Iterator[Filled]:
+) -> Iterator[FilledTile]:
     """Compute tiles and give each as it is ready, no more of them at once than there are workers."""
     rest = iter(tiles)
     if not filler.concurrent:
@@ -41,7 +41,7 @@ def computed(
         return
     torch.set_num_threads(1)  # with one worker too: the bytes are the same for any number of them
     with ThreadPoolExecutor(workers) as crew:
-        running: set[Future[Filled]] = set()
+        running: set[Future[FilledTile]] = set()
         try:
             while True:
                 while len(running) < 2 * workers and (tile := next(rest, None)) is not None:
@@ -55,20 +55,20 @@ def computed(
             crew.shutdown(cancel_futures=True)
 
 
-def tile_of(row: int, column: int, subject: Subject, filler: AbstractFiller, tiling: Tiling) -> Filled:
+def tile_of(row: int, column: int, subject: Subject, filler: AbstractFiller, tiling: Tiling) -> FilledTile:
     """Compute one tile."""
     points, inputs = subject.inputs[tiling.rows(row)], subject.inputs
     if row != column:
-        own = arrays(itself(points, filler)) if tiling.owns(row, column) else {}
-        return Filled(row, column, arrays(filler.between(points, inputs[tiling.columns(column)])), own)
+        own = arrays(with_themselves(points, filler)) if tiling.owns(row, column) else {}
+        return FilledTile(row, column, arrays(filler.between(points, inputs[tiling.columns(column)])), own)
     whole = filler.among(points)
     train = tiling.columns(column)
     square = {name: block[:, :, : train.stop - train.start] for name, block in whole.items()}
     diagonal = {name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in whole.items()}
-    return Filled(row, column, arrays(square), arrays(diagonal))
+    return FilledTile(row, column, arrays(square), arrays(diagonal))
 
 
-def itself(points: torch.Tensor, filler: AbstractFiller) -> Blocks:
+def with_themselves(points: torch.Tensor, filler: AbstractFiller) -> Blocks:
     """Compute the kernels between each of these points and itself."""
     alone = [filler.among(point[None]) for point in points]
     return {name: torch.cat([block[name][:, :, 0] for block in alone]) for name in filler.names}

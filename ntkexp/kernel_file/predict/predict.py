@@ -18,8 +18,8 @@ from ntkexp.closed_form.ensemble import Ensemble, Kernels
 from ntkexp.closed_form.posterior import Posterior
 from ntkexp.kernel_file.predict.entries import Entries
 from ntkexp.kernel_file.predict.question import Question
-from ntkexp.kernel_file.predict.score import Predicted, Score, score
-from ntkexp.kernel_file.predict.solve import Solved, solved
+from ntkexp.kernel_file.predict.score import Prediction, Score, score
+from ntkexp.kernel_file.predict.solve import Solution, solve
 
 LEFT_OUT = "left out"
 
@@ -29,24 +29,24 @@ class Answer:
     """What one kernel says after one way to train: scores, and outputs by split."""
 
     kernel: str
-    solved: Solved
+    solved: Solution
     scores: tuple[Score, ...]
-    predicted: dict[str, Predicted]
+    predicted: dict[str, Prediction]
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
     """Predict kernel by kernel, way by way."""
     for kernel in reversed(entries.matrix.layout.kernels):
-        for found in solved(entries, kernel, question, tell):
+        for found in solve(entries, kernel, question, tell):
             yield answer(entries, kernel, found)
 
 
-def answer(entries: Entries, kernel: str, found: Solved) -> Answer:
+def answer(entries: Entries, kernel: str, found: Solution) -> Answer:
     """Predict and score at every split."""
     splits = entries.matrix.splits
-    predicted = {split: at(entries, kernel, found, points) for split, points in splits.items()}
+    predicted = {split: predict_at(entries, kernel, found, points) for split, points in splits.items()}
     if found.left_out is not None:
-        predicted[LEFT_OUT] = Predicted(entries.values(found.left_out), None)
+        predicted[LEFT_OUT] = Prediction(entries.values(found.left_out), None)
     scores = []
     for split, outputs in predicted.items():
         points = splits["train" if split == LEFT_OUT else split]
@@ -56,7 +56,7 @@ def answer(entries: Entries, kernel: str, found: Solved) -> Answer:
     return Answer(kernel, found, tuple(scores), predicted)
 
 
-def at(entries: Entries, kernel: str, found: Solved, points: slice) -> Predicted:
+def predict_at(entries: Entries, kernel: str, found: Solution, points: slice) -> Prediction:
     """Predict the outputs at some points, block by block."""
     known = found.learned is not None and "nngp" in entries.matrix.layout.kernels
     prior = entries.among("nngp") if known and kernel == "ntk" else None
@@ -67,11 +67,11 @@ def at(entries: Entries, kernel: str, found: Solved, points: slice) -> Predicted
         if known:
             variances.append(variance(entries, found, prior, cross, block))
     mean = torch.cat(means)
-    return Predicted(mean, torch.cat(variances).clamp(min=0).sqrt() if variances else None)
+    return Prediction(mean, torch.cat(variances).clamp(min=0).sqrt() if variances else None)
 
 
 def variance(
-    entries: Entries, found: Solved, prior: Tensor | None, cross: Float[Tensor, "point entry"], block: slice
+    entries: Entries, found: Solution, prior: Tensor | None, cross: Float[Tensor, "point entry"], block: slice
 ) -> Float[Tensor, " point"]:
     """Find the variance of outputs over networks that train all layers, or, without 𝒢(X, X), their readout."""
     assert found.learned is not None

@@ -21,7 +21,7 @@ REMARKS = 25  # products between two remarks
 
 
 @dataclass(frozen=True)
-class Solved:
+class Solution:
     """g(R) y of one way to train; `learned` is g, `twice` g of twice the time: None where they cost too much."""
 
     when: str
@@ -33,7 +33,7 @@ class Solved:
     left_out: Float[Tensor, "entry column"] | None = None  # predictions of training examples by the others
 
 
-def solved(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[Solved]:
+def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[Solution]:
     """Solve way by way."""
     targets = entries.columns(entries.targets[: entries.train])
     solver, ways = question.way_to_solve(entries), question.ways(entries.train)
@@ -45,7 +45,7 @@ def solved(entries: Entries, kernel: str, question: Question, tell: Callable[[st
     if solver == "cholesky":
         factor = factorise(entries.among(kernel), ridge)
         said = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
-        yield Solved(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
+        yield Solution(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
     else:
         hold = 2 * 8.0 * entries.count**2 <= question.memory_gb * 1e9
         yield by_products(entries, kernel, when, ridge, targets, tell, hold=hold)
@@ -57,22 +57,22 @@ def by_modes(
     question: Question,
     ways: dict[str, AbstractGain],
     targets: Float[Tensor, "entry column"],
-) -> Iterator[Solved]:
+) -> Iterator[Solution]:
     """Solve every way by one eigendecomposition."""
     matrix = entries.among(kernel)
     modes = modes_of(matrix)
     outputs = entries.matrix.layout.outputs
     parts = folds(entries.train, question.folds or entries.train, outputs)
-    ridge = best(modes, ridges(matrix), targets, parts) if question.ridge is None else question.ridge
+    ridge = best_ridge(modes, ridges(matrix), targets, parts) if question.ridge is None else question.ridge
     wanted = question.ridge is None or question.folds is not None
     left_out = held_out(modes, ridge, targets, parts) if wanted else None
     for k, (when, gain) in enumerate(ways.items()):
         learned, twice = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
         said = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
-        yield Solved(when, ridge, learned(targets), said, learned, twice, None if k else left_out)
+        yield Solution(when, ridge, learned(targets), said, learned, twice, None if k else left_out)
 
 
-def best(modes: Modes, tried: list[float], targets: Float[Tensor, "entry column"], parts: list[Tensor]) -> float:
+def best_ridge(modes: Modes, tried: list[float], targets: Float[Tensor, "entry column"], parts: list[Tensor]) -> float:
     """Find the ridge with the smallest squared error on what was left out."""
     return min(tried, key=lambda ridge: float((held_out(modes, ridge, targets, parts) - targets).square().sum()))
 
@@ -86,7 +86,7 @@ def by_products(
     tell: Callable[[str], None],
     *,
     hold: bool,
-) -> Solved:
+) -> Solution:
     """Solve by conjugate gradients: the kernel is read from the disk for every product, unless it can be held."""
     blocks = entries.blocks(slice(0, entries.train))
     held = [entries.rows(kernel, block) for block in blocks] if hold else None
@@ -101,4 +101,4 @@ def by_products(
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
     found = conjugate_gradients(product, diagonal, targets, tell=heard)
-    return Solved(when, ridge, found.solution, found.words)
+    return Solution(when, ridge, found.solution, found.words)
