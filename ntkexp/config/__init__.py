@@ -1,1 +1,1 @@
-"""From YAML and KEY=VALUE to an experiment of typed components: `ntkexp.config.compose.compose`."""
+"""YAML and KEY=VALUE become an experiment of typed components, by `ntkexp.config.compose.compose`."""

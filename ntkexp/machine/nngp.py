@@ -14,7 +14,7 @@ from ntkexp.mistake import Mistake
 
 
 class NNGP(AbstractMachine):
-    """Without noise."""
+    """The posterior mean of the NNGP, without noise."""
 
     @property
     def needs_limit(self) -> bool:

@@ -21,7 +21,7 @@ ORDER = {"secant": 0, "gauss": 1, "left": 3}
 
 
 def telling(rules: Iterable[str]) -> str | None:
-    """Of rules that a path was integrated by, the one that its explanations are by.
+    """The rule that explanations are by, of those that a path was integrated by.
 
     >>> telling(["left", "secant"]), telling(["left", "my_rule"]), telling([])
     ('secant', 'my_rule', None)

@@ -49,7 +49,7 @@ class Result:
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """At how many of how many points the row was measured, if not at all, as its note says.
+        """The number of points at which the row was measured, of how many, if not at all of them, as its note says.
 
         >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)

@@ -55,12 +55,12 @@ class Sealing:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """The same as `Seals` have it."""
+        """The mark of a file as `Seals` have it."""
         return self.position, self.found.hexdigest()
 
 
 def seal(content: ReadableBuffer, of: str = "") -> bytes:
-    """Of bytes at hand."""
+    """The seal of bytes at hand."""
     sealing = Sealing(of)
     sealing.take(content)
     return sealing.digest

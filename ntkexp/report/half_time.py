@@ -17,7 +17,7 @@ from ntkexp.report.run import Run
 
 
 def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
-    """For each training example the share of the path time; NaN where it did nothing, or nothing was kept."""
+    """The share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
     if half_by(rule) in run.contributions:
         return run.contributions[half_by(rule)].isel(probe=point, out=out).to_numpy().astype(float)
     gradients = run.kernels.get("output_gradient")

@@ -42,7 +42,7 @@ class Standing:
 
 
 def standing(ladder: Sequence[Result], machine: str) -> Standing:
-    """From all rows of a run."""
+    """The standing of a machine, from all rows of a run."""
     rows = [row for row in ladder if row.machine == machine]
     said = {verdict(row) for row in rows}
     compared = [row for row in rows if verdict(row) in COMPARED]

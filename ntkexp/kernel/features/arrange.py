@@ -146,7 +146,7 @@ def add_rows(
 
 
 def pulled_back(source: Derived, gradient: Float[Tensor, "example out size"], leaves: Weights) -> Weights:
-    """Through the operations on weights alone, one back-propagation for every example and output."""
+    """Gradients go through the operations on weights alone, by one back-propagation for every example and output."""
     wanted = sorted(source.names)
     cotangents = gradient.reshape(-1, *source.delta.shape)
     found = torch.autograd.grad(

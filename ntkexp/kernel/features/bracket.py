@@ -78,7 +78,7 @@ class Vector:
         return inner(self.total[..., :size], right.rows[..., :size])
 
     def by_name(self) -> list[Vector]:
-        """As it is."""
+        """The vector by itself: no other weight has a part in it."""
         return [self]
 
 

@@ -120,7 +120,7 @@ class Rows:
         return Rows(self.rows.flatten(1)[:, None], self.name)
 
     def by_name(self) -> list[Rows]:
-        """As it is."""
+        """The rows by themselves: no other weight has a part in them."""
         return [self]
 
     def add_to(self, gradient: Weights) -> None:

@@ -16,7 +16,7 @@ JACOBIANS = "Jacobians"
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one block of features: the kernel of some points with the training examples."""
+    """The cost of one block of features: that of the kernel of some points with the training examples."""
 
     parameters: str
     way: str
@@ -26,7 +26,7 @@ class Cost:
 
 
 def costs(reader: Reader, tape: Tape, probe: int, train: int) -> list[Cost]:
-    """For so many points and training examples, each of them like those on the tape."""
+    """The costs for so many points and training examples, each of them like those on the tape."""
     try:
         features, rows = reader.factored(tape), "gradients"
     except NoRule:
@@ -35,7 +35,7 @@ def costs(reader: Reader, tape: Tape, probe: int, train: int) -> list[Cost]:
 
 
 def cost(key: Key, block: Block, probe: int, train: int, rows: str) -> Cost:
-    """Of one block."""
+    """The cost of one block."""
     if isinstance(block, Factored):
         size = replace(sizes(block, block), probe=probe, train=train)
         factors = (probe + train) * size.uses * (size.inputs + size.out * size.features)

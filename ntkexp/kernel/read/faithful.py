@@ -89,7 +89,7 @@ def spoiled(function: Function, tape: Tape, trained: frozenset[str], cotangent: 
 
 
 def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Float[Tensor, "example out"]) -> Weights:
-    """Through the replay on a segment of length zero."""
+    """Gradients by the replay on a segment of length zero."""
     replay = Replay(tape, tape, trained)
     taps = [use.tap for use in replay.uses]
     pulled = torch.autograd.grad(replay.delta, taps, cotangent, retain_graph=True, materialize_grads=True)
@@ -100,7 +100,7 @@ def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Floa
 def by_autograd(
     function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
 ) -> Weights:
-    """Through the module as it is."""
+    """Gradients by the module as it is."""
     weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
     leaves = {name: weight for name, weight in weights.items() if name in trained}
     with torch.enable_grad(), plain_kernels():

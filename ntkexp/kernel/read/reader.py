@@ -121,7 +121,7 @@ class Reader:
         return Reading(pieces, replay.delta.detach())
 
     def closures(self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> list[Closure]:
-        """Of a secant as it was pushed and, where no other weights move, as its features say."""
+        """The closures of a secant: as it was pushed and, where no other weights move, as its features say."""
         step = {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
         found = [closure(reading.push, start, end)]
         if reading.features.blocks and not any(delta.any() for name, delta in step.items() if name not in self.trained):

@@ -76,5 +76,5 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def student(freedom: int, share: float) -> float:
-    """Below which so large a share of Student's distribution lies."""
+    """The number below which so large a share of Student's distribution lies."""
     return float(stdtrit(freedom, share))

@@ -62,7 +62,9 @@ def spread(seeds: Sequence[T], kernel: Callable[[T], NDArray[np.float64]]) -> li
 
 
 def dependence(seeds: int) -> float:
-    """By how much longer intervals have to be, because n seeds have K̄ in common; two of them have no interval."""
+    """The factor by which intervals have to be longer, because n seeds have K̄ in common; two of them have no
+    interval.
+    """
     return math.sqrt((seeds - 1) / (seeds - 2)) if seeds > 2 else math.inf
 
 

@@ -103,7 +103,7 @@ def verdicts(laws: Sequence[Fitted]) -> str:
 
 
 def extent(numbers: Sequence[float]) -> str:
-    """From the least to the greatest.
+    """The extent from the least to the greatest.
 
     >>> extent([5, 3, 5]), extent([0.1, 0.1])
     ('3–5', '0.1')

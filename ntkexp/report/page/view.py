@@ -96,7 +96,7 @@ def fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def describe_or_name(quantity: str) -> str:
-    """In words, with the name to be used in commands."""
+    """The quantity in words, with the name to be used in commands."""
     try:
         return f"{describe(quantity)} [{quantity}]"
     except ValueError:

@@ -92,7 +92,7 @@ def heading(figure: Figure, text: str) -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """As few lines as the width allows, of about equal length; numbers keep their units.
+    """The text in as few lines as the width allows, of about equal length; numbers keep their units.
 
     >>> wrapped("one two three four", 16)
     ['one two', 'three four']

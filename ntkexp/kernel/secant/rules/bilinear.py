@@ -49,7 +49,7 @@ def addcdiv(call: AbstractCall) -> Tensor:
 
 
 def prod(call: AbstractCall) -> Tensor:
-    """Of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
+    """The product of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
     value, *dims = call.args
     known = Ends(value.start, value.end, call.delta(value), False, value.from_inputs)
     return required(folded(last(known, dims[0] if dims else []), partial(pair, call))).reshape(call.start.shape)

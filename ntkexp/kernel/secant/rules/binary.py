@@ -53,12 +53,12 @@ def averaged(call: AbstractCall, value: Ends, other: Ends, side: Side) -> Tensor
 
 
 def angle_by_height(call: AbstractCall, y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
-    """Of y ↦ atan2(y, x)."""
+    """The slope of y ↦ atan2(y, x)."""
     return turned(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
 
 
 def angle_by_width(call: AbstractCall, x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
-    """Of x ↦ atan2(y, x)."""
+    """The slope of x ↦ atan2(y, x)."""
     return turned(-y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y)
 
 
@@ -108,22 +108,22 @@ def gap_delta(left: Ends, right: Ends) -> Tensor | None:
 
 
 def sized(call: AbstractCall, z0: Tensor, z1: Tensor, sign: Tensor) -> Tensor:
-    """Of a ↦ |a|·sign b."""
+    """The slope of a ↦ |a|·sign b."""
     return absolute(call, z0, z1) * torch.copysign(torch.ones_like(sign), sign)
 
 
 def signed(call: AbstractCall, z0: Tensor, z1: Tensor, size: Tensor) -> Tensor:
-    """Of b ↦ |a|·sign b."""
+    """The slope of b ↦ |a|·sign b."""
     return quotient(torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0)
 
 
 def left_over(call: AbstractCall, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
-    """Of a ↦ a mod b."""
+    """The slope of a ↦ a mod b."""
     return linear_pieces(lambda z: call.entry.op.overloadpacket(z, other), z0, z1)
 
 
 def left_over_by(call: AbstractCall, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
-    """Of b ↦ a mod b."""
+    """The slope of b ↦ a mod b."""
     return linear_pieces(lambda z: call.entry.op.overloadpacket(other, z), z0, z1)
 
 

@@ -37,17 +37,17 @@ def share(call: AbstractCall, d0: Tensor, d1: Tensor, tied: float) -> Tensor:
 
 
 def maximum(call: AbstractCall) -> Result:
-    """Of two tensors."""
+    """The larger of two tensors."""
     return of_two(call, 1)
 
 
 def minimum(call: AbstractCall) -> Result:
-    """Of two tensors."""
+    """The smaller of two tensors."""
     return of_two(call, -1)
 
 
 def first_of_two(sign: int, call: AbstractCall) -> Tensor:
-    """As torch differentiates fmax and fmin: the first where both are equal."""
+    """The first of two where both are equal, as torch differentiates fmax and fmin."""
     return of_two(call, sign, tied=0.0)
 
 
@@ -60,7 +60,7 @@ def of_two(call: AbstractCall, sign: int, tied: float = 0.5) -> Tensor:
 
 
 def clamp(call: AbstractCall) -> Tensor:
-    """Between bounds that change as well: the larger of the value and the one, the smaller of that and the other."""
+    """The value between bounds that change as well: the larger of it and the one, the smaller of that and the other."""
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return piecewise(call)
     shape = call.start.shape
@@ -92,7 +92,7 @@ def smallest(call: AbstractCall) -> Result:
 
 
 def extremum(call: AbstractCall, sign: int) -> Result:
-    """Along some axes, or of all elements; of two tensors, where the second argument is one."""
+    """The extreme along some axes, or of all elements; of two tensors, where the second argument is one."""
     value, *rest = call.args
     if rest and isinstance(rest[0], Ends):
         return of_two(call, sign)

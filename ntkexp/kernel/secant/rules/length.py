@@ -77,12 +77,12 @@ def sized(call: AbstractCall, value: Ends, dims: list[int], order: float) -> Ten
 
 
 def extreme(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
-    """Of the largest or the smallest."""
+    """The norm that is the largest or the smallest."""
     return folded(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1)).delta
 
 
 def rooted(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
-    """Of (Σxᵖ)^{1/p}."""
+    """The norm (Σxᵖ)^{1/p}."""
     powers = moved(call, size, partial(raised, order), lambda x: x**order)
     summed = powers.view(lambda v: v.sum(dims, keepdim=True))
     return moved(call, summed, partial(raised, 1 / order), lambda x: x ** (1 / order)).delta
@@ -103,7 +103,7 @@ def moved(
 
 
 def distances(call: AbstractCall) -> Tensor:
-    """Between the rows of two matrices."""
+    """The distances between the rows of two matrices."""
     left, right, order, *_ = call.args
     shape = torch.Size([*call.start.shape, left.start.shape[-1]])
     rows, columns = left.view(lambda v: v[..., :, None, :]), right.view(lambda v: v[..., None, :, :])

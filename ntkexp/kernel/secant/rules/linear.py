@@ -39,7 +39,9 @@ def constant(value: Any) -> Any:
 
 
 def reshaped(call: AbstractCall) -> Tensor:
-    """As `first`, for differences that are not laid out in memory like the values; detached values change as well."""
+    """A map like `first`, for differences that are not laid out in memory like the values; detached values change as
+    well.
+    """
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
@@ -103,7 +105,7 @@ def moving(call: AbstractCall, value: Ends) -> Tensor:
 
 
 def written(call: AbstractCall) -> Result:
-    """As `joined`, where a number may be written in the last argument's place: it does not change."""
+    """A map like `joined`, where a number may be written in the last argument's place: it does not change."""
     if "reduce" in call.kwargs:
         raise NoRule("what is written is reduced with what was there")
     numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
@@ -111,7 +113,7 @@ def written(call: AbstractCall) -> Result:
 
 
 def reduced(call: AbstractCall) -> Result:
-    """As `joined`, for the reductions that are linear."""
+    """A map like `joined`, for the reductions that are linear."""
     if call.args[4] not in ("sum", "mean"):
         raise NoRule(f"what is written is reduced by {call.args[4]!r}")
     return joined(call)

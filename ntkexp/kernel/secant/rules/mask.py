@@ -107,7 +107,7 @@ def difference(left: Ends, right: Any, end: str) -> Tensor:
 
 
 def inverted(call: AbstractCall) -> Tensor:
-    """Not m = 1 − m."""
+    """A choice is inverted: not m = 1 − m."""
     return -call.delta(call.args[0])
 
 

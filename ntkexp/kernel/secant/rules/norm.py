@@ -13,14 +13,14 @@ from ntkexp.kernel.secant.rules.elementwise import rsqrt
 
 
 def layer_norm(call: AbstractCall) -> Result:
-    """Over the last axes."""
+    """Layer norm over the last axes."""
     x, shape, gain, bias, eps = call.args
     normed = normalised(call, x, tuple(range(-len(shape), 0)), eps)
     return affine(call, normed, gain, bias), None, None
 
 
 def group_norm(call: AbstractCall) -> Result:
-    """Over groups of channels."""
+    """Group norm, over groups of channels."""
     x, gain, bias, examples, channels, _, groups, eps = call.args
     shape = x.start.shape
     normed = normalised(call, x.view(lambda v: v.reshape(examples, groups, -1)), (2,), eps)
@@ -30,7 +30,9 @@ def group_norm(call: AbstractCall) -> Result:
 
 
 def batch_norm(call: AbstractCall) -> Result:
-    """In evaluation, an affine map of each channel; of weights, each channel by its own statistics as well."""
+    """Batch norm is an affine map of each channel in evaluation; of weights, each channel by its own statistics as
+    well.
+    """
     x, gain, bias, mean, variance, training, _, eps = call.args
     along = [1, -1] + [1] * (x.start.dim() - 2)
     if training or mean is None:

@@ -72,7 +72,7 @@ def spread(axis: int, places: Tensor, v: Tensor) -> Tensor:
 
 
 def largest(call: AbstractCall, windows: Ends) -> Ends:
-    """Along the last axis."""
+    """Pooling along the last axis."""
     return folded(windows, lambda left, right: pairwise(call, left, right, 1))
 
 

@@ -47,7 +47,9 @@ def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """Of any power; a number below zero has whole ones alone, and across zero the quotient has all its digits."""
+    """The slope of any power; a number below zero has whole ones alone, and across zero the quotient has all its
+    digits.
+    """
     low, high = torch.minimum(z0.abs(), z1.abs()), torch.maximum(z0.abs(), z1.abs())
     d = high - low
     change = -torch.expm1(-(p * d * log_slope(low, high, d)).abs())
@@ -60,7 +62,7 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """Of b ↦ bᶻ, which is 0 for b = 0 and z > 0."""
+    """The slope of b ↦ bᶻ, which is 0 for b = 0 and z > 0."""
     rate = base.log()
     distance = ((z1 - z0) * rate).abs()
     closed = rate * torch.maximum(base**z0, base**z1) * quotient(-torch.expm1(-distance), distance, 1.0)

@@ -81,13 +81,13 @@ def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor | tuple[Te
 
 
 def logit(call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
-    """With the breaks of the number that it clamps with."""
+    """The logit has the breaks of the number that it clamps with."""
     eps = call.args[1] if len(call.args) > 1 else call.kwargs.get("eps")
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """Of log(1 + eᵘ) = log(e⁰ + eᵘ): the share of eᵘ, by logarithmic means of both shares."""
+    """The slope of log(1 + eᵘ) = log(e⁰ + eᵘ): the share of eᵘ, by logarithmic means of both shares."""
     above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
     return above / (above + below)
 
@@ -120,7 +120,7 @@ def celu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential_below(call: AbstractCall, z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
-    """Of scale·z above zero, and scale·α(e^{rate·z} − 1) below."""
+    """The slope of scale·z above zero, and of scale·α(e^{rate·z} − 1) below."""
     on = relu(call, z0, z1)
     return scale * (on + (1 - on) * alpha * rate * exp(call, *(rate * z.clamp(max=0) for z in (z0, z1))))
 

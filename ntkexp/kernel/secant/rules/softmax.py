@@ -46,7 +46,7 @@ def centred(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
 
 
 def logarithms(z: Tensor, dim: int) -> Tensor:
-    """Of the shares; −∞ stays what it is, also where a mask hides everything."""
+    """The logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
     return torch.where(z == -inf, z, z.log_softmax(dim))
 
 
