@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.read.cost import Cost
-from ntkexp.run.setting import kernel_costs
+from ntkexp.run.survey import survey
 from ntkexp.text import aligned
 
 HEADER = ("parameters", "way", "uses", "MB", "GFLOP")
@@ -19,7 +19,8 @@ Jacobians         the same, from a back-propagation for every example and output
 
 def plan(experiment: Experiment) -> str:
     """Tabulate the cost, a line for each group of parameters."""
-    points, found = kernel_costs(experiment)
+    seen = survey(experiment)
+    points, found = seen.points, seen.costs
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
     total = Cost("in total", "", 0, sum(each.bytes for each in found), sum(each.multiplications for each in found))
     rows = [cells(each) for each in [*found, total]]

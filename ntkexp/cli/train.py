@@ -39,12 +39,12 @@ def train(
     experiment = compose(overrides, config_dir, trust)
     place = ensure_writable(out.expanduser())
     from ntkexp.experiment.identity import folder_name
-    from ntkexp.run.execute import carry_out
+    from ntkexp.run.execute import execute
 
     folder = place / "runs" / folder_name(experiment)
     advice = f"the same command, or {resume_command(folder, trust)}, goes on from the last checkpoint"
     with interruptible(advice_for(folder, advice)):
-        folder = carry_out(experiment, overrides, place, force, listener(quiet), options(out, trust, config_dir))
+        folder = execute(experiment, overrides, place, force, listener(quiet), options(out, trust, config_dir))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 
@@ -54,10 +54,10 @@ def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: S
     from ntkexp.config.target import admit
 
     admitted = admit(trust)
-    from ntkexp.run import execute as carry_out
+    from ntkexp.run.execute import resume as go_on
 
     with interruptible(advice_for(run, f"{resume_command(run, trust)} goes on from the last checkpoint")):
-        folder = carry_out.resume(run.expanduser(), listener(quiet), admitted, options(trust=trust))
+        folder = go_on(run.expanduser(), listener(quiet), admitted, options(trust=trust))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 

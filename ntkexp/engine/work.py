@@ -16,7 +16,7 @@ from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.folder import Held
-from ntkexp.run.execute import carry_out
+from ntkexp.run.execute import execute
 
 PAUSE = 0.2  # seconds between two words on how far a run is
 
@@ -52,7 +52,7 @@ def work(task: Task, tell: Callable[[Event], None]) -> Ended:
     relay = Relay(task.name, tell)
     try:
         os.chdir(task.home)
-        carry_out(experiment(task), task.overrides, Path(task.out), False, relay, task.options)
+        execute(experiment(task), task.overrides, Path(task.out), False, relay, task.options)
     except (Exception, KeyboardInterrupt) as error:
         return Ended(task.name, *ending(error))
     return Ended(task.name, "done" if relay.begun else "found")

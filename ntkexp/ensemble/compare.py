@@ -25,11 +25,11 @@ from ntkexp.ensemble.problem import Problem
 from ntkexp.ensemble.train import EnsembleTraining
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.infinite_width import kernels
+from ntkexp.experiment.problem import draw_network
 from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.evidence import LimitKernels
 from ntkexp.model.task import Task
-from ntkexp.run.setting import network as drawn_network
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def ensemble(
     limit, own = kernels(wide, inputs, given.train, experiment), variances(wide, inputs, experiment)
     data = experiment.draw()
     seeds = range(experiment.seed, experiment.seed + count)
-    modules = [drawn_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds]
+    modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds]
     found = []
     for name, process, kernel in (("all layers", "ntk", limit.tangent), ("readout", "nngp", limit.start)):
         modes = modes_of(kernel[: given.train])

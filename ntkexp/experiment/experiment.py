@@ -16,6 +16,8 @@ from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.path.integration.base import AbstractIntegration
+from ntkexp.path.integration.choose import choose_integration
 from ntkexp.path.settings import Path
 from ntkexp.schedule.base import AbstractSchedule
 
@@ -59,22 +61,13 @@ class Experiment(Component):
         self.path.timetable(self.steps)
         return self
 
-    @model_validator(mode="after")
-    def refuse_snapshots_of_a_flow(self) -> Self:
-        """Its path is integrated arc by arc."""
-        if self.optimizer.flows and self.path.every == "snapshots":
-            raise Mistake(
-                "path.every=snapshots: a flow is integrated over time on each of its arcs, not step by step; use "
-                "path.every=1 (path.nodes and path.probes limit its cost), or optimizer=gd"
-            )
-        return self
+    @property
+    def integration(self) -> AbstractIntegration:
+        """How the path of this optimizer is integrated."""
+        return choose_integration(self.optimizer, self.path)
 
     @model_validator(mode="after")
-    def refuse_snapshots_of_what_remembers(self) -> Self:
-        """The bracket of the sum backwards needs every step."""
-        if self.optimizer.remembers and self.path.every == "snapshots":
-            raise Mistake(
-                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients from step to step, so "
-                "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
-            )
+    def refuse_another_integration(self) -> Self:
+        """The way that is chosen knows what it does not go with."""
+        _ = self.integration
         return self

@@ -65,23 +65,6 @@ class Points:
             self.shelves = [*self.shelves[-1:], (weights, tapes)]
         return tapes
 
-    def read(self, weights: Weights) -> tuple[Float[Tensor, "point out"], list[Features]]:
-        """The outputs at all points, and the tangent features of the training examples."""
-        outputs, right = self.read_train(weights)
-        others = [self.tape(weights, block).outputs for block in self.other_blocks]
-        return torch.cat([outputs, *others]), right
-
-    def read_train(self, weights: Weights) -> tuple[Float[Tensor, "train out"], list[Features]]:
-        """The outputs at the training examples, and their tangent features."""
-        tapes = [self.tape(weights, block) for block in self.train_blocks]
-        return torch.cat([tape.outputs for tape in tapes]), [self.reader.tangent(tape) for tape in tapes]
-
-    def tangent_kernel(self, weights: Weights, right: list[Features]) -> Float[Tensor, "probe out train out_"]:
-        """K(θ) between all points and the training examples."""
-        own = [between(block, right) for block in right]
-        tapes = (self.tape(weights, block) for block in self.other_blocks)
-        return torch.cat(own + [between(self.reader.tangent(tape), right) for tape in tapes])
-
 
 @dataclass
 class Block:

@@ -56,7 +56,7 @@ class Path(Component):
     @property
     def finer(self) -> tuple[Piece, ...]:
         """What the error of the parts by the closing rule is measured against: the same with twice the pieces."""
-        if self.closing is None or not self.error_samples or self.every != 1:
+        if self.closing is None or not self.error_samples:
             return ()
         return self.closing.quadrature(self.nodes, 2 * self.pieces, self.romberg)
 
@@ -65,16 +65,15 @@ class Path(Component):
         """What the difference to `finer` is multiplied with to be an error: both are off by powers of their pieces."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
-    @property
-    def positions(self) -> frozenset[float]:
-        """Where in a step the network is read, both ends included.
+    def positions(self, finer: tuple[Piece, ...]) -> frozenset[float]:
+        """Where in a step the network is read by all rules and by finer pieces, both ends included.
 
-        >>> from ntkexp.path.rule.left import Left
         >>> from ntkexp.path.rule.secant import Secant
-        >>> sorted(Path(rule=(Left(),)).positions), sorted(Path(rule=(Secant(),)).positions)
+        >>> path = Path(rule=(Secant(),))
+        >>> sorted(path.positions(())), sorted(path.positions(path.finer))
         ([0.0, 1.0], [0.0, 0.5, 1.0])
         """
-        pieces = (*self.finer, *(piece for rule in self.rule for piece in self.quadrature(rule)))
+        pieces = (*finer, *(piece for rule in self.rule for piece in self.quadrature(rule)))
         return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
 
     def wanted(self, count: int) -> tuple[int, ...]:
@@ -91,14 +90,13 @@ class Path(Component):
         return tuple(sorted(self.outputs))
 
     @property
-    def kernels(self) -> int:
-        """How many kernels are held: 𝒦 by each rule, and its two latest snapshots."""
-        return len(self.rule) * (3 if self.every == "snapshots" else 1)
+    def details(self) -> dict[str, str]:
+        """The settings that concern each rule."""
+        return {rule.option: rule.detail(self.nodes, self.pieces, self.romberg) for rule in self.rule}
 
-    def detail(self, rule: AbstractRule) -> str:
-        """The settings that concern this rule."""
-        own = rule.detail(self.nodes, self.pieces, self.romberg)
-        return f"{own} snapshots".lstrip() if self.every == "snapshots" else own
+    def sampled_every(self, steps: int) -> int:
+        """How far apart the steps are at which the error of the parts is measured."""
+        return max(1, steps // self.error_samples)
 
     def timetable(self, steps: int) -> AbstractTimetable:
         """When tangent kernels are kept, and snapshots taken if there are any."""

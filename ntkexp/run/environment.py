@@ -30,7 +30,7 @@ def commit() -> str | None:
     return asked.stdout.strip() or None if beside else None
 
 
-def settle(experiment: Experiment, threads: int | None = None) -> int:
+def fix_circumstances(experiment: Experiment, threads: int | None = None) -> int:
     """Fix the number of threads (that of a checkpoint, if given) and demand the same bits each time."""
     count = threads or experiment.threads or len(os.sched_getaffinity(0))
     check_device(experiment.device)

@@ -16,9 +16,9 @@ from ntkexp.diagnostics.drift import alignment, drift, label_alignment
 from ntkexp.diagnostics.spectrum import DENSE, TOP, largest, spectrum
 from ntkexp.machine.evidence import DoesNotApply
 from ntkexp.machine.ladder import label
-from ntkexp.path.accumulate.integrals import Tally
-from ntkexp.path.descent import Step
+from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.rule.base import AbstractRule
+from ntkexp.path.step import Step
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
@@ -55,25 +55,25 @@ class Observer:
     @property
     def columns(self) -> tuple[str, ...]:
         """The header of the log."""
-        layers = (f"weights_moved.{name}" for name in self.setting.weights)
+        layers = (f"weights_moved.{name}" for name in self.setting.problem.weights)
         return (*STEP_COLUMNS, *layers, *SHARE_COLUMNS, *KERNEL_COLUMNS)
 
     @cached_property
     def train_kernel(self) -> Float[Tensor, "train out train out_"]:
         """K_0 among the training examples."""
-        return self.setting.kernel[: self.setting.points.train]
+        return self.setting.start.kernel[: self.setting.points.train]
 
     @cached_property
     def train_limit(self) -> Float[Tensor, "train out train out_"] | None:
         """K_∞ among the training examples, where it is known."""
-        if isinstance(self.setting.limit, DoesNotApply):
+        if isinstance(self.setting.start.limit, DoesNotApply):
             return None
-        return self.setting.limit.of_all(self.setting.targets.shape[1])[: self.setting.points.train]
+        return self.setting.start.limit.of_all(self.setting.problem.targets.shape[1])[: self.setting.points.train]
 
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
         """The activation pattern at the start."""
-        return self.pattern_at(self.setting.weights)
+        return self.pattern_at(self.setting.problem.weights)
 
     def pattern_at(self, weights: Weights) -> Bool[Tensor, " unit"]:
         """The activation pattern on the training examples."""
@@ -87,38 +87,41 @@ class Observer:
     def objective(self, outputs: Float[Tensor, "point out"], place: slice) -> float:
         """The loss over a split, with the split's own weights."""
         loss = self.setting.experiment.loss
-        values = loss.value(outputs[place], self.setting.targets[place])
+        values = loss.value(outputs[place], self.setting.problem.targets[place])
         return float(values.sum()) * loss.weight(len(values))
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
         """ℓ′ of every training example."""
         place = slice(0, self.setting.points.train)
-        return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.targets[place])
+        return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.problem.targets[place])
 
     def accuracy(self, outputs: Float[Tensor, "point out"], place: slice) -> float | None:
         """The share of points whose label is right; nothing for regression."""
-        if not self.setting.data.classes:
+        if not self.setting.problem.data.classes:
             return None
-        right = label(outputs[place]) == label(self.setting.targets[place])
+        right = label(outputs[place]) == label(self.setting.problem.targets[place])
         return float(right.double().mean())
+
+    def row(self, step: Step, time: float) -> Row:
+        """The numbers of a step before it is taken: how long it is as well, and by how much its gradient was shortened,
+        where it might have been.
+        """
+        clips = self.setting.experiment.optimizer.clip_norm is not None
+        row = self.step(step.index, time, step.outputs, step.view.weights)
+        return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
 
     def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
         """The numbers of every step."""
         row: Row = {"step": step, "time": time, "loss": self.loss(outputs)}
         row["accuracy"] = self.accuracy(outputs, slice(0, self.setting.points.train))
-        if probe := self.setting.places.get("probe"):
+        if probe := self.setting.problem.places.get("probe"):
             row["loss_probe"] = self.objective(outputs, probe) * self.setting.descent.scale
             row["accuracy_probe"] = self.accuracy(outputs, probe)
-        return row | self.moved(weights)
+        return row | self.movement(weights)
 
-    def size(self, step: Step) -> Row:
-        """How long the step is, and by how much its gradient was shortened, where it might have been."""
-        clips = self.setting.experiment.optimizer.clip_norm is not None
-        return {"step_size": step.step_size, "clipping": step.clipping if clips else None}
-
-    def moved(self, weights: Weights) -> Row:
+    def movement(self, weights: Weights) -> Row:
         """‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter."""
-        start = self.setting.weights
+        start = self.setting.problem.weights
         moved = {name: float((weights[name] - start[name]).square().sum()) for name in start}
         sizes = {name: float(start[name].square().sum()) for name in start}
         row: Row = {"weights_moved": ratio(sum(moved.values()), sum(sizes.values()))}
@@ -133,7 +136,7 @@ class Observer:
     ) -> Row:
         """The numbers of a tangent kernel."""
         train = self.setting.points.train
-        here, start, targets = kernel[:train], self.train_kernel, self.setting.targets[:train]
+        here, start, targets = kernel[:train], self.train_kernel, self.setting.problem.targets[:train]
         changed = self.pattern_at(weights) != self.pattern
         row: Row = {
             "drift": drift(here, start),
@@ -147,7 +150,9 @@ class Observer:
             row["limit_alignment"] = alignment(here, limit)
         row |= self.modes(here, (outputs[:train] - targets).flatten())
         if step_size is not None and (top := row["lambda_max"]) is not None:
-            row["stability"] = step_size * self.setting.weight * top * self.setting.experiment.loss.curvature / 2
+            row["stability"] = (
+                step_size * self.setting.descent.weight * top * self.setting.experiment.loss.curvature / 2
+            )
         return row
 
     def modes(self, kernel: Float[Tensor, "train out train out_"], residual: Float[Tensor, " entry"]) -> Row:

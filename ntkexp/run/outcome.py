@@ -1,4 +1,4 @@
-"""Looking back on a finished walk: what kernel machines make of it, and how well its parts are known."""
+"""What came of a run: what kernel machines make of it, and how well its parts are known."""
 
 from __future__ import annotations
 
@@ -14,26 +14,19 @@ from ntkexp.kernel.secant.closure import Closure
 from ntkexp.machine.evidence import Evidence, PathKernel
 from ntkexp.machine.ladder import Region, Rung
 from ntkexp.machine.training import Training
+from ntkexp.run.ending import Ending
 from ntkexp.run.same_steps import SameSteps
 from ntkexp.run.setting import Setting
-from ntkexp.run.state import Walk
+from ntkexp.run.state import RunState
 from ntkexp.shapes import Weights
 
 
-@dataclass(frozen=True)
-class Ending:
-    """Why a run ended."""
-
-    sentence: str
-    diverged: bool = False
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What came of a run."""
 
     evidence: Evidence
-    places: Mapping[str, Region]
+    regions: Mapping[str, Region]
     rungs: list[Rung]
     weights: Weights
     steps: int
@@ -41,35 +34,50 @@ class Outcome:
     sentence: str
 
 
-def look_back(
-    walk: Walk, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point out train out_"], ending: Ending
+def outcome_of(
+    state: RunState, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point out train out_"], ending: Ending
 ) -> Outcome:
-    """From the outputs and the tangent kernel at the end of training."""
-    setting = walk.setting
-    evidence = Evidence(
-        inputs=setting.points.inputs.flatten(1),
+    """The outcome, from the outputs and the tangent kernel at the end of training."""
+    evidence = evidence_of(state, outputs, kernel)
+    remarks = [*state.setting.remarks, *miss_remarks(state.misses)]
+    return Outcome(
+        evidence=evidence,
+        regions=regions(state),
+        rungs=state.setting.experiment.ladder.climb(evidence),
+        weights=state.weights,
+        steps=state.step,
+        diverged=ending.diverged,
+        sentence="; ".join([ending.sentence, *remarks]),
+    )
+
+
+def evidence_of(
+    state: RunState, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point out train out_"]
+) -> Evidence:
+    """What machines are made of."""
+    setting = state.setting
+    attributed = torch.isin(torch.arange(len(outputs), device=outputs.device), setting.extent.attributed)
+    return Evidence(
+        inputs=setting.problem.inputs.flatten(1),
         train=setting.points.train,
-        start=setting.outputs,
+        start=setting.start.outputs,
         end=outputs,
         targets=setting.descent.targets,
-        paths=path_kernels(walk),
-        kernel_start=setting.kernel,
+        paths=path_kernels(state),
+        kernel_start=setting.start.kernel,
         kernel_end=kernel,
         start_pull=start_pull(setting),
-        integrated=setting.integrated,
-        attributed=torch.isin(torch.arange(len(outputs), device=outputs.device), setting.attributed),
-        limit=setting.limit,
-        training=training(walk),
+        integrated=setting.extent.integrated,
+        attributed=attributed,
+        limit=setting.start.limit,
+        training=training(state),
     )
-    rungs = setting.experiment.ladder.climb(evidence)
-    sentence = "; ".join([ending.sentence, *setting.remarks, *unclosed(walk.unclosed)])
-    return Outcome(evidence, sizes(walk), rungs, walk.weights, walk.step, ending.diverged, sentence)
 
 
-def unclosed(steps: Mapping[int, Closure]) -> list[str]:
+def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
     """A word about steps whose secant misses the change of the network by more than rounding explains.
 
-    >>> unclosed({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
+    >>> miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
     ['the secant misses 2 steps, most of all step 7: by 0.01 where rounding explains 1e-09; try path.rule=[gauss]']
     """
     if not steps:
@@ -83,91 +91,82 @@ def unclosed(steps: Mapping[int, Closure]) -> list[str]:
     return [f"{missed}: {steps[worst].words}; try path.rule=[gauss]"]
 
 
-def path_kernels(walk: Walk) -> dict[str, PathKernel]:
+def path_kernels(state: RunState) -> dict[str, PathKernel]:
     """The integrals, named by their rules."""
-    path = walk.setting.experiment.path
-    details = {rule.option: path.detail(rule) for rule in path.rule}
-    if walk.setting.experiment.optimizer.flows:
-        details = {"gauss": f"nodes={path.nodes} in time"}
+    details, accumulator = state.setting.experiment.integration.details, state.accumulator
     found = {}
-    for name, integrals in walk.ledger.integrals.items():
-        kernel, contributions, decay = (widened(part, walk.setting) for part in integrals.parts)
-        half_by = walk.ledger.half_by(name)
+    for name, integrals in accumulator.integrals.items():
+        kernel, contributions, decay = (with_all_outputs(part, state.setting) for part in integrals.parts)
+        half_by = accumulator.half_by(name)
         found[name] = PathKernel(
             kernel=kernel,
             contributions=contributions,
             decay=decay,
             detail=details[name],
-            facts=known(walk, name),
-            half_by=None if half_by is None else widened(half_by, walk.setting),
+            facts=facts(state, name),
+            half_by=None if half_by is None else with_all_outputs(half_by, state.setting),
         )
     return found
 
 
-def widened(part: Float[Tensor, "point integrated ..."], setting: Setting) -> Float[Tensor, "point out ..."]:
-    """With all outputs, NaN where the path is not integrated."""
-    outputs = setting.outputs.shape[1]
+def with_all_outputs(part: Float[Tensor, "point integrated ..."], setting: Setting) -> Float[Tensor, "point out ..."]:
+    """The same with all outputs, NaN where the path is not integrated."""
+    outputs = setting.extent.outputs
     if part.shape[1] == outputs:
         return part
     wide = part.new_full((len(part), outputs, *part.shape[2:]), torch.nan)
-    wide[:, setting.integrated] = part
+    wide[:, list(setting.extent.integrated)] = part
     return wide
 
 
-def training(walk: Walk) -> Training:
+def training(state: RunState) -> Training:
     """How training went."""
-    setting, optimizer = walk.setting, walk.setting.experiment.optimizer
-    time = walk.time
+    setting, optimizer = state.setting, state.setting.experiment.optimizer
+    time = state.time
     return Training(
         time=time,
-        weight=setting.weight * setting.experiment.loss.curvature,
+        weight=setting.descent.weight * setting.experiment.loss.curvature,
         is_quadratic=setting.experiment.loss.is_quadratic,
         is_plain=not (optimizer.remembers or optimizer.weight_decay or optimizer.clip_norm or optimizer.layers),
         is_flow=optimizer.flows,
-        mean_coefficients=None if optimizer.remembers else -walk.summed_gradient / time,
-        repeat=SameSteps(descent=setting.descent, step_sizes=tuple(walk.step_sizes), clippings=tuple(walk.clippings)),
+        mean_coefficients=None if optimizer.remembers else -state.summed_gradient / time,
+        repeat=SameSteps(descent=setting.descent, step_sizes=tuple(state.step_sizes), clippings=tuple(state.clippings)),
     )
 
 
 def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
     """J(θ_0)·θ_0 at all points, where weights decay; zeros where nobody asks."""
     if not setting.experiment.optimizer.weight_decay:
-        return torch.zeros_like(setting.outputs)
-    points = setting.points
-    tapes = (points.tape(setting.weights, block) for block in points.train_blocks + points.other_blocks)
-    return torch.cat([points.reader.tangent(tape).applied(setting.weights) for tape in tapes])
+        return torch.zeros_like(setting.start.outputs)
+    points, weights = setting.points, setting.problem.weights
+    tapes = (points.tape(weights, block) for block in points.train_blocks + points.other_blocks)
+    return torch.cat([points.reader.tangent(tape).applied(weights) for tape in tapes])
 
 
-def sizes(walk: Walk) -> dict[str, Region]:
+def regions(state: RunState) -> dict[str, Region]:
     """Where each split lies, and the size of what rounds there."""
-    setting = walk.setting
-    found = {}
-    for name, place in setting.places.items():
-        inputs = setting.points.inputs[place]
-        norms = [setting.module.sizes(weights, inputs) for weights in (setting.weights, walk.weights)]
+    problem, found = state.setting.problem, {}
+    for name, place in problem.places.items():
+        norms = [problem.module.sizes(weights, problem.inputs[place]) for weights in (problem.weights, state.weights)]
         found[name] = Region(place, torch.cat(norms))
     return found
 
 
-def known(walk: Walk, rule: str) -> dict[str, float]:
+def facts(state: RunState, rule: str) -> dict[str, float]:
     """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
-    setting, integrals = walk.setting, walk.ledger.integrals[rule]
-    read, train = setting.attributed, setting.points.train
-    kernel, contributions = integrals.kernel[read], integrals.contributions[read]
+    setting, integrals = state.setting, state.accumulator.integrals[rule]
+    read, train = setting.extent.attributed, setting.points.train
+    kernel, contributions, decay = (part[read] for part in integrals.parts)
     if not (kernel.isfinite().all() and contributions.isfinite().all()):
         return {}
     found = summary(kernel, contributions, train if int((read < train).sum()) == train else 0)
     if setting.experiment.optimizer.weight_decay:
-        decay = integrals.decay[read]
         found["decay_share"] = float(decay.norm() / (contributions.sum(2) + decay).norm())
-    if (error := walk.ledger.error(rule, walk.step)) is not None:
+    if (error := state.accumulator.error(rule, state.step)) is not None:
         found["error_bar"] = share(error.parts, contributions)
         if error.sums is not None:
-            found["sum_error_bar"] = share(error.sums, contributions.sum(2) + integrals.decay[read])
-    if setting.experiment.optimizer.flows and walk.memory:
-        arcs = walk.memory["controller"]
-        found["flow_error"] = float(arcs["error"] / arcs["way"])
-    return found
+            found["sum_error_bar"] = share(error.sums, contributions.sum(2) + decay)
+    return found | setting.experiment.integration.facts(state.memory)
 
 
 def share(error: float, whole: Tensor) -> float:

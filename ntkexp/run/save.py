@@ -22,7 +22,7 @@ from ntkexp.run.setting import Setting
 
 def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     """What came out, file by file."""
-    path, evidence, read = folder.path, outcome.evidence, setting.read
+    path, evidence, read = folder.path, outcome.evidence, setting.extent.read
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
@@ -34,18 +34,18 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
     write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
-    table = results(outcome.rungs, outcome.places, evidence, bool(setting.data.classes))
+    table = results(outcome.rungs, outcome.regions, evidence, bool(setting.problem.data.classes))
     write_results(path / "results.csv", table)
     with being_written(path / "weights.pt") as file:
-        torch.save({"start": setting.weights, "end": outcome.weights}, file)
+        torch.save({"start": setting.problem.weights, "end": outcome.weights}, file)
 
 
 def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """The examples of every split, for `data.npz`."""
-    classes = len(setting.data.classes)
-    found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.data.classes, dtype=str)}
+    classes = len(setting.problem.data.classes)
+    found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.problem.data.classes, dtype=str)}
     for name in ("train", "probe", "test"):
-        split = getattr(setting.data, name)
+        split = getattr(setting.problem.data, name)
         found |= {f"{name}_{part}": getattr(split, part).numpy() for part in ("shown", "inputs", "target", "index")}
         found[f"{name}_targets"] = setting.experiment.loss.targets(split.target, classes).numpy()
     return found

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
-from ntkexp.run.setting import effort, glimpsed
+from ntkexp.run.refusals import effort
+from ntkexp.run.survey import survey
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Estimator:
 
     def __call__(self, experiment: Experiment) -> RunCost:
         """The cost of a run."""
-        parts = (experiment.data, experiment.model, experiment.loss, experiment.path, experiment.optimizer.remembers)
+        parts = (experiment.data, experiment.model, experiment.loss, experiment.path, experiment.integration.passes)
         shape = (experiment.init.antisymmetric, experiment.steps, experiment.dtype, experiment.memory_gb)
         key = repr((*parts, *shape))
         if key not in self.known:
@@ -39,7 +40,7 @@ def estimate(experiment: Experiment) -> RunCost:
     """Estimate the cost of a run, from one look at its data and its network on the processor."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
-        _, budget, _ = glimpsed(here)
+        budget = survey(here).budget
         return RunCost(effort(here, budget), bytes_held(budget))
     except Mistake as mistake:
         return RunCost(0.0, 0.0, str(mistake))

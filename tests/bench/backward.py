@@ -18,27 +18,26 @@ from torch import Tensor
 
 from ntkexp.config.compose import compose
 from ntkexp.records.trajectory import Trajectory
-from ntkexp.run.listener import AbstractJournal
-from ntkexp.run.loop import go, go_back, recorded
+from ntkexp.run.listener import AbstractListener
+from ntkexp.run.loop import go, go_back
 from ntkexp.run.metrics import Row
-from ntkexp.run.second_pass import Retrace
 from ntkexp.run.setting import prepare
-from ntkexp.run.state import Walk, begin
+from ntkexp.run.state import RunState, begin
 from tests.bench.stopwatch import milliseconds, table
 
 STEPS = 6
 
 
-class Deaf(AbstractJournal):
+class Deaf(AbstractListener):
     """Keeps nothing but the trajectory, as it must."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
 
-    def row(self, row: Row) -> None:
+    def on_row(self, row: Row) -> None:
         pass
 
-    def snapshot(
+    def on_snapshot(
         self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out"]
     ) -> None:
         pass
@@ -48,16 +47,16 @@ class Deaf(AbstractJournal):
         made.take_room()
         return made
 
-    def walked(self) -> None:
+    def on_step(self, state: RunState, loss: float) -> None:
         pass
 
-    def retraced(self, retrace: Retrace) -> None:
+    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
         pass
 
-    def attributed(self, rows: Sequence[Row]) -> None:
+    def on_late_rows(self, rows: Sequence[Row]) -> None:
         pass
 
-    def stepped(self, walk: Walk, loss: float) -> None:
+    def on_end(self) -> None:
         pass
 
 
@@ -68,13 +67,11 @@ def measured(width: int, train: int, threads: int) -> tuple[float, float, float,
     rest = ("optimizer=adam", "path.probes=[probe]", "path.rule=[secant]", "path.count=2", f"steps={STEPS}")
     setting = prepare(compose([*sizes, *rest]))
     with tempfile.TemporaryDirectory() as folder:
-        journal, walk = Deaf(folder), begin(setting)
-        recording = recorded(setting, journal)
-        start = time.perf_counter()
-        go(walk, journal, recording)
-        recording.write(walk.step, walk.weights, {})
+        listener = Deaf(folder)
+        state, start = begin(setting, listener.trajectory), time.perf_counter()
+        go(state, listener)
         before, turn = peak(), time.perf_counter()
-        go_back(walk, journal, recording)
+        go_back(state, listener)
         end = time.perf_counter()
     return (turn - start) / STEPS, (end - turn) / STEPS, before, peak()
 

@@ -19,7 +19,7 @@ from ntkexp.engine.child import ignored
 from ntkexp.engine.local import Local, cores
 from ntkexp.engine.work import work
 from ntkexp.progress import Silent
-from ntkexp.run.execute import carry_out
+from ntkexp.run.execute import execute
 from tests.bench.stopwatch import milliseconds, seconds, table
 
 TINY = (
@@ -42,7 +42,7 @@ def report(*, quick: bool) -> str:
 def finished(out: Path) -> Task:
     """A run that is finished, as a task."""
     experiment = compose(TINY)
-    folder = carry_out(experiment, TINY, out, False, Silent())
+    folder = execute(experiment, TINY, out, False, Silent())
     return Task(folder.name, experiment.fields(), TINY, str(out), os.getcwd(), (), 1)
 
 

@@ -14,9 +14,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ntkexp.config.compose import compose
+from ntkexp.path.view import View
+from ntkexp.records.trajectory import Trajectory
 from ntkexp.report.plots.style import GREY, NARROW, RC, colour, heading
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import Walk, begin
+from ntkexp.run.state import RunState, begin
 from tests.bench.stopwatch import seconds, table
 
 SHARED = ("model.activation=tanh", "path.error_samples=0", "path.probes=[probe]")
@@ -53,25 +55,30 @@ def costs(chosen: tuple[str, ...]) -> list[Cost]:
     """Each way in turn, after training alone, once to warm up and once to be measured."""
     settings = {name: prepare(compose([*chosen, *reading])) for name, reading in READINGS.items()}
     bare = next(iter(settings.values()))
-    alone = min(seconds(lambda: list(bare.descent.walk(bare.weights))) for _ in range(2))
+    alone = min(seconds(lambda: list(bare.descent.walk(bare.problem.weights))) for _ in range(2))
     return [cost(name, setting, alone) for name, setting in settings.items()]
 
 
 def cost(name: str, setting: Setting, alone: float) -> Cost:
     """A run, beside the same without its kernels."""
-    walk = begin(setting)
-    taken = seconds(lambda: follow(walk))
-    (integrals,) = walk.ledger.integrals.values()
-    change = setting.points.read(walk.weights)[0] - setting.outputs
+    state = begin(setting, no_trajectory)
+    taken = seconds(lambda: follow(state))
+    (integrals,) = state.accumulator.integrals.values()
+    change = View(setting.points, state.weights).outputs - setting.start.outputs
     missed = integrals.contributions.sum(2) - change
-    here = setting.attributed
+    here = setting.extent.attributed
     return Cost(name, max(taken - alone, 0.0), float(missed[here].norm() / change[here].norm()))
 
 
-def follow(walk: Walk) -> None:
+def follow(state: RunState) -> None:
     """All steps."""
-    for step in walk.setting.descent.walk(walk.weights):
-        walk.advance(step, due=walk.timetable.due(step.index))
+    for step in state.setting.descent.walk(state.weights):
+        state.advance(step, due=state.timetable.due(step.index))
+
+
+def no_trajectory(rows: int, size: int) -> Trajectory:
+    """None of these ways goes back."""
+    raise NotImplementedError
 
 
 def draw(found: list[Cost], path: Path) -> None:

@@ -13,7 +13,8 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.loss.squared import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.gd import GD
-from ntkexp.path.accumulate.integrals import Integrals, Tally
+from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.descent import Descent
 from ntkexp.path.points import Block, Points
 from ntkexp.path.rule.secant import Secant
@@ -69,7 +70,18 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     weights = weights_of(module)
     read = Points(Reader(function_of(module), frozenset(weights)), inputs, train, len(inputs), keep=True)
     alike = dict.fromkeys(weights, 1.0)
-    descent = Descent(read, targets, Squared(), 1.0, GD(), alike, Constant(), STEP_SIZE, steps, 0)
+    descent = Descent(
+        points=read,
+        targets=targets,
+        loss=Squared(),
+        scale=1.0,
+        optimizer=GD(),
+        factors=alike,
+        schedule=Constant(),
+        step_size=STEP_SIZE,
+        steps=steps,
+        seed=0,
+    )
     places = read.other_blocks or read.train_blocks
     room = inputs.new_zeros(len(inputs), 1, train, 1)
     rest = (room.new_zeros(room.shape[:axes]) for axes in (3, 2))

@@ -38,7 +38,7 @@ def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
     def replace(act: Callable[[AbstractProgress], Path]) -> None:
         module = ModuleType("ntkexp.run.execute")
 
-        def carry_out(
+        def execute(
             experiment: Experiment,
             overrides: Sequence[str],
             out: Path,
@@ -53,7 +53,7 @@ def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
         def resume(folder: Path, progress: AbstractProgress, trusted: Sequence[str], options: Sequence[str]) -> Path:
             return act(progress)
 
-        vars(module).update(carry_out=carry_out, resume=resume)
+        vars(module).update(execute=execute, resume=resume)
         monkeypatch.setitem(sys.modules, "ntkexp.run.execute", module)
         monkeypatch.setattr("ntkexp.run.execute", module, raising=False)
 

@@ -14,6 +14,7 @@ from ntkexp.config.choices import Choices
 from ntkexp.config.compose import compose, composer
 from ntkexp.config.folders import folders
 from ntkexp.experiment.identity import canonical
+from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel_file.predict.entries import Entries
 from ntkexp.kernel_file.study import study
 from ntkexp.library import tangent_kernel
@@ -22,7 +23,6 @@ from ntkexp.model.functional import weights_of
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import to_text
 from ntkexp.records.kernel_file.store import open_matrix
-from ntkexp.run.setting import network
 from tests.cli.conftest import Command
 from tests.cli.test_mistakes import check
 
@@ -41,7 +41,7 @@ def test_a_tangent_kernel_is_the_mean_over_seeds(file: Path) -> None:
     data = experiment.data.split()
     inputs = torch.cat([data.train.inputs, data.probe.inputs, data.test.inputs])
     kernels = [
-        tangent_kernel(network(experiment.model_copy(update={"seed": seed}), data, 1), inputs, data.train.inputs)
+        tangent_kernel(draw_network(experiment.model_copy(update={"seed": seed}), data, 1), inputs, data.train.inputs)
         for seed in (0, 1)
     ]
     found = torch.as_tensor(open_matrix(file).array("ntk"))
@@ -88,7 +88,7 @@ def test_as_json(file: Path, command: Command, tmp_path: Path) -> None:
 def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
     experiment = compose(SMALL)
     data = experiment.data.split()
-    module = network(experiment, data, 1)
+    module = draw_network(experiment, data, 1)
     end = {name: weight + 0.1 for name, weight in weights_of(module).items()}
     torch.save({"start": weights_of(module), "end": end}, tmp_path / "weights.pt")
     (tmp_path / "config.json").write_text(to_text(canonical(experiment)), encoding="utf-8")

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, to work in; runs draw nothing there."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ntkexp.run.execute.save_plots", lambda run, folder: folder.mkdir())
+    monkeypatch.setattr("ntkexp.run.attempt.save_plots", lambda run, folder: folder.mkdir())
     return folder
 
 

@@ -96,9 +96,9 @@ def test_a_run_loads_no_compiler() -> None:
     """What torch would load by itself to shield a dispatch mode, and to be deterministic."""
     program = (
         "import sys, torch, ntkexp\n"
-        "from ntkexp.run.environment import settle\n"
+        "from ntkexp.run.environment import fix_circumstances\n"
         "from ntkexp.config.compose import compose\n"
-        "settle(compose([]))\n"
+        "fix_circumstances(compose([]))\n"
         "assert torch.are_deterministic_algorithms_enabled()\n"
         "ntkexp.tangent_kernel(torch.nn.Linear(2, 1), torch.ones(3, 2))\n"
         "sys.exit('torch._dynamo' in sys.modules)\n"

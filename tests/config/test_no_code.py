@@ -24,8 +24,8 @@ from ntkexp.config.compose import compose
 from ntkexp.config.field_types import kinds
 from ntkexp.config.folders import shipped
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.problem import draw_network
 from ntkexp.mistake import Mistake
-from ntkexp.run.setting import network
 from tests.config.components import REQUIRED, choices, configured
 
 GROUPS = ("data", "model", "init", "loss", "optimizer", "schedule")
@@ -141,8 +141,10 @@ def changed(fields: dict[str, Any], path: tuple[str | int, ...], value: object) 
 def tried(fields: dict[str, Any]) -> None:
     """As far as it goes: built, its data read and its network made."""
     try:
-        experiment = build(fields).model_copy(update={"device": "cpu"})  # which `settle` looks at before anything else
-        network(experiment, experiment.data.split(0), 1)
+        experiment = build(fields).model_copy(
+            update={"device": "cpu"}
+        )  # which `fix_circumstances` looks at before anything else
+        draw_network(experiment, experiment.data.split(0), 1)
     except Mistake:
         return
 

@@ -21,11 +21,12 @@ from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.data.sphere import Sphere
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.problem import draw_network
 from ntkexp.init.ntk import NTK
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.mlp import MLP
 from ntkexp.optimizer.base import AbstractOptimizer
-from ntkexp.run.setting import network, prepare
+from ntkexp.run.setting import prepare
 from ntkexp.stream import Purpose, stream
 from tests.config.components import choices, configured
 from tests.data.conftest import READY, source_of
@@ -95,7 +96,7 @@ def test_no_network_draws_what_data_or_batches_draw(name: str) -> None:
     model = configured("model", name, width=8)
     assert isinstance(model, AbstractArchitecture)
     experiment, data = usual()
-    weights = overheard(lambda: network(experiment.model_copy(update={"model": model}), data, 1))
+    weights = overheard(lambda: draw_network(experiment.model_copy(update={"model": model}), data, 1))
     assert weights
     others = [of_batches(), *map(of_data, READY)]
     assert [found for found in others if found & weights] == []
@@ -141,9 +142,11 @@ def test_data_follow_the_seed_unless_they_have_their_own() -> None:
     small = ("data=moons", "data.train=8", "data.probe=2", "data.test=2", "model.width=8")
     own = ("seed=1", "data.seed=0")
     first, followed, apart = (prepare(compose([*small, *words])) for words in (("seed=0",), ("seed=1",), own))
-    assert torch.equal(first.data.train.inputs, apart.data.train.inputs)
-    assert not torch.equal(first.data.train.inputs, followed.data.train.inputs)
-    assert all(torch.equal(followed.weights[name], apart.weights[name]) for name in first.weights)
+    assert torch.equal(first.problem.data.train.inputs, apart.problem.data.train.inputs)
+    assert not torch.equal(first.problem.data.train.inputs, followed.problem.data.train.inputs)
+    assert all(
+        torch.equal(followed.problem.weights[name], apart.problem.weights[name]) for name in first.problem.weights
+    )
 
 
 def doors(tree: ast.AST) -> list[str]:

@@ -10,8 +10,8 @@ from ntkexp.config.compose import compose
 from ntkexp.ensemble.compare import comparisons, ensemble
 from ntkexp.ensemble.problem import problem
 from ntkexp.ensemble.train import EnsembleTraining, last
+from ntkexp.experiment.problem import draw_network
 from ntkexp.mistake import Mistake
-from ntkexp.run.setting import network
 
 CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
 
@@ -20,7 +20,7 @@ def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, rea
     """One network by torch's own gradient descent."""
     experiment = compose([*overrides, f"seed={seed}"])
     given = problem(experiment)
-    module = network(experiment, experiment.data.split(), 1)
+    module = draw_network(experiment, experiment.data.split(), 1)
     weights = dict(module.named_parameters())
     moving = [weights[name] for name in (last(list(weights)) if readout else weights)]
     optimizer = torch.optim.SGD(moving, lr=size)
@@ -38,7 +38,7 @@ def test_networks_side_by_side_are_networks_alone(readout: bool, monkeypatch: py
     monkeypatch.setattr("ntkexp.ensemble.train.TOGETHER", 700)  # two networks of 337 weights
     experiment = compose(CIRCLE)
     given, data = problem(experiment), experiment.data.split()
-    modules = [network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]
+    modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]
     found = EnsembleTraining(given.inputs, given.targets[: given.train], 0.3, 10, readout=readout).outputs(modules)
     for seed in range(3):
         expected = alone(CIRCLE, seed, 0.3, 10, readout=readout)

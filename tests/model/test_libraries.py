@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     """The start of training."""
     model = ("model=huggingface", f"model.path={folder}", f"seed={seed}", *SUMS)
-    return prepare(small(*FEW, *model)).weights
+    return prepare(small(*FEW, *model)).problem.weights
 
 
 def test_a_folder_gives_its_weights_whatever_the_seed(folder: Path) -> None:

@@ -124,7 +124,7 @@ def test_tied_tables_of_tokens_are_one_weight(written: Write) -> None:
         """)
     model = ("model=module", f"model.path={file}:build", "data=modular_addition", "data.modulus=3")
     run = ran(*FEW, *model, trust=[str(file)])
-    assert [weight.shape for weight in run.setting.weights.values()] == [(3, 4), (4, 4), (4,)]
+    assert [weight.shape for weight in run.setting.problem.weights.values()] == [(3, 4), (4, 4), (4,)]
     for row in run.rows("secant"):
         assert exact(row)
 
@@ -149,7 +149,7 @@ def test_a_seed_is_a_draw_and_another_seed_another(written: Write) -> None:
     """Torch's own generator is left as it was."""
     file = written("def build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))")
     before = torch.get_rng_state()
-    one, same, other = (prepare(experiment(file, "data.seed=0", f"seed={seed}")).weights for seed in (1, 1, 2))
+    one, same, other = (prepare(experiment(file, "data.seed=0", f"seed={seed}")).problem.weights for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_default_dtype() == torch.float32
     assert all(torch.equal(one[name], same[name]) for name in one)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.run.setting import glimpsed
+from ntkexp.run.survey import survey
 from tests.kernel.compare import agree
 from tests.run.small import Ran, ran, small
 from tests.run.test_exactness import exact
@@ -71,7 +71,7 @@ def in_blocks(file: Path, block: int | None) -> Ran:
     model = (*FEW, f"model.path={file}:build")
     if block is None:
         return ran(*model, trust=[str(file)])
-    _, budget, _ = glimpsed(small(*model, trust=[str(file)]))
+    budget = survey(small(*model, trust=[str(file)])).budget
     memory = (budget.fixed + (2 * block + 1) * budget.per_point) / 1e9
     found = ran(*model, f"memory_gb={memory:.12f}", trust=[str(file)])
     assert found.setting.points.block == block

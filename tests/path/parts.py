@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.accumulate.integrals import Integrals, Tally
+from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.points import Block
 from ntkexp.path.rule.base import Piece
 from ntkexp.run.setting import Setting, prepare
@@ -20,17 +21,17 @@ def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "probe
     """𝒮 at the probe points by each quadrature of the steps."""
     setting = prepare(small("path.probes=[probe]", *overrides))
     found = {name: with_room(pieces, setting) for name, pieces in ways.items()}
-    for step in setting.descent.walk(setting.weights):
-        for place in setting.read_blocks:
+    for step in setting.descent.walk(setting.problem.weights):
+        for place in setting.extent.places:
             block = Block(setting.points, step.segment, place)
             for integrals in found.values():
                 integrals.add(step, block, Tally())
-    return {name: integrals.contributions[setting.read] for name, integrals in found.items()}
+    return {name: integrals.contributions[setting.extent.read] for name, integrals in found.items()}
 
 
 def with_room(pieces: tuple[Piece, ...], setting: Setting) -> Integrals:
     """Nothing accumulated yet."""
-    return Integrals(pieces, *(setting.kernel.new_zeros(setting.kernel.shape[:axes]) for axes in (4, 3, 2)))
+    return Integrals(pieces, *(setting.start.kernel.new_zeros(setting.start.kernel.shape[:axes]) for axes in (4, 3, 2)))
 
 
 def distance(left: Float[Tensor, "probe out train"], right: Float[Tensor, "probe out train"]) -> float:

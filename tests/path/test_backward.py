@@ -15,12 +15,12 @@ from torch import Tensor
 from ntkexp.kernel.features.features import Features
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.gd import GD
+from ntkexp.path.attributed_points import shares
 from ntkexp.path.backward.half_times import STRETCHES, empty
 from ntkexp.path.points import Block
-from ntkexp.run.attributed_points import shares
 from ntkexp.run.loop import run
-from ntkexp.run.second_pass import Retrace
 from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.state import RunState
 from tests.run.small import Memory, Ran, ran, small
 
 ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4")
@@ -62,12 +62,12 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
     of all steps, or of one.
     """
     optimizer: Any = setting.experiment.optimizer
-    like, path = setting.weights, setting.experiment.path
+    like, path = setting.problem.weights, setting.experiment.path
     (piece,) = path.quadrature(next(each for each in path.rule if each.option == rule))
-    train, outputs = setting.points.train, setting.targets.shape[1]
-    found = torch.zeros(len(setting.targets), outputs, train + 1, dtype=torch.float64)
-    memory = torch.zeros(train + 1, flat(setting.weights).numel(), dtype=torch.float64)
-    for step in setting.descent.walk(setting.weights):
+    train, outputs = setting.points.train, setting.problem.targets.shape[1]
+    found = torch.zeros(len(setting.problem.targets), outputs, train + 1, dtype=torch.float64)
+    memory = torch.zeros(train + 1, flat(setting.problem.weights).numel(), dtype=torch.float64)
+    for step in setting.descent.walk(setting.problem.weights):
         theta, r = flat(step.segment.start), step.index
         rows = torch.cat([dense(block, like) for block in step.right])
         own = torch.einsum("nc,ncp->np", step.output_gradient, rows) * (only in (None, r))
@@ -85,7 +85,7 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
             moved = sizes * (memory if hasattr(optimizer, "dampening") else pulls + optimizer.momentum * memory)
         if optimizer.decouples:
             moved = torch.cat([moved[:-1], moved[-1:] + sizes * decay])
-        for place in setting.read_blocks:
+        for place in setting.extent.places:
             block = Block(setting.points, step.segment, place)
             found[place] -= dense(block.features(piece), like) @ moved.t()
     return found[..., :-1], found[..., -1]
@@ -140,9 +140,14 @@ def test_without_memory_backwards_is_forwards(settings: tuple[str, ...], rule: s
 
 def test_chunks_change_the_result_by_rounding() -> None:
     setting = prepare(small(*QUICK, *CASES["adam"]))
-    whole, cut = (run(replace(setting, chunk=chunk), Memory()).evidence.path for chunk in (19, 4))
+    whole, cut = (run(in_chunks(setting, chunk), Memory()).evidence.path for chunk in (19, 4))
     assert (whole.contributions - cut.contributions).norm() <= ROUNDING * whole.contributions.norm()
     assert (whole.kernel - cut.kernel).norm() <= ROUNDING * whole.kernel.norm()
+
+
+def in_chunks(setting: Setting, chunk: int) -> Setting:
+    """The same, with so many points attributed at once."""
+    return replace(setting, extent=replace(setting.extent, chunk=chunk))
 
 
 class Interrupted(Memory):
@@ -153,20 +158,20 @@ class Interrupted(Memory):
         self.after = after
         self.saved: dict[str, Any] = {}
 
-    def retraced(self, retrace: Retrace) -> None:
-        if retrace.done == self.after:
-            self.saved = {"walk": retrace.walk.state, "retrace": retrace.state}
+    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
+        if done == self.after:
+            self.saved = state.state
             raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("after", [1, 9, 10])
 def test_an_interrupted_way_back_goes_on_to_the_same_bits(after: int) -> None:
     """Within a chunk of points, at its end, and in the next one; two chunks of nine steps."""
-    setting = replace(prepare(small(*QUICK, *CASES["adamw"])), chunk=10)
-    undisturbed, journal = run(setting, Memory()).evidence.path, Interrupted(after)
+    setting = in_chunks(prepare(small(*QUICK, *CASES["adamw"])), 10)
+    undisturbed, listener = run(setting, Memory()).evidence.path, Interrupted(after)
     with pytest.raises(KeyboardInterrupt):
-        run(setting, journal)
-    resumed = run(setting, journal, journal.saved).evidence.path
+        run(setting, listener)
+    resumed = run(setting, listener, listener.saved).evidence.path
     assert torch.equal(resumed.contributions, undisturbed.contributions)
     assert torch.equal(resumed.kernel, undisturbed.kernel)
     assert resumed.half_by is not None

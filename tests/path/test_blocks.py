@@ -25,7 +25,8 @@ def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
     setting = prepare(small(*CHOSEN, *overrides))
     points = setting.points
     cut = Points(points.reader, points.inputs, points.train, block, keep)
-    return run(replace(setting, descent=replace(setting.descent, points=cut)), Memory())
+    descent, extent = replace(setting.descent, points=cut), replace(setting.extent, points=cut)
+    return run(replace(setting, descent=descent, extent=extent), Memory())
 
 
 def numbers(found: Outcome) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ QUICK = ("ladder.machine=[]", "path.rule=[secant]", "path.probes=[probe]")
 def by_autograd(*overrides: str) -> Iterator[dict[str, Tensor]]:
     """The weights after each step of the plain loop, on the same batches with the same step sizes."""
     setting = prepare(small(*overrides))
-    experiment, module, descent = setting.experiment, setting.module, setting.descent
+    experiment, module, descent = setting.experiment, setting.problem.module, setting.descent
     train, targets, inputs = setting.points.train, descent.targets, setting.points.inputs
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     for step in range(experiment.steps):

@@ -16,7 +16,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.points import Block
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import Walk
+from ntkexp.run.state import RunState
 from tests.run.small import Memory, Ran, ran, small
 
 CASES = (
@@ -34,7 +34,7 @@ case = pytest.mark.parametrize("case", CASES, ids=lambda overrides: overrides[-1
 def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
     """−Σ_s K(t_s) η_s ℓ′(s), with K linear in time between the steps at which it was taken."""
     setting = prepare(small(*overrides))
-    steps = list(setting.descent.walk(setting.weights))
+    steps = list(setting.descent.walk(setting.problem.weights))
     times = np.concatenate([[0.0], np.cumsum([step.step_size for step in steps])])
     found = []
     for node in taken:
@@ -43,7 +43,7 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
         hat = np.interp(times[:-1], times[taken], height)
         pull = sum(float(h) * step.step_size * step.output_gradient for h, step in zip(hat, steps, strict=True))
         found.append(-torch.einsum("qcnd,nd->qcn", kernel(setting, steps[node], rule), pull))
-    return torch.stack(found).sum(0)[setting.read]
+    return torch.stack(found).sum(0)[setting.extent.read]
 
 
 def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
@@ -72,8 +72,8 @@ def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...
     for rule, path in found.outcome.evidence.paths.items():
         other = every.outcome.evidence.paths[rule]
         for ours, theirs in ((path.kernel, other.kernel), (path.decay, other.decay)):
-            missed = (ours - theirs)[found.setting.read]
-            assert missed.norm() <= ROUNDING * theirs[found.setting.read].norm()
+            missed = (ours - theirs)[found.setting.extent.read]
+            assert missed.norm() <= ROUNDING * theirs[found.setting.extent.read].norm()
     assert found.error("left") == pytest.approx(every.error("left"), rel=1e-9)
 
 
@@ -112,10 +112,10 @@ class Stopping(Memory):
 
     at: int = 0
 
-    def stepped(self, walk: Walk, loss: float) -> None:
-        if walk.step == self.at:
+    def on_step(self, state: RunState, loss: float) -> None:
+        if state.step == self.at:
             file = io.BytesIO()
-            torch.save({"walk": walk.state}, file)
+            torch.save(state.state, file)
             raise Stopped(file.getvalue())
 
 

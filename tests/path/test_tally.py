@@ -6,10 +6,10 @@ from math import inf, nan
 
 import pytest
 
-from ntkexp.path.accumulate.integrals import Tally
-from ntkexp.run.outcome import unclosed
+from ntkexp.path.accumulate.tally import Rounding, Tally
+from ntkexp.run.outcome import miss_remarks
 
-EPS = 2.0**-52
+ROUNDING = Rounding(terms=1.0, eps=2.0**-52)
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ EPS = 2.0**-52
     ],
 )
 def test_an_error_that_is_no_number_is_not_explained_by_rounding(tally: Tally) -> None:
-    found = tally.unclosed(terms=1.0, eps=EPS)
+    found = tally.miss(ROUNDING)
     assert found is not None
-    other = Tally(missed=1e-4, changed=1.0, outputs=1.0).unclosed(terms=1.0, eps=EPS)
+    other = Tally(missed=1e-4, changed=1.0, outputs=1.0).miss(ROUNDING)
     assert other is not None
-    assert "misses 2 steps, most of all step 3" in unclosed({2: other, 3: found})[0]
+    assert "misses 2 steps, most of all step 3" in miss_remarks({2: other, 3: found})[0]
 
 
 @pytest.mark.parametrize("size", [inf, nan])
 def test_a_run_that_has_diverged_misses_nothing(size: float) -> None:
-    assert Tally(missed=nan, changed=size, outputs=size).unclosed(terms=1.0, eps=EPS) is None
+    assert Tally(missed=nan, changed=size, outputs=size).miss(ROUNDING) is None

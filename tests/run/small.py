@@ -1,4 +1,4 @@
-"""Small experiments, run without files: the tests' own journal keeps everything that it is told."""
+"""Small experiments, run without files: the tests' own listener keeps everything that it is told."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.machine.ladder import results
 from ntkexp.records.results import Result
 from ntkexp.records.trajectory import Trajectory
-from ntkexp.run.listener import AbstractJournal
+from ntkexp.run.listener import AbstractListener
 from ntkexp.run.loop import run
 from ntkexp.run.metrics import Row
 from ntkexp.run.outcome import Outcome
-from ntkexp.run.second_pass import Retrace
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import Walk
+from ntkexp.run.state import RunState
 
 COMPOSER = composer()
 SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")
 
 
 @dataclass(eq=False)
-class Memory(AbstractJournal):
+class Memory(AbstractListener):
     """Keeps rows, kernels and weights in lists."""
 
     rows: list[Row] = field(default_factory=list)
@@ -39,10 +38,10 @@ class Memory(AbstractJournal):
     weights: list[dict[str, Tensor]] = field(default_factory=list)
     shares: list[Row] = field(default_factory=list)
 
-    def row(self, row: Row) -> None:
+    def on_row(self, row: Row) -> None:
         self.rows.append(row)
 
-    def snapshot(
+    def on_snapshot(
         self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
         self.kernels[step] = kernel
@@ -54,22 +53,22 @@ class Memory(AbstractJournal):
 
     @cached_property
     def folder(self) -> Path:
-        """A folder that is gone when the journal is."""
+        """A folder that is gone when the listener is."""
         made = tempfile.mkdtemp()
         weakref.finalize(self, shutil.rmtree, made)
         return Path(made)
 
-    def walked(self) -> None:
+    def on_step(self, state: RunState, loss: float) -> None:
+        self.weights.append(state.weights)
+
+    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
         pass
 
-    def retraced(self, retrace: Retrace) -> None:
-        pass
-
-    def attributed(self, rows: Sequence[Row]) -> None:
+    def on_late_rows(self, rows: Sequence[Row]) -> None:
         self.shares = list(rows)
 
-    def stepped(self, walk: Walk, loss: float) -> None:
-        self.weights.append(walk.weights)
+    def on_end(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ class Ran:
     @property
     def table(self) -> dict[tuple[str, str], Result]:
         """The ladder, by machine and split."""
-        classifies = bool(self.setting.data.classes)
-        rows = results(self.outcome.rungs, self.outcome.places, self.outcome.evidence, classifies)
+        classifies = bool(self.setting.problem.data.classes)
+        rows = results(self.outcome.rungs, self.outcome.regions, self.outcome.evidence, classifies)
         return {(row.machine, row.split): row for row in rows}
 
     def rows(self, machine: str) -> list[Result]:
@@ -95,13 +94,13 @@ class Ran:
 
     def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
         """𝒮 by one rule, at the points where the path is read."""
-        return self.outcome.evidence.paths[rule].contributions[self.setting.read]
+        return self.outcome.evidence.paths[rule].contributions[self.setting.extent.read]
 
     @property
     def change(self) -> Float[Tensor, "point out"]:
         """f_T − f_0 at these points."""
         evidence = self.outcome.evidence
-        return (evidence.end - evidence.start)[self.setting.read]
+        return (evidence.end - evidence.start)[self.setting.extent.read]
 
     def error(self, rule: str) -> float:
         """‖Σ𝒮 − (f_T − f_0)‖/‖f_T − f_0‖ over these points."""

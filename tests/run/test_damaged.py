@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 import torch
 
-import ntkexp.run.execute
+import ntkexp.run.attempt
 from ntkexp.cli.main import run
-from ntkexp.run.folder_listener import Diary
-from ntkexp.run.second_pass import Retrace
+from ntkexp.run.folder_listener import FolderListener
+from ntkexp.run.state import RunState
 from tests.run.commands import TINY, only_run, promised
 from tests.torture.damage import damage
 from tests.torture.kind.kills import no_pictures
@@ -25,20 +25,20 @@ AND_ON = ("kernels.zarr/tangent/c/0/0/0/0/0", "metrics.csv", "data.npz", "config
 
 
 def train(out: Path, *words: str) -> int:
-    with mock.patch.object(ntkexp.run.execute, "save_plots", no_pictures):
+    with mock.patch.object(ntkexp.run.attempt, "save_plots", no_pictures):
         return run(("train", *ADAM, *words, f"--out={out}"))
 
 
 def broken_off(out: Path, *words: str) -> None:
     """A run that is interrupted on its way back."""
-    told, calls = Diary.retraced, count(1)
+    told, calls = FolderListener.on_step_back, count(1)
 
-    def interrupted(diary: Diary, retrace: Retrace) -> None:
-        told(diary, retrace)
+    def interrupted(listener: FolderListener, state: RunState, done: int, whole: int) -> None:
+        told(listener, state, done, whole)
         if next(calls) == 3:
             raise KeyboardInterrupt
 
-    with mock.patch.object(Diary, "retraced", interrupted):
+    with mock.patch.object(FolderListener, "on_step_back", interrupted):
         assert train(out, *words) == 130
 
 
@@ -92,7 +92,7 @@ def test_any_damage(places: Path, twin: Path, tmp_path: Path, seed: int) -> None
     folder = only_run(tmp_path / "out")
     done = damage(Random(seed), folder, twin)
     resuming = ("resume", str(folder), "--quiet")
-    with mock.patch.object(ntkexp.run.execute, "save_plots", no_pictures):
+    with mock.patch.object(ntkexp.run.attempt, "save_plots", no_pictures):
         status = run(resuming) if seed % 3 == 0 else train(tmp_path / "out")
     assert status in {0, 2}, done
     if status == 0:

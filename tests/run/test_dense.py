@@ -6,10 +6,10 @@ import pytest
 from torch import Tensor, nn
 
 from ntkexp.data.base import Data
+from ntkexp.experiment import problem
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.model.output import ScaledOutput
-from ntkexp.run import setting as prepare
 from tests.run.small import ran
 
 
@@ -27,12 +27,12 @@ class Running(nn.Module):
 
 @pytest.fixture
 def _running(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = prepare.network
+    usual = problem.draw_network
 
-    def network(experiment: Experiment, data: Data, outputs: int) -> ScaledOutput:
-        return ScaledOutput(Running(usual(experiment, data, outputs)), 1.0)
+    def network(experiment: Experiment, data: Data, outputs: int, copies: float) -> ScaledOutput:
+        return ScaledOutput(Running(usual(experiment, data, outputs, copies)), 1.0)
 
-    monkeypatch.setattr(prepare, "network", network)
+    monkeypatch.setattr(problem, "draw_network", network)
 
 
 @pytest.mark.usefixtures("_running")

@@ -10,7 +10,7 @@ import pytest
 from ntkexp.optimizer.gd import GD
 from ntkexp.optimizer.momentum import Momentum
 from ntkexp.optimizer.stable_step import AbstractStable
-from ntkexp.run.loop import advised
+from ntkexp.run.ending import advice
 from tests.run.small import ran
 
 LINEAR = ("model.depth=0", "steps=200", "ladder.machine=[secant,left,linearised]", "path.schedule=1000")
@@ -50,7 +50,9 @@ def test_just_above_it_diverges_and_says_so() -> None:
     assert 0 < run.outcome.steps < 200
     said = run.outcome.sentence
     assert said.startswith(f"diverged at step {run.outcome.steps}: ")
-    assert f"is 1.05 times the largest stable one at the start, {run.setting.largest_stable_step:.3g}; try " in said
+    assert (
+        f"is 1.05 times the largest stable one at the start, {run.setting.start.largest_stable_step:.3g}; try " in said
+    )
 
 
 STABLE = 2.0
@@ -61,7 +63,7 @@ STABLE = 2.0
 def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[AbstractStable], share: float) -> None:
     """In the key that was set: the default is no answer to a run that diverged at it."""
     for key, value in {"stable_fraction": share, "step_size": share * STABLE}.items():
-        said = advised(kind.model_validate({key: value}), share * STABLE, STABLE)
+        said = advice(kind.model_validate({key: value}), share * STABLE, STABLE)
         found = re.fullmatch(rf".*; try optimizer\.{key}=(\S+)", said)
         assert found is not None
         assert float(found[1]) <= value / 1.01  # three digits are printed

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ntkexp.records.trajectory
-import ntkexp.run.execute
+import ntkexp.run.attempt
 from ntkexp.cli.main import run
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import folder_name
@@ -38,7 +38,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than so small a run."""
-    monkeypatch.setattr(ntkexp.run.execute, "save_plots", stand_in)
+    monkeypatch.setattr(ntkexp.run.attempt, "save_plots", stand_in)
 
 
 def stand_in(run: object, folder: Path) -> None:
@@ -132,7 +132,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "save_plots", stand_in)
+        patch.setattr(ntkexp.run.attempt, "save_plots", stand_in)
         assert run(train(out)) == 0
     return promised(only_run(out))
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from ntkexp.run.folder_listener import Diary
+from ntkexp.run.folder_listener import FolderListener
 from tests.run.commands import TINY, obey, only_run, promised, started
 
 STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
@@ -92,8 +92,8 @@ def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
 
 
 def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> None:
-    """The command, to which Ctrl-C is pressed when its diary is told of something for the so manieth time."""
-    told: Callable[..., None] = getattr(Diary, method)
+    """The command, to which Ctrl-C is pressed when its listener is told of something for the so manieth time."""
+    told: Callable[..., None] = getattr(FolderListener, method)
     calls = count(1)
 
     def pressed(*about: object) -> None:
@@ -101,11 +101,11 @@ def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> 
             signal.raise_signal(signal.SIGINT)
         told(*about)
 
-    with mock.patch.object(Diary, method, pressed):
+    with mock.patch.object(FolderListener, method, pressed):
         obey(arguments, said)
 
 
-@pytest.mark.parametrize(("method", "call"), [("stepped", 7), ("walked", 1), ("snapshot", 4)])
+@pytest.mark.parametrize(("method", "call"), [("on_step", 7), ("on_end", 1), ("on_snapshot", 4)])
 def test_an_interrupt_leaves_a_run_that_goes_on(
     tmp_path: Path, undisturbed: Undisturbed, method: str, call: int
 ) -> None:
@@ -115,7 +115,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(
     process = started(settings, tmp_path, said, partial(interrupted_in, method, call))
     process.join()
     folder = only_run(tmp_path)
-    assert (process.exitcode, (folder / "checkpoint.pt").is_file()) == (130, method == "stepped")
+    assert (process.exitcode, (folder / "checkpoint.pt").is_file()) == (130, method == "on_step")
     line = said.read_text("utf-8")
     assert line.startswith("ntkexp: interrupted; ")
     assert line.count("\n") == 1

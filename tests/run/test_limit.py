@@ -21,19 +21,19 @@ RUNGS = "ladder.machine=[frozen_start,frozen_limit,nngp]"
 def test_the_limit_of_a_run_is_the_infinite_kernel_of_its_layers(settings: tuple[str, ...]) -> None:
     experiment = small(RUNGS, *settings)
     setting = prepare(experiment)
-    assert isinstance(setting.limit, LimitKernels)
+    assert isinstance(setting.start.limit, LimitKernels)
     assert isinstance(experiment.model, AbstractLayered)
     layers = experiment.model.layers(experiment.init, (1, 8, 8), 1)
     nngp, ntk = infinite_kernel(layers, setting.points.inputs)
     scale = experiment.init.alpha**2
-    for found, expected in ((setting.limit.start, nngp), (setting.limit.tangent, ntk)):
+    for found, expected in ((setting.start.limit.start, nngp), (setting.start.limit.tangent, ntk)):
         # other blocks, other orders of summation
         torch.testing.assert_close(found, scale * expected[:, : setting.points.train], rtol=1e-12, atol=1e-12)
 
 
 def test_the_log_measures_the_distance() -> None:
     run = ran(RUNGS, "data.classes=[1,2,3]")
-    limit = run.setting.limit
+    limit = run.setting.start.limit
     assert isinstance(limit, LimitKernels)
     train = run.setting.points.train
     whole = torch.einsum("pt,co->pcto", limit.tangent[:train], torch.eye(3, dtype=torch.float64))
@@ -69,7 +69,7 @@ def test_without_a_limit_there_is_a_reason(
 
 
 def test_nothing_is_computed_that_nobody_asks_for() -> None:
-    assert isinstance(prepare(small("ladder.machine=[frozen_start]")).limit, DoesNotApply)
+    assert isinstance(prepare(small("ladder.machine=[frozen_start]")).start.limit, DoesNotApply)
 
 
 def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
@@ -80,8 +80,8 @@ def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
         found, model = [], experiment.model.model_copy(update={"width": width})
         for seed in range(12):
             setting = prepare(experiment.model_copy(update={"model": model, "seed": seed}))
-            assert isinstance(setting.limit, LimitKernels)
-            K, limit = setting.kernel[:, 0, :, 0], setting.limit.tangent
+            assert isinstance(setting.start.limit, LimitKernels)
+            K, limit = setting.start.kernel[:, 0, :, 0], setting.start.limit.tangent
             found.append(float((K - limit).norm() / limit.norm()))
         distances.append(np.mean(np.log(found)))
     slope = (distances[1] - distances[0]) / np.log(widths[1] / widths[0])

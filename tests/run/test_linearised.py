@@ -33,10 +33,10 @@ def jacobian(setting: Setting) -> dict[str, Tensor]:
     """J(θ_0; x) at every point, [point, out, *weight], multiplied out."""
 
     def network(weights: dict[str, Tensor]) -> Tensor:
-        outputs: Tensor = functional_call(setting.module, weights, (setting.points.inputs,))
+        outputs: Tensor = functional_call(setting.problem.module, weights, (setting.points.inputs,))
         return outputs
 
-    found: dict[str, Tensor] = jacrev(network)(setting.weights)
+    found: dict[str, Tensor] = jacrev(network)(setting.problem.weights)
     return found
 
 
@@ -44,15 +44,15 @@ def trained(clippings: list[float], *overrides: str) -> Float[Tensor, "point out
     """f_0 + J(θ_0)(θ − θ_0) after training θ on it, step by step, with the clipping of the run."""
     setting = prepare(small(*overrides))
     descent, train, dense = setting.descent, setting.points.train, jacobian(setting)
-    weights, outputs, memory = setting.weights, setting.outputs, cast("Memory", {})
+    weights, outputs, memory = setting.problem.weights, setting.start.outputs, cast("Memory", {})
     for step in range(setting.experiment.steps):
         pull = descent.output_gradient(step, outputs[:train]) * clippings[step]
         gradient = {name: torch.tensordot(pull, rows[:train], dims=2) for name, rows in dense.items()}
         sizes = dict.fromkeys(weights, descent.size(step))
         weights, memory = descent.optimizer.update(step, weights, gradient, sizes, memory)
-        moved = {name: weights[name] - setting.weights[name] for name in weights}
+        moved = {name: weights[name] - setting.problem.weights[name] for name in weights}
         changes = [rows.flatten(2) @ moved[name].flatten() for name, rows in dense.items()]
-        outputs = setting.outputs + torch.stack(changes).sum(0)
+        outputs = setting.start.outputs + torch.stack(changes).sum(0)
     return outputs
 
 
@@ -95,7 +95,7 @@ def test_the_linearised_machine_is_exact_for_a_linear_model() -> None:
 def test_fixed_coefficients_are_those_of_the_path(batch: tuple[str, ...]) -> None:
     run = ran(*batch, "path.rule=[secant]", "ladder.machine=[fixed_coefficients]")
     pulls, time = torch.zeros(24, 1, dtype=torch.float64), 0.0
-    for step in run.setting.descent.walk(run.setting.weights):
+    for step in run.setting.descent.walk(run.setting.problem.weights):
         pulls += step.step_size * step.output_gradient
         time += step.step_size
     path = run.outcome.evidence.path.kernel

@@ -35,19 +35,19 @@ def run(case: tuple[str, ...]) -> Ran:
 
 
 def weights(found: Ran, step: int) -> dict[str, Tensor]:
-    return found.memory.weights[step - 1] if step else found.setting.weights
+    return found.memory.weights[step - 1] if step else found.setting.problem.weights
 
 
 def outputs(found: Ran, step: int) -> Tensor:
     """f at all points."""
-    said: Tensor = functional_call(found.setting.module, weights(found, step), (found.setting.points.inputs,))
+    said: Tensor = functional_call(found.setting.problem.module, weights(found, step), (found.setting.points.inputs,))
     return said.detach()
 
 
 def kernel(found: Ran, step: int) -> Tensor:
     """K among all points and the training examples."""
     inputs = found.setting.points.inputs
-    return tangent_kernel(found.setting.module, inputs, inputs[:24], weights=weights(found, step))
+    return tangent_kernel(found.setting.problem.module, inputs, inputs[:24], weights=weights(found, step))
 
 
 def matrix(found: Ran, step: int) -> Tensor:
@@ -81,11 +81,11 @@ def test_losses_and_accuracies(case: tuple[str, ...]) -> None:
     for row in found.memory.rows:
         said = outputs(found, int(number(row, "step")))
         for suffix, place in (("", slice(0, 24)), ("_probe", slice(24, 36))):
-            values = loss.value(said[place], setting.targets[place])
+            values = loss.value(said[place], setting.problem.targets[place])
             whole = values.mean() if loss.reduction == "mean" else values.sum()
             assert number(row, f"loss{suffix}") == pytest.approx(float(whole) * setting.descent.scale, rel=CLOSE)
-            if setting.data.classes:
-                truth = (setting.data.train if place.start == 0 else setting.data.probe).target
+            if setting.problem.data.classes:
+                truth = (setting.problem.data.train if place.start == 0 else setting.problem.data.probe).target
                 guess = (said[place, 0] > 0).long() if said.shape[1] == 1 else said[place].argmax(1)
                 assert row[f"accuracy{suffix}"] == float((guess == truth).double().mean())
             else:
@@ -119,7 +119,7 @@ def test_kernels_are_kept_as_they_are_at_those_weights(case: tuple[str, ...]) ->
 @case
 def test_drift_alignment_and_trace(case: tuple[str, ...]) -> None:
     found = run(case)
-    start, targets = matrix(found, 0), found.setting.targets[:24]
+    start, targets = matrix(found, 0), found.setting.problem.targets[:24]
     centring = torch.eye(24) - 1 / 24
     for row in rows_with_kernels(found):
         here = matrix(found, int(number(row, "step")))
@@ -149,7 +149,7 @@ def test_eigenvalues_and_what_follows_from_them(case: tuple[str, ...]) -> None:
         shares = values[values > 0] / values[values > 0].sum()
         entropy = -sum(share * log(share) for share in shares)
         assert number(row, "effective_rank") == pytest.approx(exp(entropy), rel=CLOSE)
-        missing = (outputs(found, step) - found.setting.targets)[:24].flatten().numpy()
+        missing = (outputs(found, step) - found.setting.problem.targets)[:24].flatten().numpy()
         for k in (1, 5, 10):
             inside = float(np.square(modes[:, :k].T @ missing).sum() / np.square(missing).sum())
             assert row[f"residual_top_{k}"] == pytest.approx(inside, rel=1e-8)  # gaps between eigenvalues count
@@ -177,10 +177,10 @@ def test_the_share_of_units_that_switched(case: tuple[str, ...]) -> None:
         signs: list[Tensor] = []
         hooks = [
             layer.register_forward_pre_hook(lambda _, given: signs.append(given[0] > 0))
-            for layer in found.setting.module.network.modules()
+            for layer in found.setting.problem.module.network.modules()
             if isinstance(layer, Pointwise)
         ]
-        functional_call(found.setting.module, weights(found, step), (inputs,))
+        functional_call(found.setting.problem.module, weights(found, step), (inputs,))
         for hook in hooks:
             hook.remove()
         assert len(signs) == 2

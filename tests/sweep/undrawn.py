@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import ntkexp.run.execute
+import ntkexp.run.attempt
 from tests.run.test_execute import stand_in
 
 FULL = os.environ.get("TESTS_FULL_DISK", "")  # the file for which there is no room
@@ -23,5 +23,5 @@ def moved(partial: Path, place: Path) -> Path:
     return replace(partial, place)
 
 
-patch.setattr(ntkexp.run.execute, "save_plots", stand_in)
+patch.setattr(ntkexp.run.attempt, "save_plots", stand_in)
 patch.setattr(Path, "replace", moved)

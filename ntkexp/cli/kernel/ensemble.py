@@ -45,9 +45,9 @@ def ensemble(asked: EnsembleRequest) -> None:
     folder = ensure_writable(asked.out.expanduser())
     from ntkexp.ensemble.compare import comparisons, ensemble
     from ntkexp.ensemble.problem import problem
-    from ntkexp.run.environment import settle
+    from ntkexp.run.environment import fix_circumstances
 
-    settle(experiment)
+    fix_circumstances(experiment)
     given, listening = problem(experiment), listener(asked.quiet)
     listening.start("networks", 2 * asked.networks, 0)
     before = {"all layers": 0, "readout": asked.networks}

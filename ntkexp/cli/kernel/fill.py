@@ -78,14 +78,14 @@ def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Pat
     from ntkexp.config.target import admit
     from ntkexp.kernel_file.fill.tangent import at_checkpoint
     from ntkexp.records.folder import CONFIG, RunFolder
-    from ntkexp.run.environment import settle
+    from ntkexp.run.environment import fix_circumstances
 
     written = RunFolder(folder)
     if written.state in {"running", "dead"}:
         raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
     written.check(CONFIG, "weights.pt")
     experiment = build(written.read_json(CONFIG), admit(asked.trust))
-    settle(experiment)
+    fix_circumstances(experiment)
     data = experiment.draw()
     filler = at_checkpoint(experiment, data, folder / "weights.pt", when, read_outputs(outputs))
     tell(asked, fill_file(asked, experiment, data, filler))
@@ -108,10 +108,10 @@ def compose_experiment(asked: FillRequest) -> Experiment:
     """Compose the experiment whose data and network are meant."""
     limit_threads(asked.overrides)
     from ntkexp.config.compose import compose
-    from ntkexp.run.environment import settle
+    from ntkexp.run.environment import fix_circumstances
 
     experiment = compose(asked.overrides, asked.config_dir, asked.trust)
-    settle(experiment)
+    fix_circumstances(experiment)
     return experiment
 
 

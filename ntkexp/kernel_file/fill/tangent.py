@@ -17,12 +17,12 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
 from ntkexp.library import tangent_kernel
 from ntkexp.model.output import ScaledOutput
 from ntkexp.path.effort import RATE
-from ntkexp.run.setting import network
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ def at_start(experiment: Experiment, data: Data, seeds: Sequence[int], wanted: O
     """Draw networks from these seeds."""
     outputs = outputs_of(experiment, data)
     drawn = (experiment.model_copy(update={"seed": seed}) for seed in seeds)
-    modules = tuple(network(each, data, outputs) for each in drawn)
+    modules = tuple(draw_network(each, data, outputs) for each in drawn)
     return Tangent(experiment, modules, outputs, wanted, {"seeds": list(seeds)})
 
 
 def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str, wanted: Outputs) -> Tangent:
     """Load the network of a run, with its weights at the `start` or the `end` of training."""
     outputs = outputs_of(experiment, data)
-    module = network(experiment, data, outputs)
+    module = draw_network(experiment, data, outputs)
     saved = torch.load(weights, map_location=experiment.device, weights_only=True)[when]
     module.load_state_dict(saved, strict=False)
     digest = sha256()

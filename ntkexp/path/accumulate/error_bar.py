@@ -22,12 +22,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.path.accumulate.integrals import contracted
-from ntkexp.path.descent import Step
 from ntkexp.path.points import Block
 from ntkexp.path.rule.base import Piece
+from ntkexp.path.step import Step
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ErrorBar:
     """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the difference."""
 

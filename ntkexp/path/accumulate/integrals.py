@@ -11,65 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, sqrt
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.secant.closure import Closure, bound
-from ntkexp.path.descent import Step
+from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.extent import Extent
 from ntkexp.path.points import Block
 from ntkexp.path.rule.base import Piece
-
-
-@dataclass
-class Tally:
-    """What one step adds to the contributions of one rule, in a few numbers, summed over blocks of points."""
-
-    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
-    changed: float = 0.0  # ‖Δf‖²
-    outputs: float = 0.0  # ‖f(θ_{s+1})‖²
-    contribution_mass: float = 0.0  # Σ|Δ𝒮|
-    contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
-    kernel_squares: float = 0.0  # ‖ηK_s‖²
-
-    def add(
-        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out train out_"]
-    ) -> Float[Tensor, "point out"]:
-        """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
-        summed = parts.sum(2)
-        self.contribution_mass += float(parts.abs().sum())
-        self.contribution_sum += float(summed.abs().sum())
-        self.kernel_squares += float(kernel.square().sum())
-        return summed
-
-    def close(self, block: Block, expected: Float[Tensor, "point out"]) -> None:
-        """Count how far the change of the outputs is from what it should be."""
-        change = block.change()
-        self.missed += float((expected - change).square().sum())
-        self.changed += float(change.square().sum())
-        self.outputs += float(block.outputs(1.0).square().sum())
-
-    def unclosed(self, terms: float, eps: float) -> Closure | None:
-        """How far a secant is from its step, if rounding does not explain it; `terms` is the size of what f is made of.
-
-        What is summed are contributions, so their size counts as well. Where the outputs themselves are no numbers any
-        more the run has diverged, and says so.
-        """
-        size = terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
-        found = Closure(sqrt(self.missed), bound(size, eps))
-        return None if found.holds or not isfinite(self.outputs + self.changed) else found
-
-    @property
-    def closure(self) -> float:
-        """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
-        return sqrt(self.missed / self.changed) if self.changed else 0.0
-
-    @property
-    def kernel_mass(self) -> float:
-        """η‖K_s‖."""
-        return sqrt(self.kernel_squares)
+from ntkexp.path.step import Step
 
 
 @dataclass(frozen=True)
@@ -114,6 +65,11 @@ class Integrals:
         """Take the accumulators of a checkpoint."""
         for name, value in self.state.items():
             value.copy_(state[name])
+
+
+def integrals_at_zero(pieces: tuple[Piece, ...], extent: Extent) -> Integrals:
+    """Room for the integrals by the rule of these pieces; NaN at points where the path is not integrated."""
+    return Integrals(pieces, *(extent.room(axes) for axes in (4, 3, 2)))
 
 
 def contracted(

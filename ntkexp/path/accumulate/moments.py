@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.descent import Step
+from ntkexp.path.step import Step
 
 
 class Weight(NamedTuple):
@@ -27,14 +27,14 @@ class Weight(NamedTuple):
     pull: Float[Tensor, "train out_"]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Moments:
     """Sums over the steps since the latest snapshot, which lies `elapsed` behind."""
 
-    size: float
     pull: Float[Tensor, "train out_"]
-    late_size: float
     late_pull: Float[Tensor, "train out_"]
+    size: float = 0.0
+    late_size: float = 0.0
     elapsed: float = 0.0
 
     def add(self, step: Step) -> None:

@@ -18,12 +18,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.path.accumulate.integrals import Integrals, Tally
-from ntkexp.path.backward.backward import Backward, StepBack
+from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.backward.backward_sum import BackwardSum, StepBack
 from ntkexp.path.points import Block, Points
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Doubled:
     """The integrals with twice the pieces at the points of a sample, which are some of those attributed."""
 
@@ -32,7 +33,7 @@ class Doubled:
     sample: Int[Tensor, " sample"]
     gain: float
     points: Points | None = None  # those of the chunk at work, if the sample has any there
-    backward: Backward | None = None
+    backward: BackwardSum | None = None
 
     def begin(self, chunk: slice, points: Points, saved: list[Tensor]) -> None:
         """An empty bracket (or that of a checkpoint) for the points of the sample in a chunk."""
@@ -41,13 +42,13 @@ class Doubled:
         if len(here):
             inputs = points.inputs[self.sample[here] - chunk.start]
             self.points = replace(points, inputs=inputs, block=len(inputs), shelves=[])
-            self.backward = Backward(self.integrals, here, saved)
+            self.backward = BackwardSum(integrals=self.integrals, place=here, saved=saved)
 
-    def add(self, step: StepBack) -> None:
+    def add(self, back: StepBack) -> None:
         """Take one step back, if any point of the sample is at work."""
         if self.points is not None and self.backward is not None:
-            block = Block(self.points, step.segment, slice(0, len(self.points.inputs)))
-            self.backward.add(step, block, Tally())
+            block = Block(self.points, back.step.segment, slice(0, len(self.points.inputs)))
+            self.backward.add(back, block, Tally())
 
     def error(self, contributions: Float[Tensor, "attributed out train"]) -> float:
         """‖𝒮 − 𝒮_integral‖ over all points that are attributed."""

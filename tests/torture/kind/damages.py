@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-from ntkexp.run.folder_listener import Diary
+from ntkexp.run.folder_listener import FolderListener
 from tests.torture.command import Command
 from tests.torture.damage import damage
 from tests.torture.judge import Fault, Outcome, agree, judged
@@ -19,10 +19,10 @@ from tests.torture.kind.kills import COMMANDS, promised, undrawn
 from tests.torture.stage import Stage
 
 MOMENTS = {
-    "secant": [("stepped", 9)],
-    "adam": [("stepped", 4), ("retraced", 3), ("walked", 1)],
-    "snapshots": [("stepped", 12), ("walked", 1)],
-    "flow": [("stepped", 3)],
+    "secant": [("on_step", 9)],
+    "adam": [("on_step", 4), ("on_step_back", 3), ("on_end", 1)],
+    "snapshots": [("on_step", 12), ("on_end", 1)],
+    "flow": [("on_step", 3)],
 }
 """What a run is told, and for the so manieth time, when it is killed: on its way, on its way back, at its end."""
 
@@ -63,7 +63,7 @@ def whole(words: Sequence[str], stage: Stage) -> None:
 
 def begin(words: Sequence[str], method: str, call: int, stage: Stage) -> None:
     """A run that is killed when it is told of something for the so manieth time."""
-    ended = stage.run(*words, command=broken_off(undrawn, Diary, method, call))
+    ended = stage.run(*words, command=broken_off(undrawn, FolderListener, method, call))
     if ended.status != -signal.SIGKILL:
         raise Fault(f"it was to be killed: {ended}")
 

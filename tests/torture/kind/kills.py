@@ -30,7 +30,7 @@ UNPROMISED = ("DONE.json", "provenance.json", "timings.csv", "progress.json", "j
 
 def undrawn(arguments: Sequence[str]) -> int:
     """The command without its pictures, which take longer than such a run."""
-    with mock.patch("ntkexp.run.execute.save_plots", no_pictures):
+    with mock.patch("ntkexp.run.attempt.save_plots", no_pictures):
         return ntkexp(arguments)
 
 

@@ -11,42 +11,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ntkexp.path.accumulate.base import AbstractAccumulator, Error
 from ntkexp.path.accumulate.error_bar import ErrorBar
-from ntkexp.path.accumulate.integrals import Integrals, Tally
-from ntkexp.path.accumulate.ledger import AbstractLedger, Blocks, Error
-from ntkexp.path.descent import Descent, Step
+from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.extent import Extent
+from ntkexp.path.step import Step
+
+RULE = "gauss"
 
 
-@dataclass(frozen=True)
-class AlongFlow(AbstractLedger):
+@dataclass(frozen=True, kw_only=True)
+class FlowIntegral(AbstractAccumulator):
     """𝒦 and 𝒮 by `nodes` Gauss nodes on an arc."""
 
-    descent: Descent
+    extent: Extent
     nodes: int
     rule: Integrals
-    error_bar: ErrorBar | None
+    error_bar: ErrorBar | None = None
 
     @property
     def integrals(self) -> Mapping[str, Integrals]:
-        return {"gauss": self.rule}
+        return {RULE: self.rule}
 
-    def add(self, step: Step, blocks: Blocks, *, due: bool) -> dict[str, Tally]:
+    def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
         before = self.rule.contributions.clone()
-        self.follow(self.rule, step, self.nodes, blocks)
+        self.integrate(self.rule, step, self.nodes)
         if self.error_bar is not None and self.error_bar.measures(step.index):
             finer = self.rule.emptied()
-            self.follow(finer, step, self.nodes + 1, blocks)
+            self.integrate(finer, step, self.nodes + 1)
             self.error_bar.collect(finer.contributions - (self.rule.contributions - before))
         return {}
 
-    def follow(self, integrals: Integrals, step: Step, nodes: int, blocks: Blocks) -> None:
+    def integrate(self, integrals: Integrals, step: Step, nodes: int) -> None:
         """Integrate over the arcs of a step."""
-        for moment in self.descent.moments(step, nodes):
-            for block in blocks(moment):
-                integrals.take(moment, block)
-
-    def close(self, step: Step, blocks: Blocks) -> None:
-        pass
+        for node in step.nodes(nodes):
+            for block in self.extent.blocks(node.segment):
+                integrals.take(node, block)
 
     def error(self, rule: str, steps: int) -> Error | None:
         return None if self.error_bar is None else Error(self.error_bar.estimate(steps))

@@ -17,39 +17,36 @@ from torch import Tensor
 
 from ntkexp.kernel.features.bracket import Bracket, empty
 from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.secant.segment import Segment
-from ntkexp.optimizer.base import Recursion, Sizes
-from ntkexp.path.accumulate.integrals import Integrals, Tally, contracted
-from ntkexp.path.descent import decay
+from ntkexp.optimizer.base import Recursion
+from ntkexp.path.accumulate.integrals import Integrals, contracted
+from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.points import Block, between
+from ntkexp.path.step import Step, decay, sizes_of
 from ntkexp.shapes import Weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepBack:
-    """One step, seen from its end: what its gradient was made of, and how it enters the sum."""
+    """One step, seen from its end: how it enters the sum, and whether weights decay past the memory."""
 
-    sizes: Sizes
+    step: Step
     recursion: Recursion
-    segment: Segment
-    right: list[Features]
-    output_gradient: Float[Tensor, "train out"]
-    weight_decay: float
     decouples: bool
 
     @property
     def through_memory(self) -> Weights | None:
         """λθ_r, which the gradient holds."""
-        return None if self.decouples else decay(self.segment.start, self.weight_decay, dict.fromkeys(self.sizes, 1.0))
+        weights = self.step.view.weights
+        return None if self.decouples else decay(weights, self.step.weight_decay, sizes_of(weights, {}, 1.0))
 
     @property
     def past_memory(self) -> Weights | None:
         """λη_r ⊙ θ_r, which the weights lose by themselves."""
-        return decay(self.segment.start, self.weight_decay, self.sizes) if self.decouples else None
+        return self.step.decay if self.decouples else None
 
 
-@dataclass
-class Backward:
+@dataclass(kw_only=True)
+class BackwardSum:
     """The sum by one rule, at some of the points: `place` says which of those that `integrals` is about.
 
     The bracket is made when the first features are seen, and filled with `saved`, if there is a checkpoint.
@@ -60,43 +57,43 @@ class Backward:
     saved: list[Tensor]
     bracket: Bracket | None = None
 
-    def add(self, step: StepBack, block: Block, tally: Tally) -> Float[Tensor, "probe out train"]:
+    def add(self, back: StepBack, block: Block, tally: Tally) -> Float[Tensor, "probe out train"]:
         """Take one step back; what its gradients contributed."""
-        kernel, lost = self.taken_in(step, block, tally)
-        bracket, past = self.bracket, step.recursion.past
+        kernel, lost = self.take(back, block, tally)
+        bracket, past = self.bracket, back.recursion.past
         assert bracket is not None
-        kernel = kernel + past * torch.cat([bracket.kernel(part) for part in step.right], dim=2)
-        if (shrinking := step.through_memory) is not None:
+        kernel = kernel + past * torch.cat([bracket.kernel(part) for part in back.step.right], dim=2)
+        if (shrinking := back.through_memory) is not None:
             lost = lost + past * bracket.applied(shrinking)
-        parts = contracted(kernel, step.output_gradient).neg_()
+        parts = contracted(kernel, back.step.output_gradient).neg_()
         tally.add(parts, kernel)
         self.integrals.kernel[self.place] += kernel
         self.integrals.contributions[self.place] += parts
         self.integrals.decay[self.place] -= lost
         return parts
 
-    def taken_in(self, step: StepBack, block: Block, tally: Tally) -> tuple[Tensor, Tensor]:
+    def take(self, back: StepBack, block: Block, tally: Tally) -> tuple[Tensor, Tensor]:
         """Let U take in J̄(r); what `now` ⊙ J̄(r) adds to the kernel, and to the decay."""
         pushed = torch.zeros_like(block.change())
-        recursion, carry = step.recursion, step.recursion.carry
+        step, recursion, carry = back.step, back.recursion, back.recursion.carry
         kernel, lost = step.output_gradient.new_zeros(()), step.output_gradient.new_zeros(())
         for piece in self.integrals.pieces:
             features = block.features(piece)
-            self.bracket = self.bracket or self.opened(features)
+            self.bracket = self.bracket or self.bracket_before(features)
             self.bracket.take(features, {name: piece.weight * part for name, part in recursion.scale.items()}, carry)
             carry = 1.0
             pushed.add_(features.applied(step.segment.difference), alpha=piece.weight)
             if recursion.now is not None:
                 ahead = features.scaled(recursion.now)
                 kernel = kernel + piece.weight * between(ahead, step.right)
-                if (shrinking := step.through_memory) is not None:
+                if (shrinking := back.through_memory) is not None:
                     lost = lost + piece.weight * ahead.applied(shrinking)
-            if (shrinking := step.past_memory) is not None:
+            if (shrinking := back.past_memory) is not None:
                 lost = lost + piece.weight * features.applied(shrinking)
         tally.close(block, pushed)
         return kernel, lost
 
-    def opened(self, features: Features) -> Bracket:
+    def bracket_before(self, features: Features) -> Bracket:
         """The bracket before this step."""
         bracket = empty(features)
         for part, total in zip(bracket.parts.values(), self.saved, strict=False):

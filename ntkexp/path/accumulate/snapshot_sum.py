@@ -23,11 +23,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.accumulate.integrals import Integrals, Tally, contracted
-from ntkexp.path.accumulate.ledger import AbstractLedger, Blocks, Error
+from ntkexp.path.accumulate.base import AbstractAccumulator, Error
+from ntkexp.path.accumulate.integrals import Integrals, contracted
 from ntkexp.path.accumulate.moments import Moments, Weight
-from ntkexp.path.descent import Step, decay
+from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.extent import Extent
 from ntkexp.path.points import Block
+from ntkexp.path.step import Step, decay, sizes_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Turn:
     position: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Track:
     """The two latest snapshots by one rule, and the error so far."""
 
@@ -54,7 +56,8 @@ class Track:
 
     def take(self, step: Step, block: Block, turn: Turn, tally: Tally) -> None:
         """A snapshot at one block of points; what its step adds by itself goes to the tally."""
-        shrinking = decay(step.segment.start, step.weight_decay, step.factors)
+        weights = step.view.weights
+        shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
         kernel, pulled = block.integrated(self.integrals.pieces, step.steered, shrinking)
         own = contracted(kernel, step.output_gradient).mul_(-step.step_size)
         tally.close(block, tally.add(own, step.step_size * kernel) - step.step_size * pulled)
@@ -85,10 +88,11 @@ class Track:
             value.copy_(state[name])
 
 
-@dataclass
-class Snapshots(AbstractLedger):
+@dataclass(kw_only=True)
+class SnapshotSum(AbstractAccumulator):
     """The kernel at the steps that are due and at the `last`, by every rule."""
 
+    extent: Extent
     tracks: Mapping[str, Track]
     moments: Moments
     arriving: Float[Tensor, "train out_"]  # what the latest snapshot is multiplied with, from the steps before it
@@ -100,26 +104,26 @@ class Snapshots(AbstractLedger):
     def integrals(self) -> dict[str, Integrals]:
         return {name: track.integrals for name, track in self.tracks.items()}
 
-    def add(self, step: Step, blocks: Blocks, *, due: bool) -> dict[str, Tally]:
+    def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
         span = self.moments.elapsed
         self.moments.add(step)
         if not due and step.index != self.last:
             return {}
-        tallies = self.take(step, blocks, span)
+        tallies = self.take(step, span)
         self.moments.begin(step.step_size)
         return tallies
 
-    def close(self, step: Step, blocks: Blocks) -> None:
+    def close(self, step: Step) -> None:
         if self.moments.size:
-            self.take(step, blocks, self.moments.elapsed)
+            self.take(step, self.moments.elapsed)
 
-    def take(self, step: Step, blocks: Blocks, span: float) -> dict[str, Tally]:
+    def take(self, step: Step, span: float) -> dict[str, Tally]:
         """Take a snapshot, so long after the latest."""
         left, right = self.moments.shared(span)
         middle = self.arriving + left.pull if self.taken and self.taken % 2 == 0 else None
         turn = Turn(left, right, middle, self.span / (self.span + span) if span else 1.0)
         tallies = {name: Tally() for name in self.tracks}
-        for block in blocks(step):
+        for block in self.extent.blocks(step.segment):
             for name, track in self.tracks.items():
                 track.take(step, block, turn, tallies[name])
         self.arriving.copy_(right.pull)

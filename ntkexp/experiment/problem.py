@@ -1,0 +1,87 @@
+"""What is learned, and by what: the data and the network of an experiment, drawn once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.data.base import Data
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.kernel.record.allowance import Allowance
+from ntkexp.model.functional import weights_of
+from ntkexp.model.output import ScaledOutput
+from ntkexp.path.budget import copies_of_drawn
+from ntkexp.shapes import Weights
+from ntkexp.stream import stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Inputs and targets run over all points that are read, training examples first."""
+
+    data: Data
+    inputs: Float[Tensor, "point *shape"]
+    targets: Float[Tensor, "point out"]
+    places: Mapping[str, slice]  # where each split that is read lies among the points
+    module: ScaledOutput
+    weights: Weights
+
+    @property
+    def train(self) -> int:
+        """How many training examples there are."""
+        return len(self.data.train.inputs)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has."""
+        return self.targets.shape[1]
+
+
+def draw_problem(experiment: Experiment) -> Problem:
+    """The data, and the network with its weights at the start, on the experiment's device."""
+    data = experiment.draw()
+    kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
+    targets, places = targets_and_places(experiment, data)
+    copies = copies_of_drawn(kind["dtype"].itemsize)
+    module = draw_network(experiment, data, targets.shape[1], copies)
+    inputs = torch.cat([getattr(data, name).inputs for name in splits(experiment)])
+    return Problem(
+        data=data,
+        inputs=inputs.to(**kind),
+        targets=targets.to(**kind),
+        places=places,
+        module=module,
+        weights=weights_of(module),
+    )
+
+
+def splits(experiment: Experiment) -> list[str]:
+    """The splits among the points: training examples always, as they are the right side of every kernel."""
+    return [name for name in ("train", "probe", "test") if name == "train" or name in experiment.path.probes]
+
+
+def targets_and_places(experiment: Experiment, data: Data) -> tuple[Float[Tensor, "point out"], dict[str, slice]]:
+    """The targets of all points, and where each split that is read lies among them."""
+    parts: list[Tensor] = []
+    places: dict[str, slice] = {}
+    at = 0
+    for name in splits(experiment):
+        target = getattr(data, name).target
+        parts.append(experiment.loss.targets(target, len(data.classes)))
+        if name in experiment.path.probes and len(target):
+            places[str(name)] = slice(at, at + len(target))
+        at += len(target)
+    return torch.cat(parts), places
+
+
+def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> ScaledOutput:
+    """The module with weights drawn from the experiment's seed, if there is memory for so many copies of them."""
+    shape = tuple(data.train.inputs.shape[1:])
+    weights = stream("weights", experiment.seed)
+    with Allowance(experiment.memory_gb, "the network", "model.width, model.depth or the size of an example", copies):
+        module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
+    return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()

@@ -1,0 +1,69 @@
+"""What one step adds to the contributions of one rule, in a few numbers, and whether it closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.secant.closure import Closure, bound
+from ntkexp.path.points import Block
+
+
+class Rounding(NamedTuple):
+    """What rounds along a path: Σ‖terms of f‖ at its start, and eps of the shortest numbers between weights and f."""
+
+    terms: float
+    eps: float
+
+
+@dataclass
+class Tally:
+    """Sums over blocks of points."""
+
+    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
+    changed: float = 0.0  # ‖Δf‖²
+    outputs: float = 0.0  # ‖f(θ_{s+1})‖²
+    contribution_mass: float = 0.0  # Σ|Δ𝒮|
+    contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
+    kernel_squares: float = 0.0  # ‖ηK_s‖²
+
+    def add(
+        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out train out_"]
+    ) -> Float[Tensor, "point out"]:
+        """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
+        summed = parts.sum(2)
+        self.contribution_mass += float(parts.abs().sum())
+        self.contribution_sum += float(summed.abs().sum())
+        self.kernel_squares += float(kernel.square().sum())
+        return summed
+
+    def close(self, block: Block, expected: Float[Tensor, "point out"]) -> None:
+        """Count how far the change of the outputs is from what it should be."""
+        change = block.change()
+        self.missed += float((expected - change).square().sum())
+        self.changed += float(change.square().sum())
+        self.outputs += float(block.outputs(1.0).square().sum())
+
+    def miss(self, rounding: Rounding) -> Closure | None:
+        """How far a secant is from its step, if rounding does not explain it.
+
+        What is summed are contributions, so their size counts as well. Where the outputs themselves are no numbers any
+        more the run has diverged, and says so.
+        """
+        size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
+        found = Closure(sqrt(self.missed), bound(size, rounding.eps))
+        return None if found.holds or not isfinite(self.outputs + self.changed) else found
+
+    @property
+    def closure(self) -> float:
+        """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
+        return sqrt(self.missed / self.changed) if self.changed else 0.0
+
+    @property
+    def kernel_mass(self) -> float:
+        """η‖K_s‖."""
+        return sqrt(self.kernel_squares)

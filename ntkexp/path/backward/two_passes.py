@@ -1,0 +1,65 @@
+"""The first pass records the steps, the second goes back over them and sums what they did.
+
+An optimizer that remembers is understood from the end of its path: what a gradient does is known when all steps after
+it are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.path.accumulate.base import AbstractAccumulator, Error
+from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.backward.recording import Recording
+from ntkexp.path.backward.second_pass import SecondPass
+from ntkexp.path.step import Step
+from ntkexp.shapes import Weights
+
+
+@dataclass(kw_only=True)
+class TwoPasses(AbstractAccumulator):
+    """A recording, and the second pass over it, which is made when the sizes of all steps are known."""
+
+    recording: Recording
+    turn: Callable[[Recording, Sequence[float]], SecondPass]
+    second: SecondPass | None = None
+    saved: Mapping[str, Any] | None = None  # of a checkpoint on the way back
+
+    @property
+    def integrals(self) -> Mapping[str, Integrals]:
+        return {} if self.second is None else self.second.integrals
+
+    def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
+        self.recording.write(step)
+        return {}
+
+    def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
+        self.recording.close(len(step_sizes), end)
+        self.second = self.turn(self.recording, step_sizes)
+        if self.saved is not None:
+            self.second.restore(self.saved)
+        yield from self.second.steps_back()
+
+    @property
+    def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
+        return None if self.second is None else [self.second.tallies_of(step) for step in range(self.second.length)]
+
+    def error(self, rule: str, steps: int) -> Error | None:
+        found = None if self.second is None else self.second.error(rule)
+        return None if found is None else Error(found)
+
+    def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
+        return None if self.second is None else self.second.half_by(rule)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"second": None if self.second is None else self.second.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.saved = state["second"]

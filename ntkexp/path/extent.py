@@ -1,0 +1,60 @@
+"""Where a path is integrated, and how far it leads: the points, the outputs, the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.secant.segment import Segment
+from ntkexp.path.points import Block, Points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """The points and outputs at which a path is integrated."""
+
+    points: Points
+    reads_train: bool  # whether training examples are among the points that are read, as they are among all
+    attributed: Int[Tensor, " attributed"]  # those of the points at which the path is integrated
+    integrated: tuple[int, ...]  # those of the outputs
+    outputs: int
+    steps: int  # at most
+    chunk: int  # how many attributed points at once, where they take a pass backwards
+    like: Tensor  # of the kind of number that kernels are made of
+
+    @property
+    def read(self) -> slice:
+        """The points at which the network is read: all, or all but the training examples."""
+        return slice(0 if self.reads_train else self.points.train, None)
+
+    @property
+    def places(self) -> list[slice]:
+        """The same, cut into blocks."""
+        return (self.points.train_blocks if self.reads_train else []) + self.points.other_blocks
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[point, out, train, out_] of the path kernel."""
+        return len(self.points.inputs), len(self.integrated), self.points.train, self.outputs
+
+    def blocks(self, segment: Segment) -> Iterator[Block]:
+        """The points that are read, block by block, during a step."""
+        return (Block(self.points, segment, place) for place in self.places)
+
+    def zeros(self, axes: int) -> Float[Tensor, "point out ..."]:
+        """Zeros of so many of the axes of the path kernel."""
+        return self.like.new_zeros(self.shape[:axes])
+
+    def room(self, axes: int) -> Float[Tensor, "point out ..."]:
+        """The same, but NaN at points where the path is not integrated."""
+        room = self.like.new_full(self.shape[:axes], torch.nan)
+        room[self.attributed] = 0.0
+        return room
+
+    def no_pull(self) -> Float[Tensor, "train out_"]:
+        """ℓ′ before the first step is taken."""
+        return self.like.new_zeros(self.points.train, self.outputs)

@@ -1,0 +1,50 @@
+"""The kernel of every step, for optimizers that remember nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ntkexp.path.accumulate.error_bar import ErrorBar
+from ntkexp.path.accumulate.integrals import integrals_at_zero
+from ntkexp.path.accumulate.step_sum import StepSum
+from ntkexp.path.extent import Extent
+from ntkexp.path.integration.base import AbstractIntegration, Room
+from ntkexp.path.settings import Path
+from ntkexp.shapes import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryStep(AbstractIntegration):
+    """It goes with every step, and costs a reading of each by each rule."""
+
+    path: Path
+
+    @property
+    def kernels(self) -> int:
+        return len(self.path.rule)
+
+    @property
+    def tapes(self) -> int:
+        return len(self.path.positions(self.path.finer))
+
+    @property
+    def details(self) -> Mapping[str, str]:
+        return self.path.details
+
+    def begin(self, extent: Extent, weights: Weights, room: Room) -> StepSum:
+        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), extent) for rule in self.path.rule}
+        return StepSum(extent=extent, rules=rules, error_bar=self.error_bar(extent))
+
+    def error_bar(self, extent: Extent) -> ErrorBar | None:
+        """The measure of the parts by the closing rule, on a sample of the steps."""
+        if self.path.closing is None or not self.path.finer:
+            return None
+        return ErrorBar(
+            rule=self.path.closing.option,
+            coarse=self.path.quadrature(self.path.closing),
+            fine=self.path.finer,
+            gain=self.path.gain,
+            every=self.path.sampled_every(extent.steps),
+            total=extent.zeros(3),
+        )

@@ -1,0 +1,108 @@
+"""One attempt at a run in its folder, from the beginning or from a checkpoint, to the last picture."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import canonical, identity
+from ntkexp.progress import AbstractProgress
+from ntkexp.records.data import write_data
+from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
+from ntkexp.records.kernels import KERNELS, create_kernels
+from ntkexp.records.metrics import RETRACED
+from ntkexp.records.provenance import PROVENANCE
+from ntkexp.records.timings import MACHINE, write_timings
+from ntkexp.report.plots.run_plots import save as save_plots
+from ntkexp.report.run import read_run
+from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, State
+from ntkexp.run.clock import Clock
+from ntkexp.run.environment import fix_circumstances, provenance
+from ntkexp.run.folder_listener import listening
+from ntkexp.run.loop import run
+from ntkexp.run.outcome import Outcome
+from ntkexp.run.save import arrays, write
+from ntkexp.run.setting import Setting, prepare
+
+SAME_BYTES = (
+    "config.json",
+    "data.npz",
+    "metrics.csv",
+    "results.csv",
+    "predictions.zarr",
+    "kernels.zarr",
+    "contributions.zarr",
+)
+OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
+
+
+def attempt(
+    experiment: Experiment,
+    folder: RunFolder,
+    overrides: Sequence[str],
+    repeat: str,
+    saved: State | None,
+    progress: AbstractProgress,
+) -> None:
+    """Run, with everything that happens kept in the folder."""
+    clock = Clock()
+    try:
+        with clock.times("prepare"):
+            of = identity(experiment)
+            threads = fix_circumstances(experiment, saved["threads"] if saved else None)
+            setting = prepare(experiment)
+        if saved is None:
+            begin(folder, setting, overrides)
+        make_room(folder, setting)
+        folder.write_sealed(PROVENANCE, provenance(experiment, repeat, threads))
+        with clock.times("run"), listening(folder, setting, saved, of, threads, progress) as listener:
+            outcome = run(setting, listener, saved["run"] if saved else None)
+        with clock.times("write"):
+            write(folder, setting, outcome)
+        with clock.times("draw"):
+            save_plots(read_run(folder.path), folder.path / "plots")
+    except (Exception, KeyboardInterrupt):
+        folder.note_error(traceback.format_exc())
+        raise
+    finally:
+        progress.stop()
+    finish(folder, setting, outcome, clock)
+
+
+def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None:
+    """What is known of a run before its first step, in place of whatever an earlier attempt left."""
+    folder.clear()
+    folder.write_json(CONFIG, canonical(setting.experiment))
+    folder.write(OVERRIDES, "".join(f"{override}\n" for override in overrides))
+    write_data(folder.path / "data.npz", arrays(setting))
+    folder.begin(BEGINNING)
+
+
+def make_room(folder: RunFolder, setting: Setting) -> None:
+    """Room for the kernels; those of a checkpoint stay."""
+    steps, outputs = setting.experiment.steps, setting.problem.outputs
+    points, train = len(setting.problem.targets[setting.extent.read]), setting.problem.train
+    room = setting.experiment.path.timetable(steps).room
+    create_kernels(folder.path / KERNELS, points, outputs, train, room)
+
+
+def finish(folder: RunFolder, setting: Setting, outcome: Outcome, clock: Clock) -> None:
+    """The timings, and the word that the run is finished."""
+    machines = {MACHINE + rung.name: rung.seconds for rung in outcome.rungs}
+    write_timings(folder.path / "timings.csv", clock.seconds | machines)
+    steps = setting.experiment.steps
+    folder.write_sealed("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
+    retraced = [RETRACED] if (folder.path / RETRACED).is_file() else []
+    pictures = sorted(f"plots/{file.name}" for file in (folder.path / "plots").iterdir())
+    folder.finish(
+        [*SAME_BYTES, *retraced, *pictures],
+        *OTHERS,
+        outcome=outcome.sentence,
+        diverged=outcome.diverged,
+        steps=outcome.steps,
+        step_size=setting.descent.step_size,
+        largest_stable_step=setting.start.largest_stable_step,
+    )
+    for leftover in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
+        (folder.path / leftover).unlink(missing_ok=True)

@@ -1,0 +1,56 @@
+"""What no run is begun for: kernels beyond the memory, steps beyond a lifetime, networks that cannot learn."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.mistake import Mistake
+from ntkexp.path.budget import Budget
+from ntkexp.path.effort import core_seconds, refuse_endless
+
+
+def refuse_vast(experiment: Experiment) -> None:
+    """Refuse kernels that are too large by the numbers of examples alone, before any is drawn."""
+    source, size = experiment.data, torch.finfo(getattr(torch, experiment.dtype)).bits // 8
+    others = (source.probe if "probe" in experiment.path.probes else 0) + (
+        (source.test or 0) if "test" in experiment.path.probes else 0
+    )
+    least = float(source.train + others) * source.train * size * (2 * experiment.integration.kernels + 3)
+    if least > experiment.memory_gb * 1e9:
+        raise Mistake(
+            f"memory_gb={experiment.memory_gb:g}: the kernels of {source.train + others} points with "
+            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower data.train, data.probe or "
+            "data.test, or raise memory_gb"
+        )
+
+
+def refuse_long(experiment: Experiment, budget: Budget) -> None:
+    """Refuse a run that outlasts its user, unless a loss ends it."""
+    if experiment.stop_at_loss is None:
+        refuse_endless(effort(experiment, budget), experiment.steps, experiment.device)
+
+
+def effort(experiment: Experiment, budget: Budget) -> float:
+    """How many seconds a core takes for it."""
+    return core_seconds(budget, experiment.steps, experiment.integration.passes)
+
+
+def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment) -> None:
+    """A network that is not finite at its start cannot be trained."""
+    finite = outputs.isfinite().all(1)
+    if not finite.all():
+        raise Mistake(
+            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
+            f"{experiment.model.remedy}"
+        )
+
+
+def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
+    """A network whose outputs no weight moves cannot be trained either."""
+    if not kernel.any():
+        raise Mistake(
+            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
+        )
