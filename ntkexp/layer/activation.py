@@ -1,4 +1,8 @@
-"""Activations by their names."""
+"""Activations by their names: every pointwise layer that is known without a number.
+
+>>> activation("leaky_relu")
+LeakyReLU(slope=0.1)
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,21 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from ntkexp.layer.by_name import named
-from ntkexp.layer.entire import GELU, Erf, Sin
-from ntkexp.layer.pointwise import AbstractPointwise, LeakyReLU, Linear, ReLU
-from ntkexp.layer.smooth import SiLU, Tanh
-
-ACTIVATIONS: dict[str, AbstractPointwise] = {
-    "erf": Erf(),
-    "gelu": GELU(),
-    "leaky_relu": LeakyReLU(),
-    "linear": Linear(),
-    "relu": ReLU(),
-    "silu": SiLU(),
-    "sin": Sin(),
-    "tanh": Tanh(),
-}
+from ntkexp.layer.kinds import kinds
+from ntkexp.layer.pointwise import AbstractPointwise
 
 
-Activation = Annotated[AbstractPointwise, BeforeValidator(named("activation", ACTIVATIONS))]
+def activations() -> dict[str, AbstractPointwise]:
+    """The layers by the words of their classes."""
+    pointwise = [kind for kind in kinds().values() if issubclass(kind, AbstractPointwise)]
+    usual = [kind() for kind in pointwise if not any(field.is_required() for field in kind.model_fields.values())]
+    return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
+
+
+def activation(name: object) -> object:
+    """A layer in place of its name; a layer stays as it is."""
+    return named("activation", activations())(name)
+
+
+Activation = Annotated[AbstractPointwise, BeforeValidator(activation)]
 """A pointwise layer, or its name."""

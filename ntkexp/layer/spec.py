@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from ntkexp.component import can_be_built
-from ntkexp.layer import affine, entire, generic, linear, norm, pointwise, polynomial, pooling, residual, smooth
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.kinds import kinds
 from ntkexp.mistake import Mistake, nearest
 
-HOMES = (affine, entire, generic, linear, norm, pointwise, polynomial, pooling, residual, smooth)
 Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 """A list of layers, or the same as JSON."""
 
@@ -63,19 +60,13 @@ def layer(item: object, place: str) -> AbstractLayer:
         raise refusal(error, kind, f"{place} ({kind.__name__})") from None
 
 
-@cache
-def kinds() -> dict[str, type[AbstractLayer]]:
-    """The layers that there are, by name."""
-    found = [value for home in HOMES for value in vars(home).values() if isinstance(value, type)]
-    return {kind.__name__: kind for kind in found if issubclass(kind, AbstractLayer) and can_be_built(kind)}
-
-
 def kind_of(name: object, place: str) -> type[AbstractLayer]:
     """The class of a layer by its name."""
-    if not isinstance(name, str) or name not in kinds():
-        hint = nearest(str(name), kinds()) or f"; there are {', '.join(sorted(kinds()))}"
+    known = kinds()
+    if not isinstance(name, str) or name not in known:
+        hint = nearest(str(name), known) or f"; there are {', '.join(sorted(known))}"
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")
-    return kinds()[name]
+    return known[name]
 
 
 def refuse_strangers(kind: type[AbstractLayer], given: Iterable[str], place: str) -> None:

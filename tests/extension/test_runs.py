@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ntkexp.mistake import Mistake
 from ntkexp.records.results import Result
 from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare
@@ -51,3 +52,16 @@ def test_a_new_quadratic_loss_has_closed_forms(outside: Outside, machine: str) -
     found, expected = numbers(doubled.rows(machine)), numbers(squared.rows(machine))
     assert len(found) == 3
     assert found == pytest.approx(expected, rel=1e-9)  # eigenvalues of the kernels, amplified by what is left
+
+
+def test_a_new_layer_is_trained_and_has_a_limit(outside: Outside) -> None:
+    layers = "[{layer: Dense, features: 8}, {layer: Parabola}, {layer: Dense, features: 1}]"
+    found = ran(outside, "model=layers", f"model.spec={layers}", "ladder.machine=[frozen_limit]")
+    assert all(map(exact, found.rows("thirds")))
+    assert len(numbers(found.rows("frozen_limit"))) == 3
+
+
+def test_a_pointwise_layer_is_an_activation(outside: Outside) -> None:
+    assert type(outside.experiment("model.activation=parabola").model).__name__ == "MLP"
+    with pytest.raises(Mistake, match=r"'parabla' is no activation; choose from abs, .*did you mean 'parabola'"):
+        outside.experiment("model.activation=parabla")

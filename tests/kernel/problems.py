@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.layer.activation import ACTIVATIONS
+from ntkexp.layer.activation import activations
 from ntkexp.layer.pointwise import Pointwise
 from ntkexp.shapes import Weights
 from tests.kernel.networks import NETWORKS
+
+ACTIVATIONS = activations()
 
 
 class Formula(nn.Module):

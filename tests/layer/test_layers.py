@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from math import pi, sqrt
+
 import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.layer.activation import ACTIVATIONS
+from ntkexp.layer.activation import activation, activations
 from ntkexp.layer.affine import Dense
 from ntkexp.layer.base import AbstractLayer, build
-from ntkexp.layer.by_name import named
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import LeakyReLU
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 
 EPS = torch.finfo(torch.float64).eps
+ACTIVATIONS = activations()
 FORMULAS = {
+    "abs": lambda z: torch.maximum(z, -z),
+    "cos": lambda z: torch.sin(z + pi / 2),
     "erf": torch.special.erf,
     "gelu": lambda z: z * torch.special.ndtr(z),
+    "hermite": lambda z: (z * z - 1) / sqrt(2),
     "leaky_relu": lambda z: z.clamp(min=0) + 0.1 * z.clamp(max=0),
     "linear": lambda z: z,
     "relu": lambda z: z.clamp(min=0),
@@ -42,7 +47,7 @@ def test_an_activation_is_what_its_name_says(name: str) -> None:
     module = build((ACTIVATIONS[name],), (7,), torch.Generator())
     agree(module(z), FORMULAS[name](z), 10 * EPS)
     assert not list(module.parameters())
-    assert named("activation", ACTIVATIONS)(name) is ACTIVATIONS[name]
+    assert activation(name) == ACTIVATIONS[name]
 
 
 def test_the_slope_of_a_leaky_relu_is_a_field() -> None:
@@ -71,4 +76,4 @@ def test_a_dense_layer_refuses_examples_with_several_axes() -> None:
 
 def test_an_unknown_activation_is_refused_with_the_nearest() -> None:
     with pytest.raises(Mistake, match=r"'rleu' is no activation; choose from .* did you mean 'relu'"):
-        named("activation", ACTIVATIONS)("rleu")
+        activation("rleu")
