@@ -18,7 +18,7 @@ PATIENCE = {"cpu": 10.0, "cuda": 10_000.0}  # years of such a core: of many core
 
 
 def core_seconds(budget: Budget, steps: int, passes: int) -> float:
-    """Of a run that goes over its path once, or there and back."""
+    """The seconds of a run that goes over its path once, or there and back."""
     work = budget.points * (budget.parameters + PER_NUMBER * budget.tape_bytes / budget.number_bytes)
     return START + steps * budget.tapes * passes * (BASE + work * RATE)
 

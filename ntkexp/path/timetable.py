@@ -1,4 +1,4 @@
-"""At which steps kernels are taken: planned before the first step, or as the kernel is seen to change.
+"""The steps at which kernels are taken: planned before the first step, or as the kernel is seen to change.
 
 An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖, K among the training examples, from one kernel to the next, and
 goes `change`/δ times as far to the one after, at most four times, at least a quarter. It goes no less far than what

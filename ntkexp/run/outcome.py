@@ -110,7 +110,7 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
 
 
 def with_all_outputs(part: Float[Tensor, "point integrated ..."], setting: Setting) -> Float[Tensor, "point out ..."]:
-    """The same with all outputs, NaN where the path is not integrated."""
+    """The part with all outputs, NaN where the path is not integrated."""
     outputs = setting.extent.outputs
     if part.shape[1] == outputs:
         return part

@@ -1,4 +1,4 @@
-"""From an experiment to what is needed to run it: a problem, a network at its start, its kernel there, a step size."""
+"""An experiment is prepared: a problem, a network at its start, its kernel there, a step size."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ntkexp.shapes import Weights
 
 @dataclass(kw_only=True)
 class RunState:
-    """After `step` steps a run is at these weights, with what was accumulated."""
+    """A run after `step` steps is at these weights, with what was accumulated."""
 
     setting: Setting
     weights: Weights

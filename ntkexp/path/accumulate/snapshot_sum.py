@@ -34,8 +34,8 @@ from ntkexp.path.step import Step, decay, sizes_of
 
 @dataclass(frozen=True)
 class Turn:
-    """From snapshot k to k + 1: what each is multiplied with; where k is odd, also all that K_k has been multiplied
-    with, and where it lies between its neighbours.
+    """The turn from snapshot k to k + 1: what each is multiplied with; where k is odd, also all that K_k has been
+    multiplied with, and where it lies between its neighbours.
     """
 
     left: Weight

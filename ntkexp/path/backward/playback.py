@@ -23,7 +23,7 @@ class Playback:
     weight_decay: float
 
     def __iter__(self) -> Iterator[Step]:
-        """From the first to the last; each begins at the very weights that the one before ends at."""
+        """The steps from the first to the last; each begins at the very weights that the one before ends at."""
         start = None
         for index in range(len(self.step_sizes)):
             step = self.step(index, start=start)

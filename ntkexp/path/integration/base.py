@@ -33,7 +33,7 @@ class AbstractIntegration(ABC):
     @property
     @abstractmethod
     def tapes(self) -> int:
-        """At how many positions inside a step a block is read, both ends included."""
+        """The number of positions inside a step at which a block is read, both ends included."""
 
     @property
     def doubles(self) -> bool:
