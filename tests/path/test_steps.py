@@ -1,0 +1,136 @@
+"""A reading of the path sees steps and nothing of who took them: a descent, a recording, or a loop of plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.optimizer.base import Memory as Remembered
+from ntkexp.path.accumulate.base import AbstractAccumulator
+from ntkexp.path.backward.playback import Playback
+from ntkexp.path.backward.recording import Recording, row_length
+from ntkexp.path.integrate import integrate
+from ntkexp.path.step import Step
+from ntkexp.path.view import View
+from ntkexp.records.trajectory import Trajectory
+from ntkexp.run.setting import Setting
+from tests.run.small import Ran, ran
+
+TINY = ("data.train=10", "data.probe=5", "data.test=4", "model.width=8", "steps=5", "ladder.machine=[]")
+WAYS = (
+    ("optimizer=sgd", "optimizer.batch=4", "optimizer.clip_norm=0.2", "optimizer.weight_decay=0.1", "path.rule=[left]"),
+    ("optimizer=sgd", "optimizer.layers={network.1: 0.25}", "path.every=snapshots", "path.schedule=2"),
+    ("optimizer=adamw", "optimizer.step_size=0.05", "path.attributed=1000"),
+)
+ROUNDING = 1e-12  # five steps of autograd, which adds up the gradient in another order
+
+
+def begin(setting: Setting, folder: Path) -> AbstractAccumulator:
+    """What takes in the steps of this setting, with nothing taken in."""
+    return setting.experiment.integration.begin(
+        setting.extent, setting.problem.weights, lambda rows, size: trajectory(folder / "second.bin", rows, size)
+    )
+
+
+def trajectory(path: Path, rows: int, size: int) -> Trajectory:
+    made = Trajectory(path, rows, size, "float64")
+    made.take_room()
+    return made
+
+
+def recorded(setting: Setting, folder: Path) -> Playback:
+    """The steps of the descent, written down and read again."""
+    weights, pull = setting.problem.weights, setting.extent.no_pull()
+    records = setting.experiment.optimizer.records
+    rows = trajectory(folder / "first.bin", setting.experiment.steps + 1, row_length(weights, records, pull))
+    recording, sizes, end = Recording(rows=rows, like=weights, records=records, pull=pull), [], weights
+    for step in setting.descent.walk(weights):
+        recording.write(step)
+        sizes.append(step.step_size)
+        end = step.end
+    recording.close(len(sizes), end)
+    return Playback(
+        recording=recording,
+        points=setting.points,
+        step_sizes=sizes,
+        factors=setting.descent.factors,
+        weight_decay=setting.experiment.optimizer.weight_decay,
+    )
+
+
+def same_bits(found: Ran, steps: Playback | list[Step], folder: Path) -> None:
+    """The integrals of these steps are those of the run."""
+    due = set(found.memory.kernels)
+    integrals = integrate(steps, begin(found.setting, folder), due.__contains__)
+    assert list(integrals) == list(found.outcome.evidence.paths)
+    for rule, path in found.outcome.evidence.paths.items():
+        ours = integrals[rule]
+        for one, other in ((ours.kernel, path.kernel), (ours.contributions, path.contributions)):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(ours.decay, path.decay, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+def test_a_recorded_trajectory_gives_the_bits_of_the_run(way: tuple[str, ...], tmp_path: Path) -> None:
+    found = ran(*TINY, *way)
+    same_bits(found, recorded(found.setting, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+def test_steps_are_plain_values(way: tuple[str, ...], tmp_path: Path) -> None:
+    """Weights before and after, ℓ′, sizes and the memory say all, whatever else the descent knew."""
+    found = ran(*TINY, *way)
+    told = [copied(step) for step in found.setting.descent.walk(found.setting.problem.weights)]
+    same_bits(found, told, tmp_path)
+
+
+def copied(step: Step) -> Step:
+    """The step as a stranger would tell it."""
+    memory: Remembered = {part: {k: w.clone() for k, w in weights.items()} for part, weights in step.memory.items()}
+    return Step(
+        index=step.index,
+        view=View(step.view.points, {name: weight.clone() for name, weight in step.view.weights.items()}),
+        end={name: weight.clone() for name, weight in step.end.items()},
+        output_gradient=step.output_gradient.clone(),
+        step_size=step.step_size,
+        factors=dict(step.factors),
+        weight_decay=step.weight_decay,
+        memory=memory,
+    )
+
+
+def plain_loop(setting: Setting, size: float) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]:
+    """The loop that everyone writes: the weights before and after each step, and the gradient at the outputs."""
+    module, train = setting.problem.module, setting.problem.train
+    inputs, targets = setting.problem.inputs[:train], setting.problem.targets[:train]
+    optimizer = torch.optim.SGD(module.parameters(), lr=size)
+    for _ in range(setting.experiment.steps):
+        before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+        outputs = module(inputs)
+        outputs.retain_grad()
+        optimizer.zero_grad()
+        torch.autograd.backward((outputs - targets).square().sum() / (2 * train))
+        optimizer.step()
+        after = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+        assert outputs.grad is not None
+        yield before, after, outputs.grad
+
+
+def test_a_loop_of_plain_torch_is_read_as_the_run_is(tmp_path: Path) -> None:
+    """Its path closes to rounding, and its parts are those of the runner's own steps of the same training."""
+    found = ran(*TINY, "optimizer.step_size=0.2", "path.rule=[secant,left]")
+    setting = found.setting
+    steps = [
+        Step(index=index, view=View(setting.points, before), end=after, output_gradient=pull, step_size=0.2)
+        for index, (before, after, pull) in enumerate(plain_loop(setting, 0.2))
+    ]
+    integrals = integrate(steps, begin(setting, tmp_path))
+    change = View(setting.points, steps[-1].end).outputs - setting.start.outputs
+    assert (integrals["secant"].contributions.sum(2) - change).norm() < ROUNDING * change.norm()
+    for rule, path in found.outcome.evidence.paths.items():
+        for one, other in ((integrals[rule].kernel, path.kernel), (integrals[rule].contributions, path.contributions)):
+            assert (one - other).norm() < ROUNDING * other.norm()
