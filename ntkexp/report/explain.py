@@ -19,6 +19,7 @@ from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.contributions import telling
 from ntkexp.report.half_time import halfway
 from ntkexp.report.run import Run
+from ntkexp.text import short
 
 Array: TypeAlias = NDArray[np.float64]
 Split: TypeAlias = Literal["train", "probe", "test"]
@@ -152,5 +153,5 @@ def output_name(run: Run, out: int, outputs: int) -> str:
 def example(run: Run, split: str, number: int) -> Example:
     """One example of a split."""
     classes, target = run.data["classes"], run.data[f"{split}_target"][number]
-    name = str(classes[target]) if len(classes) else " ".join(f"{value:.3g}" for value in np.atleast_1d(target))
+    name = str(classes[target]) if len(classes) else " ".join(short(float(value)) for value in np.atleast_1d(target))
     return Example(int(run.data[f"{split}_index"][number]), name, run.data[f"{split}_shown"][number])

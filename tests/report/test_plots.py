@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from ntkexp.records.fit import Fit
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.plots.figures.contributions import image
+from ntkexp.report.plots.examples import image
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.labels import spread
 from ntkexp.report.plots.run_plots import gallery, save

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from matplotlib import rc_context
 
 from ntkexp.report.explain import Example, Explanation
-from ntkexp.report.plots.figures import contributions
+from ntkexp.report.plots.examples import TOP, Explained, draw, fitting, minus
 from ntkexp.report.plots.run_plots import write
 from ntkexp.report.plots.style import RC, heading
 from ntkexp.text import percent
@@ -19,36 +20,32 @@ def save(explanations: Sequence[Explanation], path: Path) -> None:
     """The picture as a file, SVG or PNG by its name."""
     rows = [row(explanation) for explanation in explanations]
     with rc_context(RC):
-        draw = contributions.pictures if contributions.picture(rows[0].point.shown) is not None else contributions.bars
         figure = draw(rows)
         heading(figure, answer(explanations))
         write(figure, path, path.suffix.removeprefix("."))
 
 
-def row(explanation: Explanation) -> contributions.Explained:
+def row(explanation: Explanation) -> Explained:
     """A point in the terms of the picture that a run draws of itself."""
-    top = explanation.parts[: contributions.TOP]
-    return contributions.Explained(
+    top = explanation.parts[:TOP]
+    return Explained(
         role=f"{explanation.split} {explanation.number}",
-        said=f"{explanation.output}: {contributions.minus(explanation.prediction)}",
-        point=shown(explanation.point),
-        top=tuple(shown(part.example) for part in top),
+        said=f"{explanation.output}: {minus(explanation.prediction)}",
+        point=labelled(explanation.point),
+        top=tuple(labelled(part.example) for part in top),
         shares=np.array([part.added for part in top]),
     )
 
 
-def shown(example: Example) -> contributions.Example:
+def labelled(example: Example) -> Example:
     """An example with a name that fits below it."""
-    name, most = example.name, contributions.LONGEST
-    fitting = name if len(name) <= most else f"{name[: most - 1]}…"
-    return contributions.Example(example.shown, fitting, example.index)
+    return replace(example, name=fitting(example.name))
 
 
 def answer(explanations: Sequence[Explanation]) -> str:
     """The title."""
-    top = contributions.TOP
     masses = [explanation.mass for explanation in explanations]
-    largest = [sum(abs(part.added) for part in explanation.parts[:top]) for explanation in explanations]
+    largest = [sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations]
     share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"
     where = f"these {len(explanations)} points, taken together" if len(explanations) > 1 else "this point"
     return f"The examples shown make {share} of the contributions to {where}"

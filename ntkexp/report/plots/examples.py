@@ -1,0 +1,132 @@
+"""Points beside the training examples that made most of their outputs, as a picture.
+
+Images are shown as images, at whole multiples of their pixels; other examples as bars.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ntkexp.report.explain import Example
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, VERMILION, WIDE
+from ntkexp.text import short
+
+TOP = 8  # examples beside a point
+LONGEST = 11  # letters that fit below an image
+DPI = 200  # pixels are counted at this resolution
+CELL, ROW, HEAD = 108, 196, 112  # pixels: an image, a row with its labels, the title
+POINT, FIRST, ACROSS = 24, 180, 147  # pixels: where points and examples begin, and from one example to the next
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A point and the examples that contributed most."""
+
+    role: str
+    said: str  # what the network gives the point
+    point: Example
+    top: tuple[Example, ...]
+    shares: NDArray[np.float64]  # 𝒮 of each
+
+
+def draw(rows: list[Explained]) -> Figure:
+    """Draw points and examples as images if they are some, else as bars."""
+    return pictures(rows) if picture(rows[0].point.shown) is not None else bars(rows)
+
+
+def fitting(name: str) -> str:
+    """A name that fits below an image.
+
+    >>> fitting("boot"), fitting("ankle boot (left)")
+    ('boot', 'ankle boot…')
+    """
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def picture(shown: NDArray[Any]) -> NDArray[Any] | None:
+    """[height, width] or [height, width, colour], if this is an image."""
+    if shown.ndim == 2:
+        return shown
+    if shown.ndim == 3 and shown.shape[0] in (1, 3):
+        return shown[0] if shown.shape[0] == 1 else np.moveaxis(shown, 0, -1)
+    return None
+
+
+def pictures(rows: list[Explained]) -> Figure:
+    """A row per point: the point, then the examples with their contributions."""
+    figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
+    tall = HEAD + ROW * len(rows)
+    remark(figure, POINT, "point")
+    remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, orange: lowered)")
+    for down, row in enumerate(rows):
+        bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
+        image(figure, row.point.shown, POINT, bottom).set_xlabel(point_label(row), fontsize=7, labelpad=2)
+        for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
+            axes = image(figure, shown.shown, FIRST + ACROSS * k, bottom)
+            axes.set_xlabel(f"{shown.name}\n{signed(value)}", fontsize=7, labelpad=2, color=ink(value))
+    return figure
+
+
+def point_label(row: Explained) -> str:
+    """The point's class, why it was chosen, and what is explained."""
+    return f"{row.point.name}\n{row.role}\n{row.said}"
+
+
+def remark(figure: Figure, x: int, text: str) -> None:
+    """What a column of images is, over it."""
+    wide, tall = figure.get_figwidth() * DPI, figure.get_figheight() * DPI
+    figure.text(x / wide, 1 - (HEAD - 14) / tall, text, fontsize=7, color=GREY)
+
+
+def image(figure: Figure, shown: NDArray[Any], x: int, y: int) -> Axes:
+    """An example on whole pixels, each of its own as a square."""
+    pixels = picture(shown)
+    assert pixels is not None
+    times = max(1, CELL // max(pixels.shape[:2]))
+    tall, wide = times * pixels.shape[0], times * pixels.shape[1]
+    canvas = np.array([figure.get_figwidth(), figure.get_figheight()] * 2) * DPI
+    axes = figure.add_axes(tuple(np.array([x, y, wide, tall]) / canvas))
+    low, high = float(pixels.min()), float(pixels.max())
+    scaled = (pixels - low) / (high - low or 1.0)
+    axes.imshow(scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_color(GREY)
+    return axes
+
+
+def bars(rows: list[Explained]) -> Figure:
+    """A panel per point, a bar per example, named by its class or target."""
+    figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
+    for axes, row in zip(figure.subplots(1, len(rows)), rows, strict=True):
+        axes.barh(range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7)
+        axes.set_yticks(range(len(row.top)), [f"{shown.name}  #{shown.index}" for shown in row.top])
+        axes.invert_yaxis()
+        axes.axvline(0, color=BLACK, linewidth=0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.set_title(f"{row.role}, {row.said}\ntarget {row.point.name}  #{row.point.index}")
+        axes.set_xlabel("contribution")
+    figure.supylabel("training example", fontsize=8)
+    return figure
+
+
+def ink(value: float) -> str:
+    """Blue raises the output, vermilion lowers it."""
+    return BLUE if value >= 0 else VERMILION
+
+
+def signed(value: float) -> str:
+    """A contribution with its sign."""
+    return "+" + short(value) if value >= 0 else minus(value)
+
+
+def minus(value: float) -> str:
+    """A number with the sign that the axes use."""
+    return short(value).replace("-", "−")
