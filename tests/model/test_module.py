@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_said_in_one_line(text: str, words: str, written: W
     ("path", "words"),
     [
         ("wirtten.py:build", r"there is no file .*wirtten\.py.*; did you mean '.*written.*'\?"),
-        ("written.py", r"is Python code of yours, which runs only if you say so; add `--trust .*written\.py`"),
+        ("written.py", r"written\.py is Python code of yours, which runs only if you say so$"),
         ("written.py:", r"it takes FILE\.py:FUNCTION"),
         ("written.txt:build", r"it takes FILE\.py:FUNCTION"),
     ],
