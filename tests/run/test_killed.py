@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 
+from ntkexp.report.plots import run_plots
 from ntkexp.run.folder_listener import FolderListener
 from tests.run.commands import TINY, obey, only_run, promised, started
 
@@ -50,16 +51,23 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return Undisturbed(chosen, promised(only_run(out)), time.monotonic() - start)
 
 
+def hurried(arguments: list[str], said: Path) -> None:
+    """The command, drawing one picture in place of all, which take longer than such a run."""
+    first = next(iter(run_plots.gallery()))
+    with mock.patch.object(run_plots, "gallery", return_value=[first]):
+        obey(arguments, said)
+
+
 def finish(chosen: tuple[str, ...], out: Path, *flags: str) -> None:
     """The command, to its end."""
-    process = started([*chosen, *flags], out, out / "said.txt")
+    process = started([*chosen, *flags], out, out / "said.txt", hurried)
     process.join()
     assert process.exitcode == 0, (out / "said.txt").read_text("utf-8")
 
 
 def kill(chosen: tuple[str, ...], out: Path, after: float, *flags: str) -> bool:
     """Start the command and kill it after so many seconds; whether it was still running."""
-    process = started([*chosen, *flags], out, out / "said.txt")
+    process = started([*chosen, *flags], out, out / "said.txt", hurried)
     process.join(after)
     process.kill()
     process.join()
@@ -102,7 +110,7 @@ def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> 
         told(*about)
 
     with mock.patch.object(FolderListener, method, pressed):
-        obey(arguments, said)
+        hurried(arguments, said)
 
 
 @pytest.mark.parametrize(("method", "call"), [("on_step", 7), ("on_end", 1), ("on_snapshot", 4)])
