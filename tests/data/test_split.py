@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -34,7 +34,6 @@ class Numbered(AbstractSource):
 
 
 @given(st.integers(2, 40), st.integers(0, 40), st.none() | st.integers(0, 40), st.integers(0, 80), st.integers(0, 99))
-@settings(deadline=None)
 def test_splits_are_disjoint_and_exhaustive_or_refused(
     train: int, probe: int, test: int | None, count: int, seed: int
 ) -> None:
@@ -82,7 +81,6 @@ def test_regression_targets_are_scaled_by_the_training_split() -> None:
 
 
 @given(st.integers(2, 200), st.integers(2, 12), st.floats(0, 0.99), st.integers(0, 99))
-@settings(deadline=None)
 def test_noise_replaces_exactly_the_share_by_other_classes(count: int, classes: int, share: float, seed: int) -> None:
     labels = torch.arange(count) % classes
     changed = noisy(labels, classes, share, torch.Generator().manual_seed(seed))

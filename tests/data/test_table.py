@@ -247,7 +247,7 @@ def test_parquet_columns_that_hold_no_numbers_are_refused(tmp_path: Path, refusa
 
 
 @given(st.binary(max_size=60) | st.text('01a,.\n\r"\0 é-', max_size=60).map(str.encode))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])  # the file is written anew
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the file is written anew
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "t.csv").write_bytes(b"a,y\n" + raw)
     try:

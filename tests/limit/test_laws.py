@@ -51,7 +51,7 @@ def relative(one: Tensor, two: Tensor) -> float:
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 def test_kernels_are_symmetric_and_not_negative(seed: int) -> None:
     layers, shape = image_networks(Random(seed), most=4)
     x = points(6, shape, seed)
@@ -62,7 +62,7 @@ def test_kernels_are_symmetric_and_not_negative(seed: int) -> None:
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 def test_an_example_met_as_itself_is_that_met_as_another(seed: int) -> None:
     """But for the arc cosine at one, which loses half of the digits: 1e-7 where it is met, and less elsewhere."""
     layers, shape = image_networks(Random(seed), most=4)
@@ -94,7 +94,7 @@ def test_training_the_readout_alone_makes_the_tangent_kernel_that_of_the_process
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 def test_all_layers_together_learn_no_less_than_the_readout(seed: int) -> None:
     """Θ − K is positive in NTK parametrisation: the last layer gives K, the others what is positive too."""
     layers, shape = image_networks(Random(seed), most=4)

@@ -32,7 +32,7 @@ def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], rtol: f
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_networks_of_images_are_what_plain_loops_make_of_them(seed: int) -> None:
     layers, shape = image_networks(Random(seed))
     x1, x2 = points(2, shape, seed), points(1, shape, seed + 1)
@@ -40,7 +40,7 @@ def test_networks_of_images_are_what_plain_loops_make_of_them(seed: int) -> None
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 def test_where_an_example_meets_itself_so_they_are(seed: int) -> None:
     layers, shape = image_networks(Random(seed), most=4)
     x = points(2, shape, seed)

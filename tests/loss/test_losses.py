@@ -45,7 +45,7 @@ def second_derivative(chosen: AbstractLoss, outputs: Tensor, targets: Tensor) ->
 
 @pytest.mark.parametrize("name", LOSSES)
 @given(st.integers(2, 5), seeds)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_output_gradient_is_the_derivative_of_the_value(name: str, classes: int, seed: int) -> None:
     outputs, targets = example(name, classes, seed)
     outputs.requires_grad_()

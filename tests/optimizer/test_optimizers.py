@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -41,7 +41,6 @@ def drawn(chosen: SGD, step: int, examples: int, seed: int) -> Tensor:
 
 
 @given(counts, counts, seeds, st.integers(0, 3))
-@settings(deadline=None)
 def test_an_epoch_is_a_partition_into_batches(examples: int, batch: int, seed: int, epoch: int) -> None:
     chosen = SGD(batch=batch)
     turns = -(-examples // batch)
@@ -51,7 +50,6 @@ def test_an_epoch_is_a_partition_into_batches(examples: int, batch: int, seed: i
 
 
 @given(counts, counts, seeds, st.integers(0, 100), st.booleans())
-@settings(deadline=None)
 def test_a_batch_is_a_function_of_seed_and_step(
     examples: int, batch: int, seed: int, step: int, replacement: bool
 ) -> None:
@@ -157,7 +155,6 @@ def test_the_weights_go_where_torch_optim_takes_them(case: str) -> None:
 
 
 @given(st.floats(1e-3, 1e3), seeds)
-@settings(deadline=None)
 def test_clipping_is_that_of_torch(norm: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     gradient = {"w": torch.randn(3, 4, generator=generator), "b": torch.randn(4, generator=generator)}
