@@ -42,7 +42,7 @@ def arrange(
         factors[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
     blocks: dict[Key, Block] = {}
     for key, parts in factors.items():
-        block = joined(parts)
+        block = join_uses(parts)
         if key in factorable:
             blocks[key] = block
             continue
@@ -120,7 +120,7 @@ def with_zeros(rows: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
     return torch.cat([rows, rows.new_zeros(shape)], axis)
 
 
-def joined(parts: Sequence[Factored]) -> Factored:
+def join_uses(parts: Sequence[Factored]) -> Factored:
     """Several uses of the same weights, as one sum over uses."""
     if len(parts) == 1:
         return parts[0]
@@ -140,12 +140,12 @@ def add_rows(
         size = leaves[source.name].numel()
         carried = {source.name: gradient if source.is_whole(size) else spread(gradient, source, size)}
     else:
-        carried = pulled_back(source, gradient, leaves)
+        carried = pull_back(source, gradient, leaves)
     for name, row in carried.items():
         rows[name] = rows[name] + row if name in rows else row
 
 
-def pulled_back(source: Derived, gradient: Float[Tensor, "example out size"], leaves: Weights) -> Weights:
+def pull_back(source: Derived, gradient: Float[Tensor, "example out size"], leaves: Weights) -> Weights:
     """Gradients go through the operations on weights alone, by one back-propagation for every example and output."""
     wanted = sorted(source.names)
     cotangents = gradient.reshape(-1, *source.delta.shape)

@@ -21,28 +21,29 @@ STRIP, STRIPS = 128, 12  # rows: thinner strips are slower by more than they sav
 
 def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
     """The kernel between two places, summed over the parameters."""
-    return summed(paired(left, right)).view(left.examples, left.outputs, right.examples, right.outputs)
+    return add_pairs(pair_blocks(left, right)).view(left.examples, left.outputs, right.examples, right.outputs)
 
 
 def trace(left: Features, right: Features) -> Float[Tensor, "probe 1 train 1"]:
     """Σ_c K[x, c, x′, c]: the kernel of all outputs taken as one, never multiplied out into blocks of outputs."""
-    return summed([traced(*pair) for pair in paired(left, right)]).view(left.examples, 1, right.examples, 1)
+    pairs = [as_one_output(*pair) for pair in pair_blocks(left, right)]
+    return add_pairs(pairs).view(left.examples, 1, right.examples, 1)
 
 
-def traced(left: Block, right: Block) -> tuple[Block, Block]:
+def as_one_output(left: Block, right: Block) -> tuple[Block, Block]:
     """Both with all outputs as one."""
     one = left.traced()
     return one, one if right is left else right.traced()
 
 
-def paired(left: Features, right: Features) -> list[tuple[Block, Block]]:
+def pair_blocks(left: Features, right: Features) -> list[tuple[Block, Block]]:
     """The blocks that have a share of the kernel together."""
     if left.blocks.keys() == right.blocks.keys():
         return [(block, right.blocks[key]) for key, block in left.blocks.items()]
     return multiplied_out(left, right)
 
 
-def summed(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "probe out train out_"]:
+def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "probe out train out_"]:
     """The shares of all pairs."""
     total: Tensor | None = None
     for one, other in pairs:

@@ -40,12 +40,12 @@ def cost(key: Key, block: Block, probe: int, train: int, rows: str) -> Cost:
         size = replace(sizes(block, block), probe=probe, train=train)
         factors = (probe + train) * size.uses * (size.inputs + size.out * size.features)
         numbers = (factors + size.numbers) * block.inputs.element_size()
-        return Cost(named(key), size.way, size.uses, numbers, size.operations)
+        return Cost(parameter_names(key), size.way, size.uses, numbers, size.operations)
     _, out, length = block.rows.shape
     numbers = (probe + train) * out * length * block.rows.element_size()
-    return Cost(named(key), rows, 1, numbers, probe * out * train * out * length)
+    return Cost(parameter_names(key), rows, 1, numbers, probe * out * train * out * length)
 
 
-def named(key: Key) -> str:
+def parameter_names(key: Key) -> str:
     """The parameters of a block."""
     return ", ".join(part.name if isinstance(part, View) else str(part) for part in key if part is not None)

@@ -36,7 +36,7 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
     cotangent = random_cotangent(tape)
     gradients = by_autograd(function, tape, trained, cotangent)
     if any(gradient.isnan().any() for gradient in gradients.values()):
-        raise NoRule(f"autograd's gradients are no numbers{spoiled(function, tape, trained, cotangent)}")
+        raise NoRule(f"autograd's gradients are no numbers{where_spoiled(function, tape, trained, cotangent)}")
     values = by_rules(tape, trained, owned, cotangent)
     if any(value.isnan().any() for value in values.values()):
         raise NoRule("the difference rules give no numbers, where something infinite cancels")
@@ -75,7 +75,9 @@ def refuse_no_numbers(tape: Tape) -> None:
     raise NoRule(f"outputs of the module are no numbers, from {next(made, 'its inputs or weights')} on")
 
 
-def spoiled(function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]) -> str:
+def where_spoiled(
+    function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
+) -> str:
     """Where autograd's gradients stop being numbers, by its own account."""
     try:
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():

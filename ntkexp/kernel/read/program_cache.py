@@ -37,7 +37,7 @@ from ntkexp.kernel.read.parts import (
 )
 from ntkexp.kernel.record.inputs import tensors
 from ntkexp.kernel.record.memory import is_out_of_memory
-from ntkexp.kernel.record.program import DoesNotHold, Program, program, traced
+from ntkexp.kernel.record.program import DoesNotHold, Program, program, trace
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.shapes import Inputs, Weights
@@ -184,7 +184,7 @@ def write_features(
         found[:] = [at_once(usual)]
         return parts(found[0])
 
-    written = traced(act, fed)
+    written = trace(act, fed)
     return found[0], Written(written, features_mould(found[0]), fill_features)
 
 

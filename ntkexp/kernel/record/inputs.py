@@ -17,7 +17,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
 
-def settled(inputs: object) -> Inputs:
+def as_inputs(inputs: object) -> Inputs:
     """Inputs as tensors without a graph, tuples and dicts; other mappings and lists become those."""
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
@@ -26,12 +26,12 @@ def settled(inputs: object) -> Inputs:
     if not isinstance(inputs, Tensor | tuple | dict):
         kind = type(inputs).__name__
         raise Mistake(f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword arguments")
-    found = mapped(Tensor.detach, inputs)
+    found = map_tensors(Tensor.detach, inputs)
     examples(found)
     return found
 
 
-def mapped(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """The inputs with a function applied to every tensor."""
     result: Inputs = tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
     return result
@@ -39,7 +39,7 @@ def mapped(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 def part(inputs: Inputs, where: slice) -> Inputs:
     """Some of the examples."""
-    return mapped(lambda tensor: tensor[where], inputs)
+    return map_tensors(lambda tensor: tensor[where], inputs)
 
 
 def tensors(inputs: Inputs) -> list[Tensor]:

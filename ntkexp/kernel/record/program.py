@@ -49,7 +49,7 @@ def program(
 ) -> Program:
     """The program that leads from the fed slots to the results."""
     entries = [without_input(entry, values, fed) for entry in entries]
-    moving = reached(entries, set(fed))
+    moving = reach(entries, set(fed))
     wanted, kept = set(results), []
     for entry in reversed(entries):
         if not moving.isdisjoint(entry.slots) and (entry.reads or not wanted.isdisjoint(entry.results)):
@@ -57,7 +57,7 @@ def program(
             kept.append(entry)
     made = {slot for entry in kept for slot in entry.results}
     constants = sorted(wanted - made - set(fed))
-    function, read = compiled(kept[::-1], fed, constants, results)
+    function, read = compile_entries(kept[::-1], fed, constants, results)
     shapes = [values[slot].shape for slot in results]
     return Program(function, tuple(values[slot].detach() for slot in constants), read, shapes)
 
@@ -71,7 +71,7 @@ def without_input(entry: Entry, values: Sequence[Tensor], fed: Sequence[Slot]) -
     return replace(entry, args=(entry.args[0], next(like, entry.args[1]), *entry.args[2:]))
 
 
-def reached(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
+def reach(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
     """The given slots, and all that is computed from them."""
     for entry in entries:
         if not start.isdisjoint(entry.slots):
@@ -79,7 +79,7 @@ def reached(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
     return start
 
 
-def compiled(
+def compile_entries(
     entries: Sequence[Entry], fed: Sequence[Slot], constants: Sequence[Slot], results: Sequence[Slot]
 ) -> tuple[Callable[..., tuple[list[Tensor], list[Any]]], list[Any]]:
     """The operations as a function of what is fed and of constants; and what it reads."""
@@ -108,7 +108,7 @@ def compiled(
     return fx.GraphModule({}, graph).forward, [scalar for _, scalar in read]
 
 
-def traced(act: Callable[[], list[Tensor]], fed: Sequence[Tensor]) -> Program:
+def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor]) -> Program:
     """What an act does with tensors, as a program of those that are fed; its results are no use."""
     with Recorder() as recorder:
         slots = [recorder.slot(value) for value in fed]

@@ -38,12 +38,12 @@ def routes(tape: Tape) -> Routes:
     read = {slot for entry in tape.entries for slot in entry.slots} | {tape.output}
     alone = tape.from_inputs - tape.from_weights
     return Routes(
-        tuple(sorted({slot for entry in tape.entries for slot in steered(tape, entry, read)})),
+        tuple(sorted({slot for entry in tape.entries for slot in steering_slots(tape, entry, read)})),
         tuple(sorted(slot for slot in alone if tape[slot].dtype == torch.bool)),
     )
 
 
-def steered(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
+def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
     """The whole numbers that steer an operation, as its arguments or as an order that it finds."""
     moved = [slot for slot in entry.slots if not is_whole(tape[slot])]
     only_picks = entry.name in PICKING and tape.from_inputs.isdisjoint(moved)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.record.inputs import examples, settled, tensors
+from ntkexp.kernel.record.inputs import as_inputs, examples, tensors
 from ntkexp.kernel.record.leaving import Leaving
 from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.recorder import Recorder
@@ -95,7 +95,7 @@ def put_on_tape(
 ) -> Tape:
     """One run and its tape."""
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
-    given = settled(inputs)
+    given = as_inputs(inputs)
     versions = [tensor._version for tensor in tensors(given)]
     with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
         known = {recorder.slot(weight): name for name, weight in leaves.items()}

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
-from ntkexp.kernel.secant.rules.fold import folded, last
+from ntkexp.kernel.secant.rules.fold import fold, last
 
 
 def mul(call: AbstractCall) -> Tensor:
     """Elementwise, with broadcasting; either factor may be a number."""
     left, right = call.args
-    return multiplied(call, left, right, call.start.shape)
+    return multiply(call, left, right, call.start.shape)
 
 
-def multiplied(call: AbstractCall, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
+def multiply(call: AbstractCall, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
     """The difference of a product of two values, or of a value and a number."""
     terms = []
     for value, other in ((left, right), (right, left)):
@@ -34,7 +34,7 @@ def addcmul(call: AbstractCall) -> Tensor:
     shape = call.start.shape
     terms = [] if added.delta is None else [call.delta(added, shape)]
     if left.delta is not None or right.delta is not None:
-        terms.append(call.kwargs.get("value", 1) * multiplied(call, left, right, shape))
+        terms.append(call.kwargs.get("value", 1) * multiply(call, left, right, shape))
     return total(terms, shape)
 
 
@@ -44,7 +44,7 @@ def addcdiv(call: AbstractCall) -> Tensor:
     shape = call.start.shape
     terms = [] if added.delta is None else [call.delta(added, shape)]
     if above.delta is not None or below.delta is not None:
-        terms.append(call.kwargs.get("value", 1) * divided(call, above, below, shape))
+        terms.append(call.kwargs.get("value", 1) * divide(call, above, below, shape))
     return total(terms, shape)
 
 
@@ -52,16 +52,16 @@ def prod(call: AbstractCall) -> Tensor:
     """The product of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
     value, *dims = call.args
     known = Ends(value.start, value.end, call.delta(value), False, value.from_inputs)
-    return required(folded(last(known, dims[0] if dims else []), partial(pair, call))).reshape(call.start.shape)
+    return delta_of(fold(last(known, dims[0] if dims else []), partial(pair, call))).reshape(call.start.shape)
 
 
 def pair(call: AbstractCall, left: Ends, right: Ends) -> Ends:
     """A product of two, and its difference."""
-    delta = multiplied(call, left, right, left.start.shape)
+    delta = multiply(call, left, right, left.start.shape)
     return Ends(left.start * right.start, left.end * right.end, delta, False, left.from_inputs)
 
 
-def required(value: Ends) -> Tensor:
+def delta_of(value: Ends) -> Tensor:
     """The difference of a value that changes."""
     assert value.delta is not None
     return value.delta
@@ -72,9 +72,9 @@ def glu(call: AbstractCall) -> Tensor:
     value, dim = call.args[0], call.args[1] if len(call.args) > 1 else -1
     known = Ends(value.start, value.end, call.delta(value), False, True)
     left, right = (known.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
-    moved = call.slope(right, partial(sigmoid, call)) * required(right)
+    moved = call.slope(right, partial(sigmoid, call)) * delta_of(right)
     gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved, False, True)
-    return multiplied(call, left, gate, call.start.shape)
+    return multiply(call, left, gate, call.start.shape)
 
 
 def cross(call: AbstractCall) -> Tensor:
@@ -91,10 +91,10 @@ def div(call: AbstractCall) -> Tensor:
     if call.kwargs.get("rounding_mode") is not None:
         raise NoRule(f"{call.entry.op} rounds, so its differences are no multiples of its arguments'")
     above, below = call.args
-    return divided(call, above, below, call.start.shape)
+    return divide(call, above, below, call.start.shape)
 
 
-def divided(call: AbstractCall, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
+def divide(call: AbstractCall, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
     """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁)."""
     if not isinstance(below, Ends) or below.delta is None:
         divisor = call.mean(below) if isinstance(below, Ends) else below

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule, total
-from ntkexp.kernel.secant.rules.bilinear import multiplied
+from ntkexp.kernel.secant.rules.bilinear import multiply
 from ntkexp.kernel.secant.rules.choice import wide
 from ntkexp.kernel.secant.rules.elementwise import absolute, elementwise, quotient
 from ntkexp.kernel.secant.rules.power import exp2, exponential, log_slope, power, real_power
@@ -35,7 +35,7 @@ def of_two(by_left: Side, by_right: Side, call: AbstractCall) -> Tensor:
     """Side by side."""
     left, right = both(call)
     sides = ((left, right, by_left), (right, left, by_right))
-    terms = [averaged(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
+    terms = [average(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
     return total(terms, call.start.shape)
 
 
@@ -45,7 +45,7 @@ def both(call: AbstractCall) -> tuple[Ends, Ends]:
     return left, right
 
 
-def averaged(call: AbstractCall, value: Ends, other: Ends, side: Side) -> Tensor:
+def average(call: AbstractCall, value: Ends, other: Ends, side: Side) -> Tensor:
     """The mean of the slopes at both ends of the other argument."""
     if other.delta is None:
         return call.slope(value, lambda z0, z1: side(call, z0, z1, other.start))
@@ -54,15 +54,15 @@ def averaged(call: AbstractCall, value: Ends, other: Ends, side: Side) -> Tensor
 
 def angle_by_height(call: AbstractCall, y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
     """The slope of y ↦ atan2(y, x)."""
-    return turned(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
+    return turn(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
 
 
 def angle_by_width(call: AbstractCall, x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
     """The slope of x ↦ atan2(y, x)."""
-    return turned(-y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y)
+    return turn(-y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y)
 
 
-def turned(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -> Tensor:
+def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -> Tensor:
     """The angle between two vectors from their products, which keeps its digits; across the cut it is 2π off."""
     angle = torch.atan2(cross, dot)
     return quotient(torch.where((angle - change).abs() < 1, angle, change), d, lever / dot)
@@ -97,7 +97,7 @@ def lerp(call: AbstractCall) -> Tensor:
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right), False, True)
     moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
     terms = [] if left.delta is None else [left.delta]
-    return total(terms + ([multiplied(call, weight, gap, shape)] if moves else []), shape)
+    return total(terms + ([multiply(call, weight, gap, shape)] if moves else []), shape)
 
 
 def gap_delta(left: Ends, right: Ends) -> Tensor | None:

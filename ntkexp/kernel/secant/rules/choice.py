@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.secant.rules.elementwise import relu
-from ntkexp.kernel.secant.rules.fold import folded, last
+from ntkexp.kernel.secant.rules.fold import fold, last
 from ntkexp.kernel.secant.rules.smooth import piecewise
 
 
@@ -110,12 +110,12 @@ def both_extremes(call: AbstractCall) -> Result:
 def best(call: AbstractCall, value: Ends, dims: int | list[int], sign: int) -> Tensor:
     """A tournament along some axes, or along all."""
     known = Ends(value.start, value.end, call.delta(value), False, True)
-    found = folded(last(known, dims), lambda left, right: pairwise(call, left, right, sign)).delta
+    found = fold(last(known, dims), lambda left, right: pairwise(call, left, right, sign)).delta
     assert found is not None
     return found.reshape(call.start.shape)
 
 
-def ordered(call: AbstractCall) -> Result:
+def follow_order(call: AbstractCall) -> Result:
     """sort, topk and their like, whose second result is the order."""
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
@@ -139,5 +139,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(BOUNDS, clamp),
     "fmax": partial(first_of_two, 1),
     "fmin": partial(first_of_two, -1),
-    **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), ordered),
+    **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order),
 }

@@ -51,7 +51,7 @@ def used(
     shown = call.mean(x)
     if transposed:
         shown = spread(shown, kernel.start.shape, stride, padding, dilation, extra)
-        kernel = kernel.view(lambda v: turned(v, groups))
+        kernel = kernel.view(lambda v: turn(v, groups))
         stride, padding = (1,) * len(stride), (0,) * len(stride)
     channels, features = shown.shape[1] // groups, kernel.start.shape[0] // groups
     parts = []
@@ -86,7 +86,7 @@ def spread(
     return torch.nn.functional.pad(wide, [side for r, p, e in along for side in (r - p, r - p + e)])
 
 
-def turned(kernel: Tensor, groups: int) -> Tensor:
+def turn(kernel: Tensor, groups: int) -> Tensor:
     """The kernel of a transposed convolution as that of a plain one: inputs and outputs exchanged, windows reversed."""
     grouped = kernel.view(groups, -1, *kernel.shape[1:]).transpose(1, 2).flatten(0, 1)
     return grouped.flip(tuple(range(2, kernel.dim())))

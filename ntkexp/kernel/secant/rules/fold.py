@@ -14,7 +14,7 @@ Pair: TypeAlias = Callable[[Ends, Ends], Ends]
 """What becomes of two values."""
 
 
-def folded(value: Ends, pair: Pair) -> Ends:
+def fold(value: Ends, pair: Pair) -> Ends:
     """All values along the last axis as one: neighbours of a round are half of its length apart."""
     while (n := value.start.shape[-1]) > 1:
         half = n // 2

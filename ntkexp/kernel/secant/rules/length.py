@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
-from ntkexp.kernel.secant.rules.bilinear import divided, multiplied
+from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise
 from ntkexp.kernel.secant.rules.elementwise import absolute, quotient
-from ntkexp.kernel.secant.rules.fold import folded, last
+from ntkexp.kernel.secant.rules.fold import fold, last
 from ntkexp.kernel.secant.rules.power import real_power
 
 
@@ -40,8 +40,8 @@ def weight_norm(call: AbstractCall) -> Result:
     length = lengths(call, direction, dims)
     scale = Ends(gain.start / length.start, gain.end / length.end, None, False, True)
     if gain.delta is not None or length.delta is not None:
-        scale = replace(scale, delta=divided(call, gain, length, scale.start.shape))
-    return multiplied(call, direction, scale, call.start.shape), length.delta
+        scale = replace(scale, delta=divide(call, gain, length, scale.start.shape))
+    return multiply(call, direction, scale, call.start.shape), length.delta
 
 
 def lengths(call: AbstractCall, value: Ends, dims: list[int]) -> Ends:
@@ -60,40 +60,40 @@ def vector_norm(call: AbstractCall) -> Tensor:
     value, order = call.args[0], call.args[1] if len(call.args) > 1 and call.args[1] is not None else 2
     dims = call.args[2] if len(call.args) > 2 else None
     known = Ends(value.start, value.end, call.delta(value), False, True)
-    return sized(call, known, list(range(value.start.dim())) if dims is None else dims, float(order))
+    return norm_difference(call, known, list(range(value.start.dim())) if dims is None else dims, float(order))
 
 
-def sized(call: AbstractCall, value: Ends, dims: list[int], order: float) -> Tensor:
+def norm_difference(call: AbstractCall, value: Ends, dims: list[int], order: float) -> Tensor:
     """The difference of (Σ|x|ᵖ)^{1/p}, or of the largest or smallest |x|."""
     if order == 2:
         delta = lengths(call, value, dims).delta
     elif order == 0:
         raise NoRule("the 0-norm counts numbers")
     else:
-        size = moved(call, value, partial(absolute, call), torch.abs)
-        delta = extreme(call, size, dims, order) if isinf(order) else rooted(call, size, dims, order)
+        size = map_numbers(call, value, partial(absolute, call), torch.abs)
+        delta = extreme(call, size, dims, order) if isinf(order) else root(call, size, dims, order)
     assert delta is not None
     return delta.reshape(call.start.shape)
 
 
 def extreme(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
     """The norm that is the largest or the smallest."""
-    return folded(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1)).delta
+    return fold(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1)).delta
 
 
-def rooted(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
+def root(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
     """The norm (Σxᵖ)^{1/p}."""
-    powers = moved(call, size, partial(raised, order), lambda x: x**order)
+    powers = map_numbers(call, size, partial(power_slope, order), lambda x: x**order)
     summed = powers.view(lambda v: v.sum(dims, keepdim=True))
-    return moved(call, summed, partial(raised, 1 / order), lambda x: x ** (1 / order)).delta
+    return map_numbers(call, summed, partial(power_slope, 1 / order), lambda x: x ** (1 / order)).delta
 
 
-def raised(p: float, z0: Tensor, z1: Tensor) -> Tensor:
+def power_slope(p: float, z0: Tensor, z1: Tensor) -> Tensor:
     """The slope of zᵖ."""
     return real_power(torch.full_like(z0, p), z0, z1)
 
 
-def moved(
+def map_numbers(
     call: AbstractCall, value: Ends, slope: Callable[[Tensor, Tensor], Tensor], function: Callable[[Tensor], Tensor]
 ) -> Ends:
     """A function of every number, and its difference."""
@@ -110,7 +110,7 @@ def distances(call: AbstractCall) -> Tensor:
     terms = [] if left.delta is None else [call.delta(rows, shape)]
     terms += [] if right.delta is None else [-call.delta(columns, shape)]
     gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape), False, True)
-    return sized(call, gap, [-1], float(order))
+    return norm_difference(call, gap, [-1], float(order))
 
 
 def deviation(call: AbstractCall) -> Result:

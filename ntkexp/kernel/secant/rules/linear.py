@@ -38,14 +38,14 @@ def constant(value: Any) -> Any:
     return value.start
 
 
-def reshaped(call: AbstractCall) -> Tensor:
+def reshape(call: AbstractCall) -> Tensor:
     """A map like `first`, for differences that are not laid out in memory like the values; detached values change as
     well.
     """
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
-def restrided(call: AbstractCall) -> Tensor:
+def restride(call: AbstractCall) -> Tensor:
     """Elements by their place in memory, where the difference may lie in another order."""
     value, size, stride, *rest = call.args
     v, offset = value.start, rest[0] if rest and rest[0] is not None else value.start.storage_offset()
@@ -57,14 +57,14 @@ def restrided(call: AbstractCall) -> Tensor:
     return call.delta(value).reshape(-1)[places]
 
 
-def converted(call: AbstractCall) -> Tensor:
+def convert(call: AbstractCall) -> Tensor:
     """Another precision or device."""
     if not call.start.is_floating_point():
         raise NoRule("a number that is read as a whole one or as a truth value changes between the ends of a step")
     return call.delta(call.args[0]).to(call.start.dtype)
 
 
-def padded(call: AbstractCall) -> Tensor:
+def pad(call: AbstractCall) -> Tensor:
     """A padded border does not change, whatever it is made of."""
     value, pad, *_ = call.args
     return torch.constant_pad_nd(call.delta(value), pad)
@@ -82,7 +82,7 @@ def unchanged(call: AbstractCall) -> Tensor:
     return torch.zeros_like(call.start)
 
 
-def joined(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
+def join(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
     """op([Δa, Δb, …], …): concatenation, stacking, writing into."""
 
     def difference(value: Any) -> Any:
@@ -109,14 +109,14 @@ def written(call: AbstractCall) -> Result:
     if "reduce" in call.kwargs:
         raise NoRule("what is written is reduced with what was there")
     numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
-    return joined(call, (*call.args[:3], *numbers))
+    return join(call, (*call.args[:3], *numbers))
 
 
-def reduced(call: AbstractCall) -> Result:
+def reduce(call: AbstractCall) -> Result:
     """A map like `joined`, for the reductions that are linear."""
     if call.args[4] not in ("sum", "mean"):
         raise NoRule(f"what is written is reduced by {call.args[4]!r}")
-    return joined(call)
+    return join(call)
 
 
 def log_likelihood(call: AbstractCall) -> Result:
@@ -168,15 +168,15 @@ JOINED = """
 """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshaped),
-    **dict.fromkeys(JOINED.split(), joined),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
+    **dict.fromkeys(JOINED.split(), join),
     **dict.fromkeys(UNCHANGED.split(), unchanged),
     **dict.fromkeys(("scatter", "index_fill"), written),
-    "scatter_reduce": reduced,
+    "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
-    "_to_copy": converted,
-    "as_strided": restrided,
-    "constant_pad_nd": padded,
+    "_to_copy": convert,
+    "as_strided": restride,
+    "constant_pad_nd": pad,
     "copy": replaced,
     "fill": replaced,
     "add": add,

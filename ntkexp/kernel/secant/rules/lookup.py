@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule
-from ntkexp.kernel.secant.rules.bilinear import multiplied
+from ntkexp.kernel.secant.rules.bilinear import multiply
 from ntkexp.kernel.secant.rules.linear import constant
 
 SUM, MEAN = 0, 1
@@ -53,7 +53,7 @@ def weighted(call: AbstractCall, table: Ends, indices: Tensor, gains: Ends | Non
         assert delta is not None
         return delta
     picked = Ends(table.start[indices], table.end[indices], delta, False, True)
-    return multiplied(call, gains.view(lambda v: v[:, None]), picked, picked.start.shape)
+    return multiply(call, gains.view(lambda v: v[:, None]), picked, picked.start.shape)
 
 
 RULES: dict[str, Rule] = {

@@ -16,19 +16,19 @@ from torch import Tensor
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.secant.rules.choice import wide
 from ntkexp.kernel.secant.rules.elementwise import quotient
-from ntkexp.kernel.secant.rules.linear import joined
+from ntkexp.kernel.secant.rules.linear import join
 
 
 def where(call: AbstractCall) -> Tensor:
     """One of two, by a mask."""
     mask, yes, no = call.args
-    return selected(call, mask, yes, no)
+    return select(call, mask, yes, no)
 
 
 def masked_fill(call: AbstractCall) -> Tensor:
     """A value where the mask is true."""
     no, mask, yes = call.args
-    return selected(call, mask, yes, no)
+    return select(call, mask, yes, no)
 
 
 def index_put(call: AbstractCall) -> Result:
@@ -41,11 +41,11 @@ def index_put(call: AbstractCall) -> Result:
     if rows and mask.delta is not None:
         raise NoRule("a mask that changes between the ends of a step decides where rows are written")
     if any(accumulate) or not alone or value.start.dim() > inner or rows:
-        return joined(call)
-    return selected(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
+        return join(call)
+    return select(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
 
 
-def combined(weight: Callable[[Tensor], Tensor], call: AbstractCall) -> Tensor:
+def combine(weight: Callable[[Tensor], Tensor], call: AbstractCall) -> Tensor:
     """a and b = ab, a or b = 1 − (1 − a)(1 − b), a xor b = a + b − 2ab: each difference times a mean of the other."""
     shape, kind = call.start.shape, next(value.delta.dtype for value in call.args if value.delta is not None)
     if call.start.dtype != torch.bool:
@@ -58,7 +58,7 @@ def combined(weight: Callable[[Tensor], Tensor], call: AbstractCall) -> Tensor:
     return total(terms, shape)
 
 
-def selected(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
+def select(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
     """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes, no = wide(call, yes, shape), wide(call, no, shape)
@@ -84,7 +84,7 @@ def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
     return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
 
-def compared(call: AbstractCall) -> Tensor:
+def compare(call: AbstractCall) -> Tensor:
     """A comparison as a number that steps from 0 to 1."""
     left, right = call.args
     sides = [value for value in (left, right) if isinstance(value, Ends)]
@@ -106,7 +106,7 @@ def difference(left: Ends, right: Any, end: str) -> Tensor:
     return result
 
 
-def inverted(call: AbstractCall) -> Tensor:
+def invert(call: AbstractCall) -> Tensor:
     """A choice is inverted: not m = 1 − m."""
     return -call.delta(call.args[0])
 
@@ -115,9 +115,9 @@ RULES: dict[str, Rule] = {
     "where": where,
     "masked_fill": masked_fill,
     "index_put": index_put,
-    **dict.fromkeys(("logical_and", "bitwise_and"), partial(combined, lambda m: m)),
-    **dict.fromkeys(("logical_or", "bitwise_or"), partial(combined, lambda m: 1 - m)),
-    **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combined, lambda m: 1 - 2 * m)),
-    **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compared),
-    **dict.fromkeys(("logical_not", "bitwise_not"), inverted),
+    **dict.fromkeys(("logical_and", "bitwise_and"), partial(combine, lambda m: m)),
+    **dict.fromkeys(("logical_or", "bitwise_or"), partial(combine, lambda m: 1 - m)),
+    **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, lambda m: 1 - 2 * m)),
+    **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
+    **dict.fromkeys(("logical_not", "bitwise_not"), invert),
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, total
-from ntkexp.kernel.secant.rules.bilinear import multiplied
+from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def mm(call: AbstractCall) -> Tensor:
@@ -89,7 +89,7 @@ def outer(call: AbstractCall, left: Ends, right: Ends) -> Ends:
     left, right = left.view(lambda v: v[:, :, None]), right.view(lambda v: v[:, None, :])
     start, end = left.start * right.start, left.end * right.end
     varies = left.delta is not None or right.delta is not None
-    delta = multiplied(call, left, right, start.shape).flatten(1) if varies else None
+    delta = multiply(call, left, right, start.shape).flatten(1) if varies else None
     return Ends(start.flatten(1), end.flatten(1), delta, False, left.from_inputs or right.from_inputs)
 
 

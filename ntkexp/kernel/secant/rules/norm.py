@@ -8,14 +8,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
-from ntkexp.kernel.secant.rules.bilinear import multiplied
+from ntkexp.kernel.secant.rules.bilinear import multiply
 from ntkexp.kernel.secant.rules.elementwise import rsqrt
 
 
 def layer_norm(call: AbstractCall) -> Result:
     """Layer norm over the last axes."""
     x, shape, gain, bias, eps = call.args
-    normed = normalised(call, x, tuple(range(-len(shape), 0)), eps)
+    normed = normalise(call, x, tuple(range(-len(shape), 0)), eps)
     return affine(call, normed, gain, bias), None, None
 
 
@@ -23,7 +23,7 @@ def group_norm(call: AbstractCall) -> Result:
     """Group norm, over groups of channels."""
     x, gain, bias, examples, channels, _, groups, eps = call.args
     shape = x.start.shape
-    normed = normalised(call, x.view(lambda v: v.reshape(examples, groups, -1)), (2,), eps)
+    normed = normalise(call, x.view(lambda v: v.reshape(examples, groups, -1)), (2,), eps)
     along = [1, channels] + [1] * (len(shape) - 2)
     gain, bias = (None if p is None else p.view(lambda v: v.reshape(along)) for p in (gain, bias))
     return affine(call, normed.view(lambda v: v.reshape(shape)), gain, bias), None, None
@@ -38,7 +38,7 @@ def batch_norm(call: AbstractCall) -> Result:
     if training or mean is None:
         if x.from_inputs and len(x.start) > 1:  # instance norm makes one example of all, each with channels of its own
             raise NoRule("batch norm in training mode couples the examples of a batch")
-        normed = normalised(call, x, (0, *range(2, x.start.dim())), eps)
+        normed = normalise(call, x, (0, *range(2, x.start.dim())), eps)
         gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
         return affine(call, normed, gain, bias), None, None
     scale = (variance.start + eps).rsqrt().view(along)
@@ -49,7 +49,7 @@ def batch_norm(call: AbstractCall) -> Result:
     return affine(call, normed, gain, bias), None, None
 
 
-def normalised(call: AbstractCall, x: Ends, dims: tuple[int, ...], eps: float) -> Ends:
+def normalise(call: AbstractCall, x: Ends, dims: tuple[int, ...], eps: float) -> Ends:
     """c/√(mean c² + ε) at both ends, with its difference."""
     known = Ends(x.start, x.end, None if x.delta is None else call.delta(x), False, x.from_inputs)
     c = known.view(lambda v: v - v.mean(dims, keepdim=True))
@@ -74,7 +74,7 @@ def affine(call: AbstractCall, y: Ends, gain: Ends | None, bias: Ends | None) ->
     shape = y.start.shape
     terms = [] if y.delta is None else [y.delta]
     if gain is not None and (gain.delta is not None or terms):
-        terms = [multiplied(call, gain, y, shape)]
+        terms = [multiply(call, gain, y, shape)]
     if bias is not None and bias.delta is not None:
         terms.append(call.delta(bias, shape))
     return total(terms, shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Result, Rule
 from ntkexp.kernel.secant.rules.choice import pairwise
-from ntkexp.kernel.secant.rules.fold import folded
+from ntkexp.kernel.secant.rules.fold import fold
 
 
 def max_pool(call: AbstractCall) -> Result:
@@ -73,7 +73,7 @@ def spread(axis: int, places: Tensor, v: Tensor) -> Tensor:
 
 def largest(call: AbstractCall, windows: Ends) -> Ends:
     """Pooling along the last axis."""
-    return folded(windows, lambda left, right: pairwise(call, left, right, 1))
+    return fold(windows, lambda left, right: pairwise(call, left, right, 1))
 
 
 def spelled_out(given: Any, default: int, space: int) -> list[int]:

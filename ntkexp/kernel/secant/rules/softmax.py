@@ -21,24 +21,24 @@ from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 def softmax(call: AbstractCall) -> Tensor:
     value, dim = call.args[:2]
     mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
-    return mean * centred(call, value, mean, dim)
+    return mean * centre(call, value, mean, dim)
 
 
 def log_softmax(call: AbstractCall) -> Tensor:
     value, dim = call.args[:2]
     mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
-    return centred(call, value, mean, dim)
+    return centre(call, value, mean, dim)
 
 
 def logsumexp(call: AbstractCall) -> Tensor:
     value, dim = call.args[:2]
     keep = len(call.args) > 2 and bool(call.args[2])
-    mean = call.slope(value, lambda z0, z1: log_mean(normalised(z0, dim), normalised(z1, dim)))
+    mean = call.slope(value, lambda z0, z1: log_mean(normalise(z0, dim), normalise(z1, dim)))
     weights = mean / mean.sum(dim, keepdim=True)
     return (weights * call.delta(value)).sum(dim, keepdim=keep)
 
 
-def centred(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
+def centre(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
     """Δz − Σ w Δz; where a mask hides everything there are no weights."""
     delta = call.delta(value)
     weights = quotient(mean, mean.sum(dim, keepdim=True), 0.0)
@@ -50,7 +50,7 @@ def logarithms(z: Tensor, dim: int) -> Tensor:
     return torch.where(z == -inf, z, z.log_softmax(dim))
 
 
-def normalised(z: Tensor, dim: int | list[int]) -> Tensor:
+def normalise(z: Tensor, dim: int | list[int]) -> Tensor:
     """z − log Σ exp z."""
     return z - torch.logsumexp(z, dim, keepdim=True)
 
