@@ -19,7 +19,7 @@ Jacobians         the same, from a back-propagation for every example and output
 
 def plan(experiment: Experiment) -> str:
     """Tabulate the cost, a line for each group of parameters."""
-    seen = survey(experiment)
+    seen = survey(experiment.model_copy(update={"device": "cpu"}))  # shapes tell it, wherever the run will be
     points, found = seen.points, seen.costs
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
     total = Cost("in total", "", 0, sum(each.bytes for each in found), sum(each.multiplications for each in found))
