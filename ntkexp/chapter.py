@@ -61,6 +61,16 @@ def files(package: ModuleType) -> list[str]:
     return sorted(found.name for found in iter_modules(package.__path__) if not found.ispkg)
 
 
+def folders(package: ModuleType) -> list[str]:
+    """The folders in a folder of this package, by name.
+
+    >>> from ntkexp.report import plots
+    >>> folders(plots)
+    ['figures', 'together']
+    """
+    return sorted(found.name for found in iter_modules(package.__path__) if found.ispkg)
+
+
 @cache
 def homes(folders: tuple[str, ...]) -> dict[str, str]:
     """The file in which each class of a chapter stands, by reading and without importing."""

@@ -86,3 +86,9 @@ Events: TypeAlias = Annotated[
     bool,
     typer.Option("--tensorboard", callback=require_tensorboard, help="Write finished runs for TensorBoard as well."),
 ]
+KernelFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given.")
+]
+Recompute: TypeAlias = Annotated[
+    bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")
+]

@@ -1,0 +1,37 @@
+"""The arguments of `ntkexp explain`."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    probe: Annotated[
+        list[int] | None,
+        typer.Option("--probe", metavar="K", min=0, help="A point by its number in the split; may be repeated."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", metavar="SPLIT", help="The split whose points are explained: train, probe or test."),
+    ] = None,
+    worst: Annotated[
+        int | None,
+        typer.Option("--worst", metavar="N", min=1, help="Explain the N points that the network misses most."),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="How many training examples to list for each point.")
+    ] = 10,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png.")
+    ] = None,
+) -> None:
+    """See which training examples made a prediction, and when."""
+    from ntkexp.cli.explain import explain
+
+    explain(run, split, probe or [], worst, top, picture)

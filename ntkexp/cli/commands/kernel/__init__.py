@@ -1,0 +1,1 @@
+"""Compute a kernel into a file, and predict with it."""

@@ -1,0 +1,40 @@
+"""The arguments of `ntkexp kernel limit`."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.arguments import AsJson, ConfigDir, KernelFile, Overrides, Quiet, Recompute, Trust
+
+
+def limit(
+    overrides: Overrides = None,
+    out: KernelFile = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
+    ] = None,
+    force: Recompute = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Compute the kernels of an architecture at infinite width, NNGP and NTK."""
+    from ntkexp.cli.kernel.fill import FillRequest, limit
+
+    limit(
+        FillRequest(
+            overrides=overrides or [],
+            out=out,
+            workers=workers,
+            force=force,
+            quiet=quiet,
+            as_json=as_json,
+            trust=trust or [],
+            config_dir=config_dir,
+        )
+    )

@@ -1,0 +1,50 @@
+"""The arguments of `ntkexp kernel study`."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, Trust
+
+
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a file in configs/study, such as images.")],
+    overrides: Overrides = None,
+    ridge: Annotated[
+        str,
+        typer.Option(
+            "--ridge",
+            metavar="R|best",
+            help="What is added to each kernel's diagonal; best: of a grid, by the examples left out.",
+        ),
+    ] = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Compare several kernels of infinite width in one table of accuracies."""
+    from ntkexp.cli.kernel.fill import FillRequest
+    from ntkexp.cli.kernel.study import StudyRequest, study
+
+    filling = FillRequest(
+        overrides=overrides or [],
+        out=out,
+        workers=workers,
+        quiet=quiet,
+        as_json=as_json,
+        trust=trust or [],
+        config_dir=config_dir,
+    )
+    study(StudyRequest(name=name, ridge=ridge, filling=filling))

@@ -1,0 +1,25 @@
+"""The arguments of `ntkexp resume`."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.arguments import AsJson, Events, Quiet, Trust
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    tensorboard: Events = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+) -> None:
+    """Go on from a run's last checkpoint."""
+    from ntkexp.cli.train import resume
+
+    resume(run, tensorboard=tensorboard, quiet=quiet, as_json=as_json, trust=trust or [])

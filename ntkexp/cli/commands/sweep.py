@@ -1,0 +1,55 @@
+"""The arguments of `ntkexp sweep`."""
+
+# ruff: noqa: PLC0415  what is slow to import waits until it is needed
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.arguments import AsJson, ConfigDir, Events, Quiet, SweepWords, Trust
+
+
+def sweep(
+    words: SweepWords = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which runs go into runs/.")
+    ] = Path("outputs"),
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="How many runs at once; one for each core if not given.")
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="ENGINE", help="Where runs happen: local, dask:ADDRESS or slurm:KEY=VALUE,…"),
+    ] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, with about the time and memory they take, and begin none.")
+    ] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")] = False,
+    tensorboard: Events = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
+    from ntkexp.cli.sweep import SweepRequest, sweep
+
+    asked = SweepRequest(
+        words=words or [],
+        out=out,
+        engine=engine,
+        workers=workers,
+        dry_run=dry_run,
+        fail_fast=fail_fast,
+        retry_failed=retry_failed,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        as_json=as_json,
+        trust=trust or [],
+        config_dir=config_dir,
+    )
+    raise typer.Exit(sweep(asked))
