@@ -21,7 +21,7 @@ from torch import Tensor
 from ntkexp.closed_form.ensemble import Ensemble, Kernels
 from ntkexp.closed_form.gain import DescentGain
 from ntkexp.closed_form.modes import Modes, modes_of
-from ntkexp.ensemble.problem import Problem
+from ntkexp.ensemble.problem import EnsembleProblem
 from ntkexp.ensemble.train import EnsembleTraining
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.infinite_width import kernels
@@ -72,7 +72,7 @@ class Comparison:
 
 
 def ensemble(
-    experiment: Experiment, given: Problem, count: int, tell: Callable[[str, int], None]
+    experiment: Experiment, given: EnsembleProblem, count: int, tell: Callable[[str, int], None]
 ) -> list[TrainedNetworks]:
     """`count` networks of both kinds, each with the step size that suits its kernel; `tell` hears which and how
     many.

@@ -19,7 +19,7 @@ ROUND = 1e-6  # how far from 1 a norm may be on the unit circle
 
 
 @dataclass(frozen=True)
-class Problem:
+class EnsembleProblem:
     """Points, the training examples first, then others in the order of their places."""
 
     inputs: Float[Tensor, "point *shape"]
@@ -29,7 +29,7 @@ class Problem:
     axis: str  # what the places are
 
 
-def problem(experiment: Experiment) -> Problem:
+def problem(experiment: Experiment) -> EnsembleProblem:
     """The problem of an experiment that the processes are about; any other experiment is refused."""
     refuse_other(experiment)
     data = experiment.draw()
@@ -38,7 +38,7 @@ def problem(experiment: Experiment) -> Problem:
     places, axis = positions(everything.flatten(1))
     train = len(data.train.inputs)
     order = torch.cat([torch.arange(train), train + places[train:].argsort()])
-    return Problem(everything[order], places[order], encoded[order], train, axis)
+    return EnsembleProblem(everything[order], places[order], encoded[order], train, axis)
 
 
 def targets(data: Data) -> Float[Tensor, "point 1"]:

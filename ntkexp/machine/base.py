@@ -38,7 +38,7 @@ class AbstractMachine(Component):
         """f̂, or `DoesNotApply`."""
 
 
-def applied(
+def apply_kernel(
     kernel: Float[Tensor, "probe out train out_"], coefficients: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "probe out"]:
     """Σᵢ K(x, xᵢ) aᵢ."""

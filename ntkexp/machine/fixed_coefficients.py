@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, Prediction, applied
+from ntkexp.machine.base import AbstractMachine, Prediction, apply_kernel
 from ntkexp.machine.evidence import DoesNotApply, Evidence
 
 
@@ -22,7 +22,7 @@ class FixedCoefficients(AbstractMachine):
         coefficients = evidence.training.mean_coefficients
         if coefficients is None:
             coefficients = fitted_coefficients(evidence)
-        outputs = evidence.start + applied(evidence.path.kernel, coefficients)
+        outputs = evidence.start + apply_kernel(evidence.path.kernel, coefficients)
         return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
 
 

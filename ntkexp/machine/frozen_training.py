@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ntkexp.closed_form.gain import FlowGain
 from ntkexp.closed_form.modes import modes_of
-from ntkexp.machine.base import applied, square
+from ntkexp.machine.base import apply_kernel, square
 from ntkexp.machine.evidence import Evidence
 
 
@@ -27,7 +27,7 @@ def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> F
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
     gain = FlowGain(evidence.training.time * evidence.training.weight)
     coefficients = modes_of(square(kernel)).at(gain)(missing)
-    return evidence.start + applied(kernel, coefficients.view(evidence.targets.shape))
+    return evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
 
 
 def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
@@ -36,4 +36,4 @@ def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -
     coefficients, remaining = evidence.training.repeat(
         square(kernel), evidence.start[:train], evidence.start_pull[:train]
     )
-    return evidence.start + applied(kernel, coefficients) + (remaining - 1) * evidence.start_pull
+    return evidence.start + apply_kernel(kernel, coefficients) + (remaining - 1) * evidence.start_pull

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import Prediction, applied, square
+from ntkexp.machine.base import Prediction, apply_kernel, square
 from ntkexp.machine.evidence import DoesNotApply, Evidence
 
 
@@ -34,5 +34,5 @@ def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
     kept = singular > cutoff * singular.max()
     inverse = torch.where(kept, 1 / singular, 0.0)
     coefficients = Vh.mH @ (inverse * (U.mH @ evidence.learned.flatten()))
-    outputs = evidence.start + applied(kernel, coefficients.view(evidence.targets.shape))
+    outputs = evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
     return Prediction(outputs, f"rank {int(kept.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.optimizer.arc import Arc
+from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
 from ntkexp.path.rule.gauss import Gauss
-from ntkexp.path.view import View
 
 
 class Node(NamedTuple):
@@ -20,7 +20,7 @@ class Node(NamedTuple):
 
     length: float
     weight: float
-    view: View
+    view: NetworkView
     output_gradient: Float[Tensor, "train out"]
 
 
@@ -37,5 +37,5 @@ class Curve:
         quadrature = Gauss().quadrature(count, 1, 0)
         for arc in self.arcs:
             for piece in quadrature:
-                view = View(self.points, arc.at(piece.start))
+                view = NetworkView(self.points, arc.at(piece.start))
                 yield Node(arc.length, piece.weight, view, self.output_gradient(view.train_outputs))

@@ -18,9 +18,9 @@ from ntkexp.loss.base import AbstractLoss
 from ntkexp.optimizer.arc import Arc
 from ntkexp.optimizer.base import AbstractOptimizer, Memory, Move
 from ntkexp.path.curve import Curve
+from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
 from ntkexp.path.step import Step, sizes_of
-from ntkexp.path.view import View
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.shapes import Weights
 
@@ -49,7 +49,7 @@ class Descent:
 
     def step(self, index: int, weights: Weights, memory: Memory) -> Step:
         """One step."""
-        view = View(self.points, weights)
+        view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
         gradient = total(view.right, output_gradient, weights)
         clipping = self.optimizer.clipping(gradient)
@@ -81,7 +81,7 @@ class Descent:
 
     def gradient(self, index: int, weights: Weights) -> Weights:
         """∇L at other weights than those at which a step begins."""
-        view = View(self.points, weights)
+        view = NetworkView(self.points, weights)
         return total(view.right, self.output_gradient(index, view.train_outputs), weights)
 
     def size(self, index: int) -> float:
@@ -106,9 +106,11 @@ class Descent:
 def total(right: list[Features], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
     """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
     parts = torch.split(output_gradient, [block.examples for block in right])
-    return reduce(added, (block.weighted(part).total(weights) for block, part in zip(right, parts, strict=True)))
+    return reduce(
+        add_gradients, (block.weighted(part).total(weights) for block, part in zip(right, parts, strict=True))
+    )
 
 
-def added(gradient: Weights, other: Weights) -> Weights:
+def add_gradients(gradient: Weights, other: Weights) -> Weights:
     """The sum, in the place of the first: two gradients are held at a time, however many blocks there are."""
     return {name: value.add_(other[name]) for name, value in gradient.items()}

@@ -67,7 +67,7 @@ class Points:
 
 
 @dataclass
-class Block:
+class StepBlock:
     """One block of points during one step: tapes at positions inside the step, each recorded once."""
 
     points: Points
@@ -106,9 +106,9 @@ class Block:
 
     def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""
-        return self.integrated(pieces, right, None)[0]
+        return self.kernel_and_pull(pieces, right, None)[0]
 
-    def integrated(
+    def kernel_and_pull(
         self, pieces: tuple[Piece, ...], right: list[Features], vector: Weights | None
     ) -> tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]:
         """The kernel of the step as a rule reads it, and the same Jacobian times a vector of weight space."""

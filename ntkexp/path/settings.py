@@ -76,11 +76,11 @@ class Path(Component):
         pieces = (*finer, *(piece for rule in self.rule for piece in self.quadrature(rule)))
         return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
 
-    def wanted(self, count: int) -> tuple[int, ...]:
+    def chosen_outputs(self, count: int) -> tuple[int, ...]:
         """The outputs, of so many, at which the path is integrated, in their order.
 
         >>> from ntkexp.path.rule.left import Left
-        >>> Path(rule=(Left(),)).wanted(3), Path(rule=(Left(),), outputs=(2, 0)).wanted(3)
+        >>> Path(rule=(Left(),)).chosen_outputs(3), Path(rule=(Left(),), outputs=(2, 0)).chosen_outputs(3)
         ((0, 1, 2), (0, 2))
         """
         if self.outputs == "all":
@@ -102,15 +102,15 @@ class Path(Component):
         """When tangent kernels are kept, and snapshots taken if there are any."""
         if self.schedule == "adaptive":
             return Adaptive(steps, self.count, self.change)
-        return Planned(self.planned(self.schedule, steps))
+        return Planned(self.plan(self.schedule, steps))
 
-    def planned(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
+    def plan(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
         """The steps of a schedule; the first and the last are always among them.
 
         >>> from ntkexp.path.rule.left import Left
-        >>> Path(rule=(Left(),), count=5).planned("log", 1000)
+        >>> Path(rule=(Left(),), count=5).plan("log", 1000)
         (0, 1, 10, 100, 1000)
-        >>> Path(rule=(Left(),)).planned(40, 100)
+        >>> Path(rule=(Left(),)).plan(40, 100)
         (0, 40, 80, 100)
         """
         if schedule == "log":

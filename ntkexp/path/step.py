@@ -19,7 +19,7 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.optimizer.base import Memory, Sizes
 from ntkexp.path.curve import Curve
-from ntkexp.path.view import View
+from ntkexp.path.network_view import NetworkView
 from ntkexp.shapes import Weights
 
 IMPULSE_NODES = 3  # of order 6, above that of the arcs
@@ -30,7 +30,7 @@ class Step:
     """The network before the step, the weights after it, ℓ′, and what the optimizer made of the gradient."""
 
     index: int
-    view: View  # at θ_s
+    view: NetworkView  # at θ_s
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float

@@ -19,7 +19,7 @@ from ntkexp.report.run import read_run
 from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, State
 from ntkexp.run.clock import Clock
 from ntkexp.run.environment import fix_circumstances, provenance
-from ntkexp.run.folder_listener import listening
+from ntkexp.run.folder_listener import listen
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.save import arrays, write
@@ -56,7 +56,7 @@ def attempt(
             begin(folder, setting, overrides)
         make_room(folder, setting)
         folder.write_sealed(PROVENANCE, provenance(experiment, repeat, threads))
-        with clock.times("run"), listening(folder, setting, saved, of, threads, progress) as listener:
+        with clock.times("run"), listen(folder, setting, saved, of, threads, progress) as listener:
             outcome = run(setting, listener, saved["run"] if saved else None)
         with clock.times("write"):
             write(folder, setting, outcome)
@@ -82,7 +82,7 @@ def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None
 def make_room(folder: RunFolder, setting: Setting) -> None:
     """Room for the kernels; those of a checkpoint stay."""
     steps, outputs = setting.experiment.steps, setting.problem.outputs
-    points, train = len(setting.problem.targets[setting.extent.read]), setting.problem.train
+    points, train = len(setting.problem.targets[setting.domain.read]), setting.problem.train
     room = setting.experiment.path.timetable(steps).room
     create_kernels(folder.path / KERNELS, points, outputs, train, room)
 

@@ -52,7 +52,7 @@ class FolderListener(AbstractListener):
     def on_snapshot(
         self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
-        read, gradient = array(kernel[self.setting.extent.read]), array(output_gradient)
+        read, gradient = array(kernel[self.setting.domain.read]), array(output_gradient)
         write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
         self.snapshots |= sealed(self.folder.path, snapshot_places(self.taken))
         self.taken += 1
@@ -79,12 +79,12 @@ class FolderListener(AbstractListener):
         self.interrupt.end()
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
-        kind, extent = self.setting.experiment.dtype, self.setting.extent
+        kind, domain = self.setting.experiment.dtype, self.setting.domain
         self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind, self.of)
         self.rows.take_room()
         self.progress.say(
-            f"this optimizer remembers: {len(extent.attributed)} points (path.attributed) are attributed by a second "
-            f"pass, {extent.chunk} at a time, over a trajectory of {self.rows.room / 1e9:.2g} GB"
+            f"this optimizer remembers: {len(domain.attributed)} points (path.attributed) are attributed by a second "
+            f"pass, {domain.chunk} at a time, over a trajectory of {self.rows.room / 1e9:.2g} GB"
         )
         return self.rows
 
@@ -116,7 +116,7 @@ class FolderListener(AbstractListener):
 
 
 @contextmanager
-def listening(
+def listen(
     folder: RunFolder, setting: Setting, saved: State | None, of: str, threads: int, progress: AbstractProgress
 ) -> Iterator[FolderListener]:
     """The listener of a run, which goes on where it was left."""

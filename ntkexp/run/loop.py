@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ntkexp.path.network_view import NetworkView
 from ntkexp.path.step import Step
-from ntkexp.path.view import View
 from ntkexp.run.ending import Ending, count, ending_before
 from ntkexp.run.listener import AbstractListener
-from ntkexp.run.metrics import Observer, Row, shares
+from ntkexp.run.metrics import Observer, Row, share_row
 from ntkexp.run.outcome import Outcome, outcome_of
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
@@ -44,7 +44,7 @@ def go(state: RunState, listener: AbstractListener) -> Ending:
         if due:
             row |= snapshot(state, observer, listener, step)
         tallies = state.advance(step, due=due)
-        listener.on_row(row | shares(tallies, setting.experiment.path.closing))
+        listener.on_row(row | share_row(tallies, setting.experiment.path.closing))
         listener.on_step(state, loss)
     return Ending(count(setting.experiment.steps))
 
@@ -63,12 +63,12 @@ def go_back(state: RunState, listener: AbstractListener) -> None:
         listener.on_step_back(state, done, whole)
     closing = state.setting.experiment.path.closing
     if (late := state.accumulator.late_tallies) is not None:
-        listener.on_late_rows([{"step": step} | shares(tallies, closing) for step, tallies in enumerate(late)])
+        listener.on_late_rows([{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)])
 
 
 def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outcome:
     """See where the path has led, and look back."""
-    observer, view = Observer(state.setting), View(state.setting.points, state.weights)
+    observer, view = Observer(state.setting), NetworkView(state.setting.points, state.weights)
     outputs, kernel = view.outputs, view.tangent_kernel()
     last = state.step_sizes[-1] if state.step else None
     row = observer.step(state.step, state.time, outputs, state.weights)

@@ -171,7 +171,7 @@ class Observer:
         return row | {f"residual_top_{k}": modes.share(residual, k) for k in RESIDUAL_TOPS}
 
 
-def shares(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
+def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
     """What the first rule said of a step, and how far one is from it that closes; nothing before it is integrated."""
     if not tallies:
         return {}

@@ -56,7 +56,7 @@ def evidence_of(
 ) -> Evidence:
     """What machines are made of."""
     setting = state.setting
-    attributed = torch.isin(torch.arange(len(outputs), device=outputs.device), setting.extent.attributed)
+    attributed = torch.isin(torch.arange(len(outputs), device=outputs.device), setting.domain.attributed)
     return Evidence(
         inputs=setting.problem.inputs.flatten(1),
         train=setting.points.train,
@@ -67,7 +67,7 @@ def evidence_of(
         kernel_start=setting.start.kernel,
         kernel_end=kernel,
         start_pull=start_pull(setting),
-        integrated=setting.extent.integrated,
+        integrated=setting.domain.integrated,
         attributed=attributed,
         limit=setting.start.limit,
         training=training(state),
@@ -111,11 +111,11 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
 
 def with_all_outputs(part: Float[Tensor, "point integrated ..."], setting: Setting) -> Float[Tensor, "point out ..."]:
     """The part with all outputs, NaN where the path is not integrated."""
-    outputs = setting.extent.outputs
+    outputs = setting.domain.outputs
     if part.shape[1] == outputs:
         return part
     wide = part.new_full((len(part), outputs, *part.shape[2:]), torch.nan)
-    wide[:, list(setting.extent.integrated)] = part
+    wide[:, list(setting.domain.integrated)] = part
     return wide
 
 
@@ -155,7 +155,7 @@ def regions(state: RunState) -> dict[str, Region]:
 def facts(state: RunState, rule: str) -> dict[str, float]:
     """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
     setting, integrals = state.setting, state.accumulator.integrals[rule]
-    read, train = setting.extent.attributed, setting.points.train
+    read, train = setting.domain.attributed, setting.points.train
     kernel, contributions, decay = (part[read] for part in integrals.parts)
     if not (kernel.isfinite().all() and contributions.isfinite().all()):
         return {}
@@ -163,13 +163,13 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
     if setting.experiment.optimizer.weight_decay:
         found["decay_share"] = float(decay.norm() / (contributions.sum(2) + decay).norm())
     if (error := state.accumulator.error(rule, state.step)) is not None:
-        found["error_bar"] = share(error.parts, contributions)
+        found["error_bar"] = relative(error.parts, contributions)
         if error.sums is not None:
-            found["sum_error_bar"] = share(error.sums, contributions.sum(2) + decay)
+            found["sum_error_bar"] = relative(error.sums, contributions.sum(2) + decay)
     return found | setting.experiment.integration.facts(state.memory)
 
 
-def share(error: float, whole: Tensor) -> float:
+def relative(error: float, whole: Tensor) -> float:
     """An error relative to the norm of what it is the error of."""
     size = float(whole.norm())
     return error / size if size else float("nan")

@@ -22,7 +22,7 @@ from ntkexp.run.setting import Setting
 
 def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     """What came out, file by file."""
-    path, evidence, read = folder.path, outcome.evidence, setting.extent.read
+    path, evidence, read = folder.path, outcome.evidence, setting.domain.read
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():

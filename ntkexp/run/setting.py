@@ -18,9 +18,9 @@ from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.model.functional import function_of
 from ntkexp.path.accumulate.tally import Rounding
 from ntkexp.path.descent import Descent
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
+from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
-from ntkexp.path.view import View
 from ntkexp.run.refusals import refuse_dead, refuse_infinite, refuse_long
 from ntkexp.run.survey import Survey, survey
 
@@ -43,7 +43,7 @@ class Setting:
     problem: Problem
     start: Start
     descent: Descent
-    extent: Extent  # where the path is integrated
+    domain: Domain  # where the path is integrated
     rounding: Rounding
     remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
@@ -59,14 +59,14 @@ def prepare(experiment: Experiment) -> Setting:
     refuse_long(experiment, found.budget)
     problem, points = found.problem, found.points
     start = look(experiment, problem, points)
-    extent = extent_of(experiment, found, like=start.kernel)
-    sizes = problem.module.sizes(problem.weights, problem.inputs[extent.attributed])
+    domain = domain_of(experiment, found, like=start.kernel)
+    sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed])
     return Setting(
         experiment=experiment,
         problem=problem,
         start=start,
         descent=descent_from(experiment, problem, points, start.largest_stable_step),
-        extent=extent,
+        domain=domain,
         rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=found.tape.eps),
         remarks=remarks(experiment, found),
     )
@@ -74,7 +74,7 @@ def prepare(experiment: Experiment) -> Setting:
 
 def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
     """The network at its start, unless it cannot be trained."""
-    view = View(points, problem.weights)
+    view = NetworkView(points, problem.weights)
     refuse_infinite(view.outputs, experiment)
     kernel = view.tangent_kernel()
     refuse_dead(kernel[: points.train])
@@ -108,14 +108,14 @@ def descent_from(experiment: Experiment, problem: Problem, points: Points, large
     )
 
 
-def extent_of(experiment: Experiment, found: Survey, like: Tensor) -> Extent:
+def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
     """Where the path is integrated, by the settings of the path and the memory that there is."""
-    problem, chosen = found.problem, attributed(experiment, found.problem.places)
-    return Extent(
+    problem, chosen = found.problem, attributed_points(experiment, found.problem.places)
+    return Domain(
         points=found.points,
         reads_train="train" in problem.places,
         attributed=chosen,
-        integrated=experiment.path.wanted(problem.outputs),
+        integrated=experiment.path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
         steps=experiment.steps,
         chunk=experiment.integration.chunk(found.budget, len(chosen)),
@@ -123,7 +123,7 @@ def extent_of(experiment: Experiment, found: Survey, like: Tensor) -> Extent:
     )
 
 
-def attributed(experiment: Experiment, places: Mapping[str, slice]) -> Int[Tensor, " attributed"]:
+def attributed_points(experiment: Experiment, places: Mapping[str, slice]) -> Int[Tensor, " attributed"]:
     """The first ones of the points of every split, as many as the integration attributes."""
     counts = experiment.integration.counts([place.stop - place.start for place in places.values()])
     parts = [torch.arange(place.start, place.start + n) for place, n in zip(places.values(), counts, strict=True)]

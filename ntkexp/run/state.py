@@ -106,7 +106,7 @@ def begin(setting: Setting, room: Room) -> RunState:
     return RunState(
         setting=setting,
         weights=weights,
-        accumulator=experiment.integration.begin(setting.extent, weights, room),
+        accumulator=experiment.integration.begin(setting.domain, weights, room),
         timetable=experiment.path.timetable(experiment.steps),
         summed_gradient=torch.zeros_like(setting.descent.targets),
     )

@@ -40,7 +40,7 @@ def survey(experiment: Experiment) -> Survey:
     function = with_casts(function_of(problem.module), experiment.path.casts)
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
-    budget, wanted = budget_of(experiment, problem, tape), experiment.path.wanted(problem.outputs)
+    budget, wanted = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
     points = Points(
         reader=reader,
         inputs=problem.inputs,
@@ -60,7 +60,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         points=len(problem.inputs),
         train=problem.train,
         outputs=problem.outputs,
-        integrated=len(experiment.path.wanted(problem.outputs)),
+        integrated=len(experiment.path.chosen_outputs(problem.outputs)),
         rules=experiment.integration.kernels,
         tapes=experiment.integration.tapes,
         tape_bytes=tape.bytes_per_example,

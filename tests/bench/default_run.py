@@ -9,7 +9,7 @@ from itertools import islice
 from ntkexp.config.compose import compose
 from ntkexp.path.accumulate.integrals import Integrals, integrals_at_zero
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.points import Block
+from ntkexp.path.points import StepBlock
 from ntkexp.run.setting import Setting, prepare
 from tests.bench.stopwatch import medians, milliseconds, table
 
@@ -22,7 +22,7 @@ def report(*, quick: bool) -> str:
     steps, times = (2, 2) if quick else (4, 5)
     setting = prepare(compose([f"path.rule=[{','.join(RULES)}]", "path.nodes=1", *(TINY if quick else ())]))
     path = setting.experiment.path
-    integrals = {rule.option: integrals_at_zero(path.quadrature(rule), setting.extent) for rule in path.rule}
+    integrals = {rule.option: integrals_at_zero(path.quadrature(rule), setting.domain) for rule in path.rule}
     acts: dict[str, Callable[[], object]] = {"descent": partial(walk, setting, {}, steps)}
     acts |= {name: partial(walk, setting, {name: integrals[name]}, steps) for name in RULES}
     found = medians(acts, times)
@@ -36,7 +36,7 @@ def report(*, quick: bool) -> str:
 def walk(setting: Setting, integrals: dict[str, Integrals], steps: int) -> None:
     """Some steps from the start, with these integrals accumulated."""
     for step in islice(setting.descent.walk(setting.problem.weights), steps):
-        for place in setting.extent.places:
-            block = Block(setting.points, step.segment, place)
+        for place in setting.domain.places:
+            block = StepBlock(setting.points, step.segment, place)
             for each in integrals.values():
                 each.add(step, block, Tally())

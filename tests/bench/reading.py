@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ntkexp.config.compose import compose
-from ntkexp.path.view import View
+from ntkexp.path.network_view import NetworkView
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.report.plots.style import GREY, NARROW, RC, colour, heading
 from ntkexp.run.setting import Setting, prepare
@@ -64,9 +64,9 @@ def cost(name: str, setting: Setting, alone: float) -> Cost:
     state = begin(setting, no_trajectory)
     taken = seconds(lambda: follow(state))
     (integrals,) = state.accumulator.integrals.values()
-    change = View(setting.points, state.weights).outputs - setting.start.outputs
+    change = NetworkView(setting.points, state.weights).outputs - setting.start.outputs
     missed = integrals.contributions.sum(2) - change
-    here = setting.extent.attributed
+    here = setting.domain.attributed
     return Cost(name, max(taken - alone, 0.0), float(missed[here].norm() / change[here].norm()))
 
 

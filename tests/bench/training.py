@@ -16,7 +16,7 @@ from ntkexp.optimizer.gd import GD
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.descent import Descent
-from ntkexp.path.points import Block, Points
+from ntkexp.path.points import Points, StepBlock
 from ntkexp.path.rule.secant import Secant
 from ntkexp.schedule.constant import Constant
 from tests.bench.network import mlp, points
@@ -88,4 +88,4 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     integrals = Integrals(Secant().quadrature(1, 1, 0), room, *rest)
     for step in descent.walk(weights):
         for place in places:
-            integrals.add(step, Block(read, step.segment, place), Tally())
+            integrals.add(step, StepBlock(read, step.segment, place), Tally())

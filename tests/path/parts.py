@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.points import Block
+from ntkexp.path.points import StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.run.setting import Setting, prepare
 from tests.run.small import small
@@ -22,11 +22,11 @@ def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "probe
     setting = prepare(small("path.probes=[probe]", *overrides))
     found = {name: with_room(pieces, setting) for name, pieces in ways.items()}
     for step in setting.descent.walk(setting.problem.weights):
-        for place in setting.extent.places:
-            block = Block(setting.points, step.segment, place)
+        for place in setting.domain.places:
+            block = StepBlock(setting.points, step.segment, place)
             for integrals in found.values():
                 integrals.add(step, block, Tally())
-    return {name: integrals.contributions[setting.extent.read] for name, integrals in found.items()}
+    return {name: integrals.contributions[setting.domain.read] for name, integrals in found.items()}
 
 
 def with_room(pieces: tuple[Piece, ...], setting: Setting) -> Integrals:

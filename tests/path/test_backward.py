@@ -16,8 +16,8 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.gd import GD
 from ntkexp.path.attributed_points import shares
-from ntkexp.path.backward.half_times import STRETCHES, empty
-from ntkexp.path.points import Block
+from ntkexp.path.backward.half_times import STRETCHES, halves_at_zero
+from ntkexp.path.points import StepBlock
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
@@ -85,8 +85,8 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
             moved = sizes * (memory if hasattr(optimizer, "dampening") else pulls + optimizer.momentum * memory)
         if optimizer.decouples:
             moved = torch.cat([moved[:-1], moved[-1:] + sizes * decay])
-        for place in setting.extent.places:
-            block = Block(setting.points, step.segment, place)
+        for place in setting.domain.places:
+            block = StepBlock(setting.points, step.segment, place)
             found[place] -= dense(block.features(piece), like) @ moved.t()
     return found[..., :-1], found[..., -1]
 
@@ -147,7 +147,7 @@ def test_chunks_change_the_result_by_rounding() -> None:
 
 def in_chunks(setting: Setting, chunk: int) -> Setting:
     """The same, with so many points attributed at once."""
-    return replace(setting, extent=replace(setting.extent, chunk=chunk))
+    return replace(setting, domain=replace(setting.domain, chunk=chunk))
 
 
 class Interrupted(Memory):
@@ -228,7 +228,7 @@ def halves_of(masses: Tensor, sizes: list[float]) -> list[float]:
 def test_a_stretch_dates_to_its_own_length(steps: int) -> None:
     masses = torch.rand(steps, 8, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 4
     masses[:, 0] = 0.0  # what does nothing has no time
-    halves, sizes = empty(steps, masses[0]), [1.0 + k / steps for k in range(steps)]
+    halves, sizes = halves_at_zero(steps, masses[0]), [1.0 + k / steps for k in range(steps)]
     for step in reversed(range(steps)):
         halves.add(step, slice(0, 8), masses[step])
     found, exact = halves.by(sizes).flatten(), halves_of(masses.flatten(1), sizes)

@@ -25,8 +25,8 @@ def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
     setting = prepare(small(*CHOSEN, *overrides))
     points = setting.points
     cut = Points(points.reader, points.inputs, points.train, block, keep)
-    descent, extent = replace(setting.descent, points=cut), replace(setting.extent, points=cut)
-    return run(replace(setting, descent=descent, extent=extent), Memory())
+    descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut)
+    return run(replace(setting, descent=descent, domain=domain), Memory())
 
 
 def numbers(found: Outcome) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
-from ntkexp.path.points import Block
+from ntkexp.path.points import StepBlock
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
@@ -43,12 +43,12 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
         hat = np.interp(times[:-1], times[taken], height)
         pull = sum(float(h) * step.step_size * step.output_gradient for h, step in zip(hat, steps, strict=True))
         found.append(-torch.einsum("qcnd,nd->qcn", kernel(setting, steps[node], rule), pull))
-    return torch.stack(found).sum(0)[setting.extent.read]
+    return torch.stack(found).sum(0)[setting.domain.read]
 
 
 def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
     """The kernel of one step at all points."""
-    block = Block(setting.points, step.segment, slice(0, len(setting.points.inputs)))
+    block = StepBlock(setting.points, step.segment, slice(0, len(setting.points.inputs)))
     (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
     return block.kernel(setting.experiment.path.quadrature(chosen), step.steered)
 
@@ -72,8 +72,8 @@ def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...
     for rule, path in found.outcome.evidence.paths.items():
         other = every.outcome.evidence.paths[rule]
         for ours, theirs in ((path.kernel, other.kernel), (path.decay, other.decay)):
-            missed = (ours - theirs)[found.setting.extent.read]
-            assert missed.norm() <= ROUNDING * theirs[found.setting.extent.read].norm()
+            missed = (ours - theirs)[found.setting.domain.read]
+            assert missed.norm() <= ROUNDING * theirs[found.setting.domain.read].norm()
     assert found.error("left") == pytest.approx(every.error("left"), rel=1e-9)
 
 

@@ -25,7 +25,7 @@ def test_it_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
     for rule, path in some.outcome.evidence.paths.items():
         other = whole.outcome.evidence.paths[rule]
         for ours, theirs in ((path.kernel, other.kernel), (path.contributions, other.contributions)):
-            read = some.setting.extent.attributed
+            read = some.setting.domain.attributed
             here, there = ours[read][:, [0, 2]], theirs[read][:, [0, 2]]
             assert (here - there).norm() <= ROUNDING * there.norm()
             assert ours[:, 1].isnan().all()
@@ -49,4 +49,4 @@ def test_outputs_that_there_are_not_are_refused(outputs: str) -> None:
 
 
 def test_all_outputs_by_number_are_all() -> None:
-    assert small(*SHORT, "path.outputs=[2,1,0]").path.wanted(3) == small(*SHORT).path.wanted(3)
+    assert small(*SHORT, "path.outputs=[2,1,0]").path.chosen_outputs(3) == small(*SHORT).path.chosen_outputs(3)

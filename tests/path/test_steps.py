@@ -14,8 +14,8 @@ from ntkexp.path.accumulate.base import AbstractAccumulator
 from ntkexp.path.backward.playback import Playback
 from ntkexp.path.backward.recording import Recording, row_length
 from ntkexp.path.integrate import integrate
+from ntkexp.path.network_view import NetworkView
 from ntkexp.path.step import Step
-from ntkexp.path.view import View
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.run.setting import Setting
 from tests.run.small import Ran, ran
@@ -32,7 +32,7 @@ ROUNDING = 1e-12  # five steps of autograd, which adds up the gradient in anothe
 def begin(setting: Setting, folder: Path) -> AbstractAccumulator:
     """What takes in the steps of this setting, with nothing taken in."""
     return setting.experiment.integration.begin(
-        setting.extent, setting.problem.weights, lambda rows, size: trajectory(folder / "second.bin", rows, size)
+        setting.domain, setting.problem.weights, lambda rows, size: trajectory(folder / "second.bin", rows, size)
     )
 
 
@@ -44,7 +44,7 @@ def trajectory(path: Path, rows: int, size: int) -> Trajectory:
 
 def recorded(setting: Setting, folder: Path) -> Playback:
     """The steps of the descent, written down and read again."""
-    weights, pull = setting.problem.weights, setting.extent.no_pull()
+    weights, pull = setting.problem.weights, setting.domain.no_pull()
     records = setting.experiment.optimizer.records
     rows = trajectory(folder / "first.bin", setting.experiment.steps + 1, row_length(weights, records, pull))
     recording, sizes, end = Recording(rows=rows, like=weights, records=records, pull=pull), [], weights
@@ -93,7 +93,7 @@ def copied(step: Step) -> Step:
     memory: Remembered = {part: {k: w.clone() for k, w in weights.items()} for part, weights in step.memory.items()}
     return Step(
         index=step.index,
-        view=View(step.view.points, {name: weight.clone() for name, weight in step.view.weights.items()}),
+        view=NetworkView(step.view.points, {name: weight.clone() for name, weight in step.view.weights.items()}),
         end={name: weight.clone() for name, weight in step.end.items()},
         output_gradient=step.output_gradient.clone(),
         step_size=step.step_size,
@@ -125,11 +125,11 @@ def test_a_loop_of_plain_torch_is_read_as_the_run_is(tmp_path: Path) -> None:
     found = ran(*TINY, "optimizer.step_size=0.2", "path.rule=[secant,left]")
     setting = found.setting
     steps = [
-        Step(index=index, view=View(setting.points, before), end=after, output_gradient=pull, step_size=0.2)
+        Step(index=index, view=NetworkView(setting.points, before), end=after, output_gradient=pull, step_size=0.2)
         for index, (before, after, pull) in enumerate(plain_loop(setting, 0.2))
     ]
     integrals = integrate(steps, begin(setting, tmp_path))
-    change = View(setting.points, steps[-1].end).outputs - setting.start.outputs
+    change = NetworkView(setting.points, steps[-1].end).outputs - setting.start.outputs
     assert (integrals["secant"].contributions.sum(2) - change).norm() < ROUNDING * change.norm()
     for rule, path in found.outcome.evidence.paths.items():
         for one, other in ((integrals[rule].kernel, path.kernel), (integrals[rule].contributions, path.contributions)):

@@ -94,13 +94,13 @@ class Ran:
 
     def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
         """𝒮 by one rule, at the points where the path is read."""
-        return self.outcome.evidence.paths[rule].contributions[self.setting.extent.read]
+        return self.outcome.evidence.paths[rule].contributions[self.setting.domain.read]
 
     @property
     def change(self) -> Float[Tensor, "point out"]:
         """f_T − f_0 at these points."""
         evidence = self.outcome.evidence
-        return (evidence.end - evidence.start)[self.setting.extent.read]
+        return (evidence.end - evidence.start)[self.setting.domain.read]
 
     def error(self, rule: str) -> float:
         """‖Σ𝒮 − (f_T − f_0)‖/‖f_T − f_0‖ over these points."""

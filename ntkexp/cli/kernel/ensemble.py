@@ -17,7 +17,7 @@ from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
     from ntkexp.ensemble.compare import Comparison, TrainedNetworks
-    from ntkexp.ensemble.problem import Problem
+    from ntkexp.ensemble.problem import EnsembleProblem
     from ntkexp.experiment.experiment import Experiment
 
 USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
@@ -63,7 +63,11 @@ def ensemble(asked: EnsembleRequest) -> None:
 
 
 def write_files(
-    folder: Path, experiment: Experiment, given: Problem, found: Sequence[TrainedNetworks], table: Sequence[Comparison]
+    folder: Path,
+    experiment: Experiment,
+    given: EnsembleProblem,
+    found: Sequence[TrainedNetworks],
+    table: Sequence[Comparison],
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
     from matplotlib import rc_context

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.accumulate.integrals import contracted
-from ntkexp.path.points import Block
+from ntkexp.path.accumulate.integrals import contract
+from ntkexp.path.points import StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
 
@@ -43,10 +43,10 @@ class ErrorBar:
         """Whether the step is one of the sample."""
         return step % self.every == self.every // 2
 
-    def add(self, step: Step, block: Block) -> None:
+    def add(self, step: Step, block: StepBlock) -> None:
         """Measure a step of the sample at one block of points."""
         difference = block.kernel(self.fine, step.steered) - block.kernel(self.coarse, step.steered)
-        error = contracted(difference, step.output_gradient).mul_(step.step_size * self.gain)
+        error = contract(difference, step.output_gradient).mul_(step.step_size * self.gain)
         self.total[block.place].add_(error)
         self.squares += float(error.square().sum())
 

@@ -15,7 +15,7 @@ from ntkexp.path.accumulate.base import AbstractAccumulator, Error
 from ntkexp.path.accumulate.error_bar import ErrorBar
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
 from ntkexp.path.step import Step
 
 RULE = "gauss"
@@ -25,7 +25,7 @@ RULE = "gauss"
 class FlowIntegral(AbstractAccumulator):
     """𝒦 and 𝒮 by `nodes` Gauss nodes on an arc."""
 
-    extent: Extent
+    domain: Domain
     nodes: int
     rule: Integrals
     error_bar: ErrorBar | None = None
@@ -38,7 +38,7 @@ class FlowIntegral(AbstractAccumulator):
         before = self.rule.contributions.clone()
         self.integrate(self.rule, step, self.nodes)
         if self.error_bar is not None and self.error_bar.measures(step.index):
-            finer = self.rule.emptied()
+            finer = self.rule.at_zero()
             self.integrate(finer, step, self.nodes + 1)
             self.error_bar.collect(finer.contributions - (self.rule.contributions - before))
         return {}
@@ -46,7 +46,7 @@ class FlowIntegral(AbstractAccumulator):
     def integrate(self, integrals: Integrals, step: Step, nodes: int) -> None:
         """Integrate over the arcs of a step."""
         for node in step.nodes(nodes):
-            for block in self.extent.blocks(node.segment):
+            for block in self.domain.blocks(node.segment):
                 integrals.take(node, block)
 
     def error(self, rule: str, steps: int) -> Error | None:

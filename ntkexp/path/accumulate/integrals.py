@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.extent import Extent
-from ntkexp.path.points import Block
+from ntkexp.path.domain import Domain
+from ntkexp.path.points import StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
 
@@ -32,22 +32,22 @@ class Integrals:
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
 
-    def add(self, step: Step, block: Block, tally: Tally) -> None:
+    def add(self, step: Step, block: StepBlock, tally: Tally) -> None:
         """Accumulate one step at one block of points, and take its measure."""
         kernel, parts, shrunk = self.take(step, block)
         tally.close(block, tally.add(parts, kernel) - shrunk)
 
-    def take(self, step: Step, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    def take(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
-        kernel, shrunk = block.integrated(self.pieces, step.steered, step.decay)
+        kernel, shrunk = block.kernel_and_pull(self.pieces, step.steered, step.decay)
         kernel.mul_(step.step_size)
-        parts = contracted(kernel, step.output_gradient).neg_()
+        parts = contract(kernel, step.output_gradient).neg_()
         self.kernel[block.place].add_(kernel)
         self.contributions[block.place].add_(parts)
         self.decay[block.place].sub_(shrunk)
         return kernel, parts, shrunk
 
-    def emptied(self) -> Integrals:
+    def at_zero(self) -> Integrals:
         """The same, at zero."""
         return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.parts))
 
@@ -67,12 +67,12 @@ class Integrals:
             value.copy_(state[name])
 
 
-def integrals_at_zero(pieces: tuple[Piece, ...], extent: Extent) -> Integrals:
+def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain) -> Integrals:
     """Room for the integrals by the rule of these pieces; NaN at points where the path is not integrated."""
-    return Integrals(pieces, *(extent.room(axes) for axes in (4, 3, 2)))
+    return Integrals(pieces, *(domain.room(axes) for axes in (4, 3, 2)))
 
 
-def contracted(
+def contract(
     kernel: Float[Tensor, "probe out train out_"], output_gradient: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "probe out train"]:
     """K ℓ′, a sum over the training side's outputs."""

@@ -46,7 +46,7 @@ class Moments:
         self.late_pull += late * step.output_gradient
         self.elapsed += step.step_size
 
-    def shared(self, span: float) -> tuple[Weight, Weight]:
+    def share_out(self, span: float) -> tuple[Weight, Weight]:
         """The weights of the two snapshots, so far apart; all of it is the second one's where they coincide."""
         right = Weight(self.size, self.pull)
         if span:

@@ -24,11 +24,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.path.accumulate.base import AbstractAccumulator, Error
-from ntkexp.path.accumulate.integrals import Integrals, contracted
+from ntkexp.path.accumulate.integrals import Integrals, contract
 from ntkexp.path.accumulate.moments import Moments, Weight
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.extent import Extent
-from ntkexp.path.points import Block
+from ntkexp.path.domain import Domain
+from ntkexp.path.points import StepBlock
 from ntkexp.path.step import Step, decay, sizes_of
 
 
@@ -54,18 +54,18 @@ class Track:
     before: Float[Tensor, "probe out train out_"]
     error: Float[Tensor, "probe out train"]
 
-    def take(self, step: Step, block: Block, turn: Turn, tally: Tally) -> None:
+    def take(self, step: Step, block: StepBlock, turn: Turn, tally: Tally) -> None:
         """A snapshot at one block of points; what its step adds by itself goes to the tally."""
         weights = step.view.weights
         shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
-        kernel, pulled = block.integrated(self.integrals.pieces, step.steered, shrinking)
-        own = contracted(kernel, step.output_gradient).mul_(-step.step_size)
+        kernel, pulled = block.kernel_and_pull(self.integrals.pieces, step.steered, shrinking)
+        own = contract(kernel, step.output_gradient).mul_(-step.step_size)
         tally.close(block, tally.add(own, step.step_size * kernel) - step.step_size * pulled)
         self.add(block.place, self.latest[block.place], self.pulled[block.place], turn.left)
         self.add(block.place, kernel, pulled, turn.right)
         if turn.middle is not None:
             missed = self.latest[block.place] - torch.lerp(self.before[block.place], kernel, turn.position)
-            self.error[block.place].add_(contracted(missed, turn.middle), alpha=1 / 3)
+            self.error[block.place].add_(contract(missed, turn.middle), alpha=1 / 3)
         self.before[block.place] = self.latest[block.place]
         self.latest[block.place] = kernel
         self.pulled[block.place] = pulled
@@ -73,7 +73,7 @@ class Track:
     def add(self, place: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> None:
         """A snapshot, as often as it counts."""
         self.integrals.kernel[place].add_(kernel, alpha=weight.size)
-        self.integrals.contributions[place].sub_(contracted(kernel, weight.pull))
+        self.integrals.contributions[place].sub_(contract(kernel, weight.pull))
         self.integrals.decay[place].sub_(pulled, alpha=weight.size)
 
     @property
@@ -92,7 +92,7 @@ class Track:
 class SnapshotSum(AbstractAccumulator):
     """The kernel at the steps that are due and at the `last`, by every rule."""
 
-    extent: Extent
+    domain: Domain
     tracks: Mapping[str, Track]
     moments: Moments
     arriving: Float[Tensor, "train out_"]  # what the latest snapshot is multiplied with, from the steps before it
@@ -119,11 +119,11 @@ class SnapshotSum(AbstractAccumulator):
 
     def take(self, step: Step, span: float) -> dict[str, Tally]:
         """Take a snapshot, so long after the latest."""
-        left, right = self.moments.shared(span)
+        left, right = self.moments.share_out(span)
         middle = self.arriving + left.pull if self.taken and self.taken % 2 == 0 else None
         turn = Turn(left, right, middle, self.span / (self.span + span) if span else 1.0)
         tallies = {name: Tally() for name in self.tracks}
-        for block in self.extent.blocks(step.segment):
+        for block in self.domain.blocks(step.segment):
             for name, track in self.tracks.items():
                 track.take(step, block, turn, tallies[name])
         self.arriving.copy_(right.pull)

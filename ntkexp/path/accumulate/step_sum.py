@@ -10,7 +10,7 @@ from ntkexp.path.accumulate.base import AbstractAccumulator, Error
 from ntkexp.path.accumulate.error_bar import ErrorBar
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
 from ntkexp.path.step import Step
 
 
@@ -18,7 +18,7 @@ from ntkexp.path.step import Step
 class StepSum(AbstractAccumulator):
     """𝒦 and 𝒮 by several rules, which share the tapes of a step."""
 
-    extent: Extent
+    domain: Domain
     rules: Mapping[str, Integrals]
     error_bar: ErrorBar | None = None
 
@@ -28,7 +28,7 @@ class StepSum(AbstractAccumulator):
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
         tallies = {name: Tally() for name in self.rules}
-        for block in self.extent.blocks(step.segment):
+        for block in self.domain.blocks(step.segment):
             for name, integrals in self.rules.items():
                 integrals.add(step, block, tallies[name])
             if self.error_bar is not None and self.error_bar.measures(step.index):

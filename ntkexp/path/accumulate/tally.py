@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.secant.closure import Closure, bound
-from ntkexp.path.points import Block
+from ntkexp.path.points import StepBlock
 
 
 class Rounding(NamedTuple):
@@ -41,7 +41,7 @@ class Tally:
         self.kernel_squares += float(kernel.square().sum())
         return summed
 
-    def close(self, block: Block, expected: Float[Tensor, "point out"]) -> None:
+    def close(self, block: StepBlock, expected: Float[Tensor, "point out"]) -> None:
         """Count how far the change of the outputs is from what it should be."""
         change = block.change()
         self.missed += float((expected - change).square().sum())

@@ -18,9 +18,9 @@ from torch import Tensor
 from ntkexp.kernel.features.bracket import Bracket, empty
 from ntkexp.kernel.features.features import Features
 from ntkexp.optimizer.base import Recursion
-from ntkexp.path.accumulate.integrals import Integrals, contracted
+from ntkexp.path.accumulate.integrals import Integrals, contract
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.points import Block, between
+from ntkexp.path.points import StepBlock, between
 from ntkexp.path.step import Step, decay, sizes_of
 from ntkexp.shapes import Weights
 
@@ -57,7 +57,7 @@ class BackwardSum:
     saved: list[Tensor]
     bracket: Bracket | None = None
 
-    def add(self, back: StepBack, block: Block, tally: Tally) -> Float[Tensor, "probe out train"]:
+    def add(self, back: StepBack, block: StepBlock, tally: Tally) -> Float[Tensor, "probe out train"]:
         """Take one step back; what its gradients contributed."""
         kernel, lost = self.take(back, block, tally)
         bracket, past = self.bracket, back.recursion.past
@@ -65,14 +65,14 @@ class BackwardSum:
         kernel = kernel + past * torch.cat([bracket.kernel(part) for part in back.step.right], dim=2)
         if (shrinking := back.through_memory) is not None:
             lost = lost + past * bracket.applied(shrinking)
-        parts = contracted(kernel, back.step.output_gradient).neg_()
+        parts = contract(kernel, back.step.output_gradient).neg_()
         tally.add(parts, kernel)
         self.integrals.kernel[self.place] += kernel
         self.integrals.contributions[self.place] += parts
         self.integrals.decay[self.place] -= lost
         return parts
 
-    def take(self, back: StepBack, block: Block, tally: Tally) -> tuple[Tensor, Tensor]:
+    def take(self, back: StepBack, block: StepBlock, tally: Tally) -> tuple[Tensor, Tensor]:
         """Let U take in J̄(r); what `now` ⊙ J̄(r) adds to the kernel, and to the decay."""
         pushed = torch.zeros_like(block.change())
         step, recursion, carry = back.step, back.recursion, back.recursion.carry

@@ -21,7 +21,7 @@ from torch import Tensor
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.backward.backward_sum import BackwardSum, StepBack
-from ntkexp.path.points import Block, Points
+from ntkexp.path.points import Points, StepBlock
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,7 @@ class Doubled:
     def add(self, back: StepBack) -> None:
         """Take one step back, if any point of the sample is at work."""
         if self.points is not None and self.backward is not None:
-            block = Block(self.points, back.step.segment, slice(0, len(self.points.inputs)))
+            block = StepBlock(self.points, back.step.segment, slice(0, len(self.points.inputs)))
             self.backward.add(back, block, Tally())
 
     def error(self, contributions: Float[Tensor, "attributed out train"]) -> float:
@@ -67,10 +67,10 @@ class Doubled:
         return bracket
 
 
-def sampled(points: int, count: int) -> Int[Tensor, " sample"]:
+def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:
     """So many of the points, evenly spread, as those of every split stand together.
 
-    >>> sampled(10, 4).tolist(), sampled(2, 4).tolist()
+    >>> sample_points(10, 4).tolist(), sample_points(2, 4).tolist()
     ([1, 3, 6, 8], [0, 1])
     """
     few = min(count, points)

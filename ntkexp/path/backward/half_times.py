@@ -58,7 +58,7 @@ class Halves:
         self.mass.copy_(state["mass"])
 
 
-def empty(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
+def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
     """Nothing done yet, on a path of so many steps."""
     count = min(steps, STRETCHES)
     edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ntkexp.path.backward.recording import Recording
+from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
 from ntkexp.path.step import Step
-from ntkexp.path.view import View
 from ntkexp.shapes import Weights
 
 
@@ -35,7 +35,7 @@ class Playback:
         recorded = self.recording.read(index)
         return Step(
             index=index,
-            view=View(self.points, start or recorded.weights),
+            view=NetworkView(self.points, start or recorded.weights),
             end=end or self.recording.read(index + 1).weights,
             output_gradient=recorded.output_gradient,
             step_size=self.step_sizes[index],

@@ -21,8 +21,8 @@ from ntkexp.path.backward.backward_sum import BackwardSum, StepBack
 from ntkexp.path.backward.doubled import Doubled
 from ntkexp.path.backward.half_times import Halves
 from ntkexp.path.backward.playback import Playback
-from ntkexp.path.extent import Extent
-from ntkexp.path.points import Block, Points, cut
+from ntkexp.path.domain import Domain
+from ntkexp.path.points import Points, StepBlock, cut
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
@@ -35,7 +35,7 @@ class SecondPass:
 
     steps: Playback
     optimizer: AbstractOptimizer
-    extent: Extent
+    domain: Domain
     integrals: dict[str, Integrals]
     tallies: dict[str, list[Tally]]  # for every step
     halves: dict[str, Halves]  # at the attributed points
@@ -54,7 +54,7 @@ class SecondPass:
     @property
     def chunks(self) -> list[slice]:
         """The attributed points, cut so that the brackets of a chunk fit into the memory."""
-        return cut(0, len(self.extent.attributed), self.extent.chunk)
+        return cut(0, len(self.domain.attributed), self.domain.chunk)
 
     @property
     def whole(self) -> int:
@@ -73,7 +73,7 @@ class SecondPass:
 
     def begin_chunk(self, chunk: slice) -> Points:
         """Empty brackets (or those of a checkpoint), for the points of a chunk."""
-        place, points = self.extent.attributed[chunk], self.extent.points
+        place, points = self.domain.attributed[chunk], self.domain.points
         self.sums = {
             name: BackwardSum(integrals=integrals, place=place, saved=self.saved.get(name, []))
             for name, integrals in self.integrals.items()
@@ -89,7 +89,7 @@ class SecondPass:
         """One step back, towards the weights that it began at."""
         recursion = self.optimizer.recursion(step.index, step.view.weights, step.sizes, step.memory)
         back = StepBack(step=step, recursion=recursion, decouples=self.optimizer.decouples)
-        block = Block(points, step.segment, slice(0, len(points.inputs)))
+        block = StepBlock(points, step.segment, slice(0, len(points.inputs)))
         chunk = self.chunks[self.done // self.length]
         for name, backward in self.sums.items():
             self.halves[name].add(step.index, chunk, backward.add(back, block, self.tallies[name][step.index]))
@@ -100,14 +100,14 @@ class SecondPass:
     def half_by(self, rule: str) -> Float[Tensor, "point out train"]:
         """When half of each contribution was done; NaN where the path is not integrated."""
         found = torch.full_like(self.integrals[rule].contributions, torch.nan)
-        found[self.extent.attributed] = self.halves[rule].by(self.steps.step_sizes)
+        found[self.domain.attributed] = self.halves[rule].by(self.steps.step_sizes)
         return found
 
     def error(self, rule: str) -> float | None:
         """How far off the parts are, of the rule of which that is measured."""
         if self.doubled is None or rule != self.doubled.rule:
             return None
-        return self.doubled.error(self.integrals[rule].contributions[self.extent.attributed])
+        return self.doubled.error(self.integrals[rule].contributions[self.domain.attributed])
 
     def tallies_of(self, step: int) -> dict[str, Tally]:
         """What the gradients of a step did, by rule."""

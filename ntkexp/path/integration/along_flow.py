@@ -10,7 +10,7 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.path.accumulate.error_bar import ErrorBar
 from ntkexp.path.accumulate.flow_integral import RULE, FlowIntegral
 from ntkexp.path.accumulate.integrals import integrals_at_zero
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
 from ntkexp.path.integration.base import AbstractIntegration, Room
 from ntkexp.path.rule.left import Left
 from ntkexp.path.settings import Path
@@ -48,13 +48,13 @@ class AlongFlow(AbstractIntegration):
         arcs = memory["controller"]
         return {"flow_error": float(arcs["error"] / arcs["way"])}
 
-    def begin(self, extent: Extent, weights: Weights, room: Room) -> FlowIntegral:
-        tangent = integrals_at_zero(Left().quadrature(1, 1, 0), extent)
-        return FlowIntegral(extent=extent, nodes=self.path.nodes, rule=tangent, error_bar=self.error_bar(extent))
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> FlowIntegral:
+        tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
+        return FlowIntegral(domain=domain, nodes=self.path.nodes, rule=tangent, error_bar=self.error_bar(domain))
 
-    def error_bar(self, extent: Extent) -> ErrorBar | None:
+    def error_bar(self, domain: Domain) -> ErrorBar | None:
         """The measure by one node more, on a sample of the steps."""
         if not self.path.error_samples:
             return None
-        every = self.path.sampled_every(extent.steps)
-        return ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=extent.zeros(3))
+        every = self.path.sampled_every(domain.steps)
+        return ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))

@@ -11,14 +11,14 @@ from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.accumulate.integrals import Integrals, integrals_at_zero
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.attributed_points import shares
-from ntkexp.path.backward.doubled import Doubled, sampled
-from ntkexp.path.backward.half_times import empty
+from ntkexp.path.backward.doubled import Doubled, sample_points
+from ntkexp.path.backward.half_times import halves_at_zero
 from ntkexp.path.backward.playback import Playback
 from ntkexp.path.backward.recording import Recording, row_length
 from ntkexp.path.backward.second_pass import SecondPass
 from ntkexp.path.backward.two_passes import TwoPasses
 from ntkexp.path.budget import Budget
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
 from ntkexp.path.integration.base import AbstractIntegration, Room
 from ntkexp.path.settings import Path
 from ntkexp.shapes import Weights
@@ -64,41 +64,41 @@ class Backward(AbstractIntegration):
     def details(self) -> Mapping[str, str]:
         return self.path.details
 
-    def begin(self, extent: Extent, weights: Weights, room: Room) -> TwoPasses:
-        records, pull = self.optimizer.records, extent.no_pull()
-        rows = room(extent.steps + 1, row_length(weights, records, pull))
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
+        records, pull = self.optimizer.records, domain.no_pull()
+        rows = room(domain.steps + 1, row_length(weights, records, pull))
         recording = Recording(rows=rows, like=weights, records=records, pull=pull)
-        return TwoPasses(recording=recording, turn=partial(self.turn, extent))
+        return TwoPasses(recording=recording, turn=partial(self.turn, domain))
 
-    def turn(self, extent: Extent, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
+    def turn(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
         """The second pass before its first step back."""
-        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), extent) for rule in self.path.rule}
-        like = extent.like.new_zeros(len(extent.attributed), *extent.shape[1:3])
+        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
+        like = domain.like.new_zeros(len(domain.attributed), *domain.shape[1:3])
         return SecondPass(
-            steps=self.playback(extent, recording, step_sizes),
+            steps=self.playback(domain, recording, step_sizes),
             optimizer=self.optimizer,
-            extent=extent,
+            domain=domain,
             integrals=rules,
             tallies={name: [Tally() for _ in step_sizes] for name in rules},
-            halves={name: empty(len(step_sizes), like) for name in rules},
-            doubled=self.doubled(extent),
+            halves={name: halves_at_zero(len(step_sizes), like) for name in rules},
+            doubled=self.doubled(domain),
         )
 
-    def playback(self, extent: Extent, recording: Recording, step_sizes: Sequence[float]) -> Playback:
+    def playback(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> Playback:
         """The steps as they were recorded."""
         return Playback(
             recording=recording,
-            points=extent.points,
+            points=domain.points,
             step_sizes=step_sizes,
             factors=self.optimizer.factors(recording.like),
             weight_decay=self.optimizer.weight_decay,
         )
 
-    def doubled(self, extent: Extent) -> Doubled | None:
+    def doubled(self, domain: Domain) -> Doubled | None:
         """The measure of the parts by the closing rule, at a sample of the points."""
         if self.path.closing is None or not self.path.finer:
             return None
-        sample = sampled(len(extent.attributed), self.path.error_samples).to(extent.attributed.device)
-        room = (extent.like.new_zeros(len(sample), *extent.shape[1:axes]) for axes in (4, 3, 2))
+        sample = sample_points(len(domain.attributed), self.path.error_samples).to(domain.attributed.device)
+        room = (domain.like.new_zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
         integrals = Integrals(self.path.finer, *room)
         return Doubled(rule=self.path.closing.option, integrals=integrals, sample=sample, gain=self.path.gain)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.accumulate.base import AbstractAccumulator
 from ntkexp.path.budget import Budget
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.shapes import Weights
 
@@ -58,5 +58,5 @@ class AbstractIntegration(ABC):
         return {}
 
     @abstractmethod
-    def begin(self, extent: Extent, weights: Weights, room: Room) -> AbstractAccumulator:
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> AbstractAccumulator:
         """What takes in the steps from these weights on."""

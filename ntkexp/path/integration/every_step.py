@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ntkexp.path.accumulate.error_bar import ErrorBar
 from ntkexp.path.accumulate.integrals import integrals_at_zero
 from ntkexp.path.accumulate.step_sum import StepSum
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
 from ntkexp.path.integration.base import AbstractIntegration, Room
 from ntkexp.path.settings import Path
 from ntkexp.shapes import Weights
@@ -32,11 +32,11 @@ class EveryStep(AbstractIntegration):
     def details(self) -> Mapping[str, str]:
         return self.path.details
 
-    def begin(self, extent: Extent, weights: Weights, room: Room) -> StepSum:
-        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), extent) for rule in self.path.rule}
-        return StepSum(extent=extent, rules=rules, error_bar=self.error_bar(extent))
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
+        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
+        return StepSum(domain=domain, rules=rules, error_bar=self.error_bar(domain))
 
-    def error_bar(self, extent: Extent) -> ErrorBar | None:
+    def error_bar(self, domain: Domain) -> ErrorBar | None:
         """The measure of the parts by the closing rule, on a sample of the steps."""
         if self.path.closing is None or not self.path.finer:
             return None
@@ -45,6 +45,6 @@ class EveryStep(AbstractIntegration):
             coarse=self.path.quadrature(self.path.closing),
             fine=self.path.finer,
             gain=self.path.gain,
-            every=self.path.sampled_every(extent.steps),
-            total=extent.zeros(3),
+            every=self.path.sampled_every(domain.steps),
+            total=domain.zeros(3),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ntkexp.path.accumulate.integrals import integrals_at_zero
 from ntkexp.path.accumulate.moments import Moments
 from ntkexp.path.accumulate.snapshot_sum import SnapshotSum, Track
-from ntkexp.path.extent import Extent
+from ntkexp.path.domain import Domain
 from ntkexp.path.integration.base import AbstractIntegration, Room
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.settings import Path
@@ -33,21 +33,21 @@ class Snapshots(AbstractIntegration):
     def details(self) -> Mapping[str, str]:
         return {rule: f"{detail} snapshots".lstrip() for rule, detail in self.path.details.items()}
 
-    def begin(self, extent: Extent, weights: Weights, room: Room) -> SnapshotSum:
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> SnapshotSum:
         return SnapshotSum(
-            extent=extent,
-            tracks={rule.option: self.track(rule, extent) for rule in self.path.rule},
-            moments=Moments(pull=extent.no_pull(), late_pull=extent.no_pull()),
-            arriving=extent.no_pull(),
-            last=extent.steps - 1,
+            domain=domain,
+            tracks={rule.option: self.track(rule, domain) for rule in self.path.rule},
+            moments=Moments(pull=domain.no_pull(), late_pull=domain.no_pull()),
+            arriving=domain.no_pull(),
+            last=domain.steps - 1,
         )
 
-    def track(self, rule: AbstractRule, extent: Extent) -> Track:
+    def track(self, rule: AbstractRule, domain: Domain) -> Track:
         """No snapshot taken yet."""
         return Track(
-            integrals=integrals_at_zero(self.path.quadrature(rule), extent),
-            latest=extent.zeros(4),
-            pulled=extent.zeros(2),
-            before=extent.zeros(4),
-            error=extent.zeros(3),
+            integrals=integrals_at_zero(self.path.quadrature(rule), domain),
+            latest=domain.zeros(4),
+            pulled=domain.zeros(2),
+            before=domain.zeros(4),
+            error=domain.zeros(3),
         )

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.secant.segment import Segment
-from ntkexp.path.points import Block, Points
+from ntkexp.path.points import Points, StepBlock
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extent:
+class Domain:
     """The points and outputs at which a path is integrated."""
 
     points: Points
@@ -41,9 +41,9 @@ class Extent:
         """[point, out, train, out_] of the path kernel."""
         return len(self.points.inputs), len(self.integrated), self.points.train, self.outputs
 
-    def blocks(self, segment: Segment) -> Iterator[Block]:
+    def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """The points that are read, block by block, during a step."""
-        return (Block(self.points, segment, place) for place in self.places)
+        return (StepBlock(self.points, segment, place) for place in self.places)
 
     def zeros(self, axes: int) -> Float[Tensor, "point out ..."]:
         """Zeros of so many of the axes of the path kernel."""

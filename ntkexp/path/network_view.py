@@ -15,14 +15,14 @@ from ntkexp.shapes import Weights
 
 
 @dataclass(frozen=True)
-class View:
+class NetworkView:
     """What is seen at the points with these weights."""
 
     points: Points
     weights: Weights
 
     @cached_property
-    def learned(self) -> tuple[Float[Tensor, "train out"], list[Features]]:
+    def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Features]]:
         """The outputs at the training examples, and their tangent features."""
         tapes = [self.points.tape(self.weights, block) for block in self.points.train_blocks]
         return torch.cat([tape.outputs for tape in tapes]), [self.points.reader.tangent(tape) for tape in tapes]
@@ -30,19 +30,19 @@ class View:
     @cached_property
     def outputs(self) -> Float[Tensor, "point out"]:
         """f(θ) at all points."""
-        first, _ = self.learned
+        first, _ = self.train_reading
         others = (self.points.tape(self.weights, block).outputs for block in self.points.other_blocks)
         return torch.cat([first, *others])
 
     @property
     def train_outputs(self) -> Float[Tensor, "train out"]:
         """f(θ) at the training examples."""
-        return self.learned[0]
+        return self.train_reading[0]
 
     @property
     def right(self) -> list[Features]:
         """J(θ) at the training examples, block by block."""
-        return self.learned[1]
+        return self.train_reading[1]
 
     def tangent_kernel(self) -> Float[Tensor, "probe out train out_"]:
         """K(θ) between all points and the training examples."""
