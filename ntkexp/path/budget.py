@@ -26,7 +26,7 @@ def copies_of_drawn(number_bytes: int) -> float:
     return WEIGHT_COPIES * number_bytes / 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Budget:
     """Sizes of a run, in numbers and bytes."""
 

@@ -23,7 +23,7 @@ from ntkexp.path.rule.base import Piece
 from ntkexp.shapes import Weights
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Points:
     """Inputs [point, …], the first `train` of them training examples, read `block` at a time.
 

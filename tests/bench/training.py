@@ -68,7 +68,8 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     """The same steps, with 𝒦 and 𝒮 accumulated."""
     train = len(targets)
     weights = weights_of(module)
-    read = Points(Reader(function_of(module), frozenset(weights)), inputs, train, len(inputs), keep=True)
+    reader = Reader(function_of(module), frozenset(weights))
+    read = Points(reader=reader, inputs=inputs, train=train, block=len(inputs), keep=True)
     alike = dict.fromkeys(weights, 1.0)
     descent = Descent(
         points=read,

@@ -24,7 +24,7 @@ def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
     """The same run, with points read so many at a time."""
     setting = prepare(small(*CHOSEN, *overrides))
     points = setting.points
-    cut = Points(points.reader, points.inputs, points.train, block, keep)
+    cut = Points(reader=points.reader, inputs=points.inputs, train=points.train, block=block, keep=keep)
     descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut)
     return run(replace(setting, descent=descent, domain=domain), Memory())
 
