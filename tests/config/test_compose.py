@@ -125,7 +125,7 @@ def test_the_tree_has_every_option_and_every_key() -> None:
             asked = f"{place}={option}" if place == group else f"{place}=[{option}]"
             assert asked in [line.removesuffix(" (default)") for line in text.splitlines()]
             assert all(f"    {key.split('.')[1]}: " in text for key in choices.keys(group, option))
-    assert "activation: relu  # erf" in text
+    assert "activation: relu  # relu, tanh" in text
     assert "_target_" not in text
 
 
