@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["done", "refused"]
 OURS = "ntkexp: "
+LOST = " is damaged: "  # a quiet command says of one thing on its way: of work that was lost
 SHOWN = 1200  # characters of a complaint
 
 
@@ -46,7 +47,7 @@ def judged(ended: Ended) -> Outcome:
     lines = ended.err.split("\n")[:-1] if ended.err.endswith("\n") else ended.err.split("\n")
     if ended.status == 2 and len(lines) == 1 and lines[0].startswith(OURS) and len(lines[0]) > len(OURS):
         return "refused"
-    if ended.status == 0 and all(line.startswith(OURS) for line in lines if line):
+    if ended.status == 0 and all(line.startswith(OURS) or LOST in line for line in lines if line):
         return "done"
     raise Fault(str(ended))
 
