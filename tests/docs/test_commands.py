@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [[*map(str, x), iris.target_names[label]] for x, label in zip(iris.data, iris.target, strict=True)]
     lines = [",".join(row) for row in [["length", "width", "petal length", "petal width", "species"], *rows]]
     (place / "measurements.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (place / "my_net.py").write_bytes((ROOT / "tests" / "layer" / "own_net.py").read_bytes())
+    (place / "my_net.py").write_bytes((ROOT / "tests" / "config" / "own_net.py").read_bytes())
     return place
 
 
