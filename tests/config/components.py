@@ -8,8 +8,12 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from ntkexp.component import Component
+from ntkexp.config.choices import Choices
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+FOLDERS = [CONFIGS]
+"""Where options are looked for."""
+
 OWN = Path(__file__).with_name("own_net.py")
 """A user's own module."""
 
@@ -19,12 +23,12 @@ REQUIRED: dict[str, dict[str, str]] = {"module": {"path": f"{OWN}:build"}}
 
 def choices(folder: str) -> list[str]:
     """The YAMLs of a choice."""
-    return sorted(path.stem for path in (CONFIGS / folder).glob("*.yaml"))
+    return Choices(tuple(FOLDERS)).options(folder)
 
 
 def configured(folder: str, name: str, **changes: object) -> Component:
     """The component that a YAML names, with some fields changed."""
-    fields = OmegaConf.to_container(OmegaConf.load(CONFIGS / folder / f"{name}.yaml"))
+    fields = OmegaConf.to_container(OmegaConf.load(Choices(tuple(FOLDERS)).file(folder, name)))
     assert isinstance(fields, dict)
     fields |= REQUIRED.get(name, {})
     module, _, qualname = str(fields.pop("_target_")).rpartition(".")
