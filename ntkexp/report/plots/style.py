@@ -103,7 +103,12 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def step_axis(axes: Axes, last: int) -> None:
-    """Steps from 0 on, log-spaced beyond 1, as kernels are kept."""
+    """Draw steps from 0 on, log-spaced beyond 1, as kernels are kept; room for one, if a run ended before its first.
+
+    >>> step_axis(axes := Figure().subplots(), 0)
+    >>> [float(end) for end in axes.get_xlim()]
+    [0.0, 1.0]
+    """
     if last > 20:
         axes.set_xscale("symlog", linthresh=1, linscale=0.4)
         axes.set_xticks([0, *(10**k for k in range(int(np.log10(last)) + 1))])
@@ -111,5 +116,5 @@ def step_axis(axes: Axes, last: int) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.set_xlim(0, last)
+    axes.set_xlim(0, max(last, 1))
     axes.set_xlabel("step")
