@@ -121,7 +121,7 @@ def test_the_tangent_kernel_is_that_of_the_gradients(name: str) -> None:
 def test_a_secant_kernel_is_refused_in_one_line(name: str) -> None:
     made, x = module(UNFAITHFUL[name])
     end = {name: 1.1 * weight.detach() for name, weight in made.named_parameters()}
-    with pytest.raises(Mistake, match=r"gradients are not the derivatives of its values.*path\.rule=\[gauss") as caught:
+    with pytest.raises(Mistake, match="gradients are not the derivatives of its values") as caught:
         secant_kernel(made, {}, end, x, x)
     assert "\n" not in str(caught.value)
 

@@ -119,7 +119,7 @@ def test_a_module_without_trained_parameters_is_refused() -> None:
         ntkexp.tangent_kernel(given.module.requires_grad_(False), given.x)
 
 
-def test_an_operation_without_a_rule_is_named_with_advice() -> None:
+def test_an_operation_without_a_rule_is_named() -> None:
     given = problem("running products")
-    with pytest.raises(Mistake, match=r"aten\.cumprod.*rule=\[gauss,left\]"):
+    with pytest.raises(Mistake, match=r"aten\.cumprod"):
         ntkexp.secant_kernel(given.module, {}, given.end(0.1), given.x, given.x)
