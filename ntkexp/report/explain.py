@@ -99,9 +99,8 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         )
     out = largest_known(end, parts)
     contributions = parts[out]
-    machine, start = float(outputs_of(run, rule)[k, out]), float(outputs_of(run, "f_0")[k, out])
-    total = float(contributions.sum())
-    decay = machine - start - total if run.config.get("optimizer", {}).get("weight_decay") else 0.0
+    start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
+    decay = float(sum_by(run, rule)[k, out]) - start - total if decays(run) else 0.0
     times = halfway(run, rule, k, out)
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
@@ -142,6 +141,20 @@ def outputs_of(run: Run, machine: str) -> Array:
     if machine not in run.predictions["machine"]:
         raise Mistake(f"{run.path} is damaged: its predictions lack {machine}")
     return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)
+
+
+def decays(run: Run) -> bool:
+    """Whether weights decayed, which is a part of what they say."""
+    return bool(run.config.get("optimizer", {}).get("weight_decay"))
+
+
+def sum_by(run: Run, rule: str) -> Array:
+    """What the sum by a rule says at all points, [probe, out]; a ladder without its machine has not kept that."""
+    if rule not in run.predictions["machine"]:
+        raise Mistake(
+            f"{run.path} does not tell what weight decay did: its ladder has no {rule}; add that to ladder.machine"
+        )
+    return outputs_of(run, rule)
 
 
 def output_name(run: Run, out: int, outputs: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,16 @@ def test_the_pieces_make_the_prediction(finished: dict[str, Path], kind: str, sp
         sizes = [abs(part.added) for part in found.parts]
         assert sizes == sorted(sizes, reverse=True)
         assert len({part.example.index for part in found.parts}) == len(found.parts)
+
+
+def test_the_sum_needs_no_row_of_the_ladder_but_for_what_weights_lost(finished: dict[str, Path]) -> None:
+    whole = load_run(finished["regression"])
+    bare, shrunk = replace(whole), replace(whole, config={"optimizer": {"weight_decay": 0.1}})
+    for run in (bare, shrunk):  # as if read from a folder whose ladder was another
+        vars(run)["predictions"] = whole.predictions.drop_sel(machine="secant")
+    assert explain(bare, "test", [0]) == explain(whole, "test", [0])
+    with pytest.raises(Mistake, match=r"what weight decay did: its ladder has no secant; add that to ladder\.machine"):
+        explain(shrunk, "test", [0])
 
 
 def test_the_worst_points_are_missed_most(finished: dict[str, Path]) -> None:
