@@ -17,6 +17,8 @@ from tests.shapes import check_shapes
 
 check_shapes()
 
+collect_ignore = ["sweep/undrawn.py"]  # it changes the process that loads it, which is to be a worker of a sweep
+
 settings.register_profile("untimed", deadline=None)  # how long an example takes depends on who else uses the machine
 settings.load_profile("untimed")
 

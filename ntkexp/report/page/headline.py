@@ -32,7 +32,8 @@ def extent(sweep: Sweep) -> str:
     """The axes of a sweep.
 
     >>> from pathlib import Path
-    >>> extent(Sweep(Path(), "width", "", {"model.width": (128, 32, 64)}, (), (), ()))
+    >>> axes = {"model.width": (128, 32, 64)}
+    >>> extent(Sweep(path=Path(), name="width", command="", axes=axes, seeds=(), base=(), fits=(), runs=()))
     'model.width 3 values from 32 to 128'
     """
     parts = []
