@@ -100,8 +100,15 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("source", ["modular_addition", "text"])
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [
+        pytest.param(source, MODELS[name], id=f"{source}-{name}", marks=() if often else pytest.mark.slow)
+        for source in ("modular_addition", "text")
+        for name in MODELS
+        for often in [(source == "text") == (name == "tied")]  # every source, and every model
+    ],
+)
 def test_tokens_are_learned_exactly(source: str, model: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(LINE[:12] * 9 + LINE[:12][::-1] * 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from math import sqrt
 
 import pytest
@@ -142,9 +143,8 @@ def test_the_size_of_what_is_summed(name: str, reading: dict[str, bool]) -> None
     assert abs(size - 3.0 * factor * single) <= 100 * EPS * size
 
 
-@pytest.mark.parametrize("name", INITS)
+@pytest.mark.parametrize(("name", "width"), [*zip(INITS, cycle([8, 24]))])  # widths in turn
 @pytest.mark.parametrize("model", choices("model"))
-@pytest.mark.parametrize("width", [8, 24])
 def test_every_architecture_runs_on_the_default_data(model: str, name: str, width: int) -> None:
     architecture = configured("model", model, width=width)
     assert isinstance(architecture, AbstractArchitecture)

@@ -209,7 +209,13 @@ REGIMES: dict[str, tuple[Callable[[], Problem], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", REGIMES)
+OFTEN = ("programs", "routing of a tape that is too large")
+"""Both sides of the limit, and of routing; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in REGIMES]
+)
 def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more routings in turn than are remembered, the second round of steps leaves what the first left."""
     make, largest = REGIMES[name]

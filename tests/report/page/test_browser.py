@@ -48,7 +48,9 @@ def column(page: Page, name: str) -> list[str]:
     return page.locator(f"#all-runs tbody tr:visible td:nth-child({place})").all_inner_texts()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (800, "dark"), (1400, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "dark"), pytest.param(800, "dark", marks=pytest.mark.slow), (1400, "light")]
+)
 def test_it_fits_every_screen_and_is_accessible(opened: Open, width: int, scheme: Scheme) -> None:
     page = opened(width, scheme)
     page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
