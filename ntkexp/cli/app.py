@@ -1,7 +1,5 @@
 """The command line, put together from the files in `commands`: a file is a command, and a folder a group of them."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import inspect

@@ -1,7 +1,5 @@
 """`ntkexp compare`: two runs, or two sweeps in pairs of runs."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """`ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """`ntkexp explain`: the training examples that made a prediction, as a table and as a picture."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """Progress on a terminal as a bar, elsewhere as a line now and then; both on stderr, stdout is for results."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

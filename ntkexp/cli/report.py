@@ -1,7 +1,5 @@
 """`ntkexp report`: finished runs and sweeps as a page or a table, without torch."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

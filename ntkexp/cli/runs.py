@@ -1,7 +1,5 @@
 """`ntkexp runs`: list run folders, and delete those that are no longer wanted."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """A sweep on a terminal: a line for every worker and a bar for all; elsewhere a line for every run that has ended."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """`ntkexp train` and `ntkexp resume`: an experiment is carried out, and its ladder shown."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import os

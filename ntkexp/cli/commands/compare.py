@@ -1,7 +1,5 @@
 """The arguments of `ntkexp compare`."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 from pathlib import Path

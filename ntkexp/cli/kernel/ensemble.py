@@ -1,7 +1,5 @@
 """`ntkexp kernel ensemble`: many networks on a one-dimensional problem, beside both processes."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import math

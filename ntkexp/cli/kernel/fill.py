@@ -1,7 +1,5 @@
 """`ntkexp kernel limit` and `ntkexp kernel tangent`: a kernel is computed into a file."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

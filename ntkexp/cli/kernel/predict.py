@@ -1,7 +1,5 @@
 """`ntkexp kernel predict`: targets are predicted from a kernel file."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """Scores and predictions as tables: every digit in a file, few on the terminal."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import csv

@@ -1,7 +1,5 @@
 """The arguments of `ntkexp kernel tangent`."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 from enum import StrEnum
