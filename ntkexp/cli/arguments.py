@@ -90,3 +90,6 @@ KernelFile: TypeAlias = Annotated[
 Recompute: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")
 ]
+Tiles: TypeAlias = Annotated[
+    int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
+]

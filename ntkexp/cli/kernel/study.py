@@ -1,7 +1,5 @@
 """`ntkexp kernel study`: kernels of infinite width that are computed, solved with, and shown in one table."""
 
-# ruff: noqa: PLC0415  what is slow to import waits until it is needed
-
 from __future__ import annotations
 
 import sys

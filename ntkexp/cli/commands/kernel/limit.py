@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from ntkexp.cli.arguments import AsJson, ConfigDir, KernelFile, Overrides, Quiet, Recompute, Trust
+from ntkexp.cli.arguments import AsJson, ConfigDir, KernelFile, Overrides, Quiet, Recompute, Tiles, Trust
 
 
 def limit(
     overrides: Overrides = None,
     out: KernelFile = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
-    ] = None,
+    workers: Tiles = None,
     force: Recompute = False,
     quiet: Quiet = False,
     as_json: AsJson = False,

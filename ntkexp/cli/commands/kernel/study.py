@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, Trust
+from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, Tiles, Trust
 
 
 def study(
@@ -24,9 +24,7 @@ def study(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
-    ] = None,
+    workers: Tiles = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
