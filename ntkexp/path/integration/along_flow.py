@@ -31,14 +31,6 @@ class AlongFlow(AbstractIntegration):
             )
 
     @property
-    def kernels(self) -> int:
-        return len(self.path.rule)
-
-    @property
-    def tapes(self) -> int:
-        return len(self.path.positions(self.path.finer))
-
-    @property
     def details(self) -> Mapping[str, str]:
         return {RULE: f"nodes={self.path.nodes} in time"}
 

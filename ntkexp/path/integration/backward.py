@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,14 +43,6 @@ class Backward(AbstractIntegration):
         return 2
 
     @property
-    def kernels(self) -> int:
-        return len(self.path.rule)
-
-    @property
-    def tapes(self) -> int:
-        return len(self.path.positions(self.path.finer))
-
-    @property
     def doubles(self) -> bool:
         return bool(self.path.finer)
 
@@ -59,10 +51,6 @@ class Backward(AbstractIntegration):
 
     def chunk(self, budget: Budget, attributed: int) -> int:
         return budget.chunk(attributed)
-
-    @property
-    def details(self) -> Mapping[str, str]:
-        return self.path.details
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
         records, pull = self.optimizer.records, domain.no_pull()

@@ -10,6 +10,7 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.path.accumulate.base import AbstractAccumulator
 from ntkexp.path.budget import Budget
 from ntkexp.path.domain import Domain
+from ntkexp.path.settings import Path
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.shapes import Weights
 
@@ -20,20 +21,22 @@ Room: TypeAlias = Callable[[int, int], Trajectory]
 class AbstractIntegration(ABC):
     """One of the ways; what an optimizer or the settings of a path do not go with is refused when it is made."""
 
+    path: Path
+
     @property
     def passes(self) -> int:
         """How often the path is gone over."""
         return 1
 
     @property
-    @abstractmethod
     def kernels(self) -> int:
         """How many path kernels and snapshots are held at once."""
+        return len(self.path.rule)
 
     @property
-    @abstractmethod
     def tapes(self) -> int:
         """The number of positions inside a step at which a block is read, both ends included."""
+        return len(self.path.positions(self.path.finer))
 
     @property
     def doubles(self) -> bool:
@@ -49,9 +52,9 @@ class AbstractIntegration(ABC):
         return attributed
 
     @property
-    @abstractmethod
     def details(self) -> Mapping[str, str]:
         """The settings that concern each rule by which there will be integrals, in words."""
+        return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
         """What the optimizer's memory tells of the path when it is behind."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ntkexp.path.accumulate.error_bar import ErrorBar
@@ -19,18 +18,6 @@ class EveryStep(AbstractIntegration):
     """It goes with every step, and costs a reading of each by each rule."""
 
     path: Path
-
-    @property
-    def kernels(self) -> int:
-        return len(self.path.rule)
-
-    @property
-    def tapes(self) -> int:
-        return len(self.path.positions(self.path.finer))
-
-    @property
-    def details(self) -> Mapping[str, str]:
-        return self.path.details
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
         rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
