@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -28,23 +29,13 @@ def multiply(call: AbstractCall, left: Ends | float, right: Ends | float, shape:
     return total(terms, shape)
 
 
-def addcmul(call: AbstractCall) -> Tensor:
-    """Δ(x + c·a·b)."""
+def add_scaled(of_two: Callable[..., Tensor], call: AbstractCall) -> Tensor:
+    """Δ(x + c·g(a, b)), given the difference of g."""
     added, left, right = call.args
     shape = call.start.shape
     terms = [] if added.delta is None else [call.delta(added, shape)]
     if left.delta is not None or right.delta is not None:
-        terms.append(call.kwargs.get("value", 1) * multiply(call, left, right, shape))
-    return total(terms, shape)
-
-
-def addcdiv(call: AbstractCall) -> Tensor:
-    """Δ(x + c·a/b)."""
-    added, above, below = call.args
-    shape = call.start.shape
-    terms = [] if added.delta is None else [call.delta(added, shape)]
-    if above.delta is not None or below.delta is not None:
-        terms.append(call.kwargs.get("value", 1) * divide(call, above, below, shape))
+        terms.append(call.kwargs.get("value", 1) * of_two(call, left, right, shape))
     return total(terms, shape)
 
 
@@ -110,9 +101,9 @@ def divide(call: AbstractCall, above: Ends | float, below: Ends | float, shape: 
 
 RULES: dict[str, Rule] = {
     "mul": mul,
-    "addcmul": addcmul,
+    "addcmul": partial(add_scaled, multiply),
     "div": div,
-    "addcdiv": addcdiv,
+    "addcdiv": partial(add_scaled, divide),
     "prod": prod,
     "glu": glu,
     "linalg_cross": cross,
