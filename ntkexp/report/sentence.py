@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ntkexp.records.results import Result
-from ntkexp.report.verdict import COMPARED, Verdict, verdict
+from ntkexp.report.likeness import COMPARED, Likeness, likeness
 from ntkexp.text import listed, share, short, spoken
 
 SPOKEN = {
@@ -35,9 +35,9 @@ class Spoken:
     rows: tuple[Result, ...]
     splits: tuple[str, ...]  # of the whole ladder
 
-    def which(self, *said: Verdict) -> list[Result]:
+    def which(self, *said: Likeness) -> list[Result]:
         """The rows that say one of these."""
-        return [row for row in self.rows if verdict(row) in said]
+        return [row for row in self.rows if likeness(row) in said]
 
     @property
     def compared(self) -> list[Result]:
@@ -52,7 +52,7 @@ class Spoken:
     @property
     def exact(self) -> bool:
         """Whether rounding explains all of them."""
-        return not self.which(Verdict.MISSES)
+        return not self.which(Likeness.MISSES)
 
     @property
     def size(self) -> str:
@@ -93,7 +93,7 @@ def spoken_of(results: Sequence[Result]) -> dict[str, str]:
     >>> sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
     'The machine my rule misses the trained network by 2 %.'
     """
-    if any(row.machine in SPOKEN and verdict(row) is not Verdict.SILENT for row in results):
+    if any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
         return SPOKEN
     return SPOKEN | {row.machine: f"the machine {spoken(row.machine)}" for row in results if row.machine not in SPOKEN}
 
@@ -128,7 +128,7 @@ def misses(inexact: Sequence[Spoken], *, named: bool) -> str:
 
 def unexplained(secant: Spoken) -> list[str]:
     """How much rounding explains of a secant that misses, where that is the smallest part."""
-    missed = secant.which(Verdict.MISSES)
+    missed = secant.which(Likeness.MISSES)
     if not missed:
         return []
     row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
@@ -140,7 +140,7 @@ def broken(found: Sequence[Spoken]) -> list[str]:
     """The machines that say what is no number, by where they do."""
     where: dict[tuple[str, ...], list[str]] = {}
     for each in found:
-        if rows := each.which(Verdict.BROKEN):
+        if rows := each.which(Likeness.BROKEN):
             where.setdefault(tuple(row.split for row in rows), []).append(each.name)
     return [
         f"{listed(names)} {'is' if len(names) == 1 else 'are'} not finite{on(splits, found[0].splits)}"
@@ -151,8 +151,8 @@ def broken(found: Sequence[Spoken]) -> list[str]:
 def untold(found: Sequence[Spoken]) -> list[str]:
     """Where the network cannot be compared with a machine that is compared elsewhere."""
     said = {
-        Verdict.LOST: "the trained network is not finite",
-        Verdict.STILL: "the network moved by no more than rounding",
+        Likeness.LOST: "the trained network is not finite",
+        Likeness.STILL: "the network moved by no more than rounding",
     }
     parts = []
     for why, text in said.items():
@@ -165,10 +165,10 @@ def nothing(results: Sequence[Result]) -> str:
     """Why there is nothing to compare."""
     known = spoken_of(results)
     rows = [row for row in results if row.machine in known]
-    said = {verdict(row) for row in rows}
-    if Verdict.LOST in said:
+    said = {likeness(row) for row in rows}
+    if Likeness.LOST in said:
         return "The trained network is not finite, so no kernel machine can be compared with it."
-    if Verdict.STILL in said:
+    if Likeness.STILL in said:
         return "Training moved the network by no more than rounding, so there is nothing to reproduce."
     reason = next((row.note for row in rows if row.note), "")
     return "No kernel machine was compared with the trained network" + (f": {reason}." if reason else ".")

@@ -3,7 +3,7 @@
 A machine misses a network that it misses on any split; it is a network that it is on every split where the two can be
 compared, and the clause says in how many runs that is not everywhere.
 
->>> exact, missed = Standing(Verdict.EXACT, 5e-15), Standing(Verdict.MISSES, 0.3)
+>>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])
 'the secant reproduces 99 of 100 trained networks to rounding (5e-15 at worst) and misses 1 by 30 %'
 """
@@ -15,28 +15,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ntkexp.records.results import Result
-from ntkexp.report.verdict import COMPARED, Verdict, verdict
+from ntkexp.report.likeness import COMPARED, Likeness, likeness
 from ntkexp.text import listed, share, short
 
 SAID = {
-    Verdict.EXACT: "reproduces {} to rounding ({})",
-    Verdict.MISSES: "misses {} by {}",
-    Verdict.BROKEN: "is not finite beside {}",
-    Verdict.LOST: "cannot be compared with {} that {} not finite",
-    Verdict.STILL: "cannot be told from {} that moved by no more than rounding",
-    Verdict.SILENT: "was not compared with {}",
+    Likeness.EXACT: "reproduces {} to rounding ({})",
+    Likeness.MISSES: "misses {} by {}",
+    Likeness.BROKEN: "is not finite beside {}",
+    Likeness.LOST: "cannot be compared with {} that {} not finite",
+    Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
+    Likeness.SILENT: "was not compared with {}",
 }
 """What is said of the networks of each kind, in this order."""
 
-DECISIVE = (Verdict.LOST, Verdict.BROKEN, Verdict.MISSES, Verdict.EXACT, Verdict.STILL)
-"""Which of a run's verdicts stands for the run."""
+DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
+"""The likeness that stands for a run is the first of these that it has."""
 
 
 @dataclass(frozen=True)
 class Standing:
     """A machine in one run: what its rows say together, and the largest error among them."""
 
-    verdict: Verdict
+    likeness: Likeness
     error: float = 0.0
     everywhere: bool = True  # whether it was compared at all points of every split
 
@@ -44,37 +44,37 @@ class Standing:
 def standing(ladder: Sequence[Result], machine: str) -> Standing:
     """The standing of a machine, from all rows of a run."""
     rows = [row for row in ladder if row.machine == machine]
-    said = {verdict(row) for row in rows}
-    compared = [row for row in rows if verdict(row) in COMPARED]
+    said = {likeness(row) for row in rows}
+    compared = [row for row in rows if likeness(row) in COMPARED]
     fully = {row.split for row in compared if row.points is None} == {row.split for row in ladder}
     worst = max((row.relative_error or 0.0 for row in compared), default=0.0)
-    return Standing(next((each for each in DECISIVE if each in said), Verdict.SILENT), worst, fully)
+    return Standing(next((each for each in DECISIVE if each in said), Likeness.SILENT), worst, fully)
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
     """One machine in all runs; nothing if it was compared in none."""
     parts: list[str] = []
     for kind, text in SAID.items():
-        here = [each for each in standings if each.verdict is kind]
+        here = [each for each in standings if each.likeness is kind]
         if here:
             what = counted(len(here), len(standings), "" if parts else "trained networks")
             parts.append(text.format(what, detail(kind, here)))
-    if all(each.verdict is Verdict.SILENT for each in standings):
+    if all(each.likeness is Likeness.SILENT for each in standings):
         return ""
-    part = sum(not each.everywhere for each in standings if each.verdict in COMPARED)
+    part = sum(not each.everywhere for each in standings if each.likeness in COMPARED)
     return f"{name} {listed(parts)}{f', at some points alone in {part}' if part else ''}"
 
 
-def detail(kind: Verdict, here: Sequence[Standing]) -> str:
+def detail(kind: Likeness, here: Sequence[Standing]) -> str:
     """The errors of the networks of a kind, the worst always among them.
 
-    >>> detail(Verdict.MISSES, [Standing(Verdict.MISSES, error) for error in (0.01, 0.02, 0.3)])
+    >>> detail(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
     '2 % at the median and 30 % at worst'
     """
     errors = [each.error for each in here]
-    if kind is Verdict.EXACT:
+    if kind is Likeness.EXACT:
         return f"{short(max(errors))}{' at worst' if len(errors) > 1 else ''}"
-    if kind is Verdict.LOST:
+    if kind is Likeness.LOST:
         return "are" if len(here) > 1 else "is"
     if len(errors) == 1:
         return share(errors[0])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkexp.records.results import Result
+from ntkexp.report.likeness import Likeness, likeness
 from ntkexp.report.sentence import sentence
-from ntkexp.report.verdict import Verdict, verdict
 
 
 def results(**errors: float | None) -> list[Result]:
@@ -152,9 +152,9 @@ ROWS = st.builds(
 def test_whatever_is_in_the_table_is_in_the_sentence(ladder: list[Result]) -> None:
     """No machine is said to be the network on every split if any of its rows says otherwise."""
     said, splits = sentence(ladder), {row.split for row in ladder}
-    rows = {row.split: verdict(row) for row in ladder if row.machine == "secant"}
-    all_exact = bool(rows) and set(rows.values()) == {Verdict.EXACT} and rows.keys() == splits
+    rows = {row.split: likeness(row) for row in ladder if row.machine == "secant"}
+    all_exact = bool(rows) and set(rows.values()) == {Likeness.EXACT} and rows.keys() == splits
     everywhere = {1: "The", 2: "On both splits the", 3: "On all 3 splits the"}.get(len(splits), "nowhere")
     claim = re.match(f"{everywhere} secant kernel machine( and the textbook sum)? reproduces? the trained", said)
     assert bool(claim) == all_exact
-    assert Verdict.BROKEN not in rows.values() or "not finite" in said
+    assert Likeness.BROKEN not in rows.values() or "not finite" in said

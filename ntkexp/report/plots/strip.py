@@ -13,11 +13,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from ntkexp.report.likeness import Likeness, likeness
 from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
 from ntkexp.report.table import main_split
-from ntkexp.report.verdict import Verdict, verdict
 from ntkexp.text import listed, short, spoken
 
 LEAST = 1e-17  # where an error of exactly zero is drawn
@@ -28,7 +28,7 @@ CONTROLS = frozenset({"rbf_identity", "rbf_regression"})
 def strip(runs: Sequence[Run]) -> Picture | None:
     """The picture, if any machine was compared with any network."""
     rows = {
-        (k, row.machine): (run.name, row.machine, row.split, row.relative_error, verdict(row) is Verdict.EXACT)
+        (k, row.machine): (run.name, row.machine, row.split, row.relative_error, likeness(row) is Likeness.EXACT)
         for k, run in enumerate(runs)
         for row in run.ladder
         if row.split == main_split(run.ladder) and row.relative_error is not None

@@ -1,6 +1,6 @@
-"""What a row of the ladder says: that the machine is the network, misses it, or cannot be held against it.
+"""How like the network a machine is, by a row of the ladder: it is the network, misses it, or cannot be compared.
 
->>> [str(verdict(Result("probe", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
+>>> [str(likeness(Result("probe", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
 """
 
@@ -12,8 +12,8 @@ from enum import StrEnum
 from ntkexp.records.results import Result
 
 
-class Verdict(StrEnum):
-    """All that a row can say."""
+class Likeness(StrEnum):
+    """A row says one of these."""
 
     EXACT = "exact"  # rounding explains the error
     MISSES = "misses"
@@ -23,17 +23,17 @@ class Verdict(StrEnum):
     SILENT = "silent"  # nothing was compared
 
 
-COMPARED = frozenset({Verdict.EXACT, Verdict.MISSES})
+COMPARED = frozenset({Likeness.EXACT, Likeness.MISSES})
 
 
-def verdict(row: Result) -> Verdict:
+def likeness(row: Result) -> Likeness:
     """What this row says. The floor is measured on the network alone: where it is no number, the network is none."""
     if row.relative_error is None:
-        return Verdict.SILENT if row.max_error is None else Verdict.STILL
+        return Likeness.SILENT if row.max_error is None else Likeness.STILL
     if row.floor is not None and math.isnan(row.floor):
-        return Verdict.LOST
+        return Likeness.LOST
     if not math.isfinite(row.relative_error):
-        return Verdict.BROKEN
+        return Likeness.BROKEN
     if row.tolerance >= 1:
-        return Verdict.STILL
-    return Verdict.EXACT if row.exact else Verdict.MISSES
+        return Likeness.STILL
+    return Likeness.EXACT if row.exact else Likeness.MISSES
