@@ -29,14 +29,14 @@ def runs(one: Material, other: Material) -> None:
     """Show what differs between two runs."""
     from ntkexp.report.differences import of_config, of_one_alone, of_results
     from ntkexp.report.quantity import diverged
-    from ntkexp.report.table import to_text
+    from ntkexp.report.table import frame_as_text
 
     first, second = one.runs[0], other.runs[0]
     sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
     differing = of_config(first, second)
-    sys.stdout.write(f"{to_text(differing)}\n\n" if len(differing) else "their configurations are the same\n\n")
+    sys.stdout.write(f"{frame_as_text(differing)}\n\n" if len(differing) else "their configurations are the same\n\n")
     found = of_results(first, second)
-    sys.stdout.write(f"{to_text(found)}\n" if len(found) else "they share no number\n")
+    sys.stdout.write(f"{frame_as_text(found)}\n" if len(found) else "they share no number\n")
     for name, run, alone in zip(("first", "second"), (first, second), of_one_alone(first, second), strict=True):
         if diverged(run):
             sys.stdout.write(f"{name} diverged, so it has no numbers\n")
@@ -47,9 +47,9 @@ def runs(one: Material, other: Material) -> None:
 def sweeps(one: Material, other: Material) -> None:
     """Show two sweeps, pair by pair."""
     from ntkexp.report.analysis.paired import compare
-    from ntkexp.report.table import to_text
+    from ntkexp.report.table import frame_as_text
 
     for material in (one, other):
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
-    sys.stdout.write(f"{to_text(compare(one.analyses[0], other.analyses[0]))}\n")
+    sys.stdout.write(f"{frame_as_text(compare(one.analyses[0], other.analyses[0]))}\n")

@@ -56,11 +56,11 @@ def as_text(material: Material) -> str:
     """Align the table in columns for a reader."""
     from ntkexp.report.analysis.told import summary
     from ntkexp.report.page.view import fits
-    from ntkexp.report.table import combined, to_text
+    from ntkexp.report.table import combined, frame_as_text
 
     swept = [analysis for analysis in material.analyses if analysis.laws]
-    laws = [f"{summary(one.laws, one.draws)}\n{to_text(fits(one)).rstrip()}\n\n" for one in swept]
-    return "".join(laws) + to_text(combined(material.runs)).rstrip("\n") + "\n"
+    laws = [f"{summary(one.laws, one.draws)}\n{frame_as_text(fits(one)).rstrip()}\n\n" for one in swept]
+    return "".join(laws) + frame_as_text(combined(material.runs)).rstrip("\n") + "\n"
 
 
 def as_markdown(material: Material) -> str:

@@ -13,15 +13,15 @@ from ntkexp.cli.advice import with_advice
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
-    from ntkexp.report.inventory import Entry
+    from ntkexp.report.inventory import FoundRun
 
 
 def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json: bool) -> None:
     """List the runs, one on a line; with `remove`, delete what is listed."""
-    from ntkexp.report.inventory import entries, kept
+    from ntkexp.report.inventory import found_runs, kept
 
     place = out.expanduser() / "runs"
-    found = kept(entries(place), filters)
+    found = kept(found_runs(place), filters)
     if as_json:
         from ntkexp.records.json_file import Json, to_text
 
@@ -37,7 +37,7 @@ def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json
         delete(found, sure)
 
 
-def table_of(found: Sequence[Entry]) -> str:
+def table_of(found: Sequence[FoundRun]) -> str:
     """Tabulate the runs: their states, what sets them apart, and what became of them."""
     from ntkexp.report.configuration import differing
     from ntkexp.text import MISSING, aligned
@@ -47,7 +47,7 @@ def table_of(found: Sequence[Entry]) -> str:
     return aligned(["run", "state", *keys, "outcome"], rows, [False] * (len(keys) + 3)) + "\n"
 
 
-def delete(found: Sequence[Entry], sure: bool) -> None:
+def delete(found: Sequence[FoundRun], sure: bool) -> None:
     """Remove these folders, once someone said yes."""
     from ntkexp.report.inventory import delete
 

@@ -21,8 +21,8 @@ from ntkexp.report.configuration import flat
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A run folder."""
+class FoundRun:
+    """A run folder is in this state, and says this of itself."""
 
     path: Path
     state: str
@@ -35,14 +35,14 @@ class Entry:
         return {key: str(value) for key, value in self.config.items()} | {"state": self.state, "run": self.path.name}
 
 
-def entries(folder: Path) -> list[Entry]:
-    """Every run folder in a folder, by name."""
+def found_runs(folder: Path) -> list[FoundRun]:
+    """Find every run folder in a folder, by name."""
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [entry(path) for path in paths if looks_like_a_run(path)]
+    return [found_run(path) for path in paths if looks_like_a_run(path)]
 
 
-def entry(path: Path) -> Entry:
-    """One of them; what cannot be read of it is said in its place."""
+def found_run(path: Path) -> FoundRun:
+    """Look into a run folder; what cannot be read of it is said in its place."""
     folder = RunFolder(path)
     try:
         if folder.vouching:
@@ -51,7 +51,7 @@ def entry(path: Path) -> Entry:
         config, damage = flat(read_object(path / CONFIG)), ""
     except Mistake as mistake:
         config, damage = {}, str(mistake)
-    return Entry(path, folder.state, config, damage or said(folder))
+    return FoundRun(path, folder.state, config, damage or said(folder))
 
 
 def said(folder: RunFolder) -> str:
@@ -69,7 +69,7 @@ def said(folder: RunFolder) -> str:
         return folder.defect or ""
 
 
-def kept(found: Sequence[Entry], filters: Sequence[str]) -> list[Entry]:
+def kept(found: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
     """The runs that pass every filter; a key that no run has is a mistake."""
     pairs = [text.partition("=") for text in filters]
     known = {key for one in found for key in one.facts} | {"state", "run"}
@@ -95,7 +95,7 @@ def matches(found: str | None, wanted: str) -> bool:
         return False
 
 
-def delete(found: Entry) -> None:
+def delete(found: FoundRun) -> None:
     """Remove a run's folder, unless it is none, or a process writes it; DONE.json first, config.json last."""
     if not looks_like_a_run(found.path) or found.path.is_symlink():
         raise Mistake(f"{found.path} is no run folder; nothing was deleted there")

@@ -14,8 +14,8 @@ from ntkexp.report.run import SPLITS, Run
 from ntkexp.text import aligned, listed, short
 
 
-class Rung(NamedTuple):
-    """A line of the ladder."""
+class LadderRow(NamedTuple):
+    """One line of the ladder is about one machine."""
 
     machine: str
     detail: str
@@ -43,7 +43,9 @@ def entry(number: float | None) -> str:
     return "nan" if number is not None and math.isnan(number) else short(number)
 
 
-def ladder_rows(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> tuple[list[str], list[Rung]]:
+def ladder_rows(
+    results: Sequence[Result], seconds: Mapping[str, float] | None = None
+) -> tuple[list[str], list[LadderRow]]:
     """The headings of the ladder, and its lines with every digit."""
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
@@ -56,7 +58,7 @@ def ladder_rows(results: Sequence[Result], seconds: Mapping[str, float] | None =
         here = found.get(main, Result("", name))
         errors = [found[split].relative_error if split in found else None for split in splits]
         clock = [seconds.get(name)] if seconds else []
-        rows.append(Rung(name, detail, [*errors, here.agreement, here.r2, *clock]))
+        rows.append(LadderRow(name, detail, [*errors, here.agreement, here.r2, *clock]))
     return header, rows
 
 
@@ -111,7 +113,7 @@ def errors(run: Run) -> dict[str, str | float | None]:
     return {"split": split} | {row.machine: row.relative_error for row in here}
 
 
-def to_text(table: pd.DataFrame) -> str:
+def frame_as_text(table: pd.DataFrame) -> str:
     """A data frame as aligned text."""
     right = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
     rows = [[written(value) for value in row] for row in table.itertuples(index=False)]

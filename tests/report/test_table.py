@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ntkexp.records.results import Result
 from ntkexp.report.run import load_runs
-from ntkexp.report.table import combined, ladder_table, to_text
+from ntkexp.report.table import combined, frame_as_text, ladder_table
 from ntkexp.text import aligned, short
 
 WORD = st.text("abc μ", min_size=1, max_size=9).map(str.strip).filter(bool)
@@ -78,7 +78,7 @@ def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
     assert "seed" not in table
     assert "nngp" not in table
     assert (table["secant"] < 1e-12).all()
-    assert len(to_text(table).split("\n")) == 4
+    assert len(frame_as_text(table).split("\n")) == 4
 
 
 def test_one_run_alone_differs_in_nothing(finished: dict[str, Path]) -> None:
