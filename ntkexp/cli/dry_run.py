@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
-    from ntkexp.sweep.plan import Plan, Planned
-    from ntkexp.sweep.status import Standing
+    from ntkexp.sweep.plan import Plan, PlannedRun
+    from ntkexp.sweep.status import RunStatus
 
 
-def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planned], engine: AbstractEngine) -> int:
+def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> int:
     """Show what would run, for how long, and how much memory it takes."""
     from ntkexp.config.as_text import spelled
     from ntkexp.sweep.cost import Estimator
@@ -45,7 +45,7 @@ def show_plan(plan: Plan, before: Mapping[str, Standing], begun: Sequence[Planne
     return 0
 
 
-def early_end(begun: Sequence[Planned]) -> str:
+def early_end(begun: Sequence[PlannedRun]) -> str:
     """Say that runs may end sooner: shapes do not tell when a loss will be reached."""
     sooner = any(run.experiment.stop_at_loss is not None for run in begun)
     return ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""

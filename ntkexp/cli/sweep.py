@@ -15,8 +15,8 @@ from ntkexp.records.command import command
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended
-    from ntkexp.sweep.plan import Plan, Planned
-    from ntkexp.sweep.status import Standing
+    from ntkexp.sweep.plan import Plan, PlannedRun
+    from ntkexp.sweep.status import RunStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ def sweep(asked: SweepRequest) -> int:
 
     engine = choose(asked.engine, asked.workers)
     engine.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.sweep.status import standings
+    from ntkexp.sweep.status import statuses
 
     plan = compose_plan(asked)
-    before = standings(plan, plan.event_log.failures(), {})
+    before = statuses(plan, plan.event_log.failures(), {})
     begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
     if asked.dry_run:
         from ntkexp.cli.dry_run import show_plan
@@ -61,7 +61,7 @@ def sweep(asked: SweepRequest) -> int:
     ended = carry_out(asked, plan, before, begun, engine)
     for run in plan.distinct:
         keep_events(plan.folder(run).path, asked.tensorboard and plan.folder(run).done)
-    found = standings(plan, plan.event_log.failures(), ended) if begun else before
+    found = statuses(plan, plan.event_log.failures(), ended) if begun else before
     return tell(asked, plan, found, ended)
 
 
@@ -83,13 +83,13 @@ def states_to_begin(asked: SweepRequest) -> set[str]:
 
 
 def carry_out(
-    asked: SweepRequest, plan: Plan, before: Mapping[str, Standing], begun: list[Planned], engine: AbstractEngine
+    asked: SweepRequest, plan: Plan, before: Mapping[str, RunStatus], begun: list[PlannedRun], engine: AbstractEngine
 ) -> dict[str, Ended]:
     """Carry the runs out, and write down what became of them."""
     from ntkexp.cli.sweep_progress import listener
     from ntkexp.sweep.conductor import Conductor
     from ntkexp.sweep.cost import Estimator
-    from ntkexp.sweep.status import standings
+    from ntkexp.sweep.status import statuses
 
     trust = tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in asked.trust)
     conductor = Conductor(plan, engine, listener(asked.quiet), trust, asked.fail_fast)
@@ -101,26 +101,26 @@ def carry_out(
             try:
                 conductor.conduct(begun, costs)
             finally:
-                write_down(plan, standings(plan, plan.event_log.failures(), conductor.ended), changed=True)
+                write_down(plan, statuses(plan, plan.event_log.failures(), conductor.ended), changed=True)
     return conductor.ended
 
 
-def write_down(plan: Plan, standings: Mapping[str, Standing], *, changed: bool) -> None:
+def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
     """Write the record of the sweep, and its tables as soon as there is a run to put into them."""
     from ntkexp.records.lock import waited_for
     from ntkexp.records.sweep import write_sweep
     from ntkexp.sweep.status import record
 
     with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
-        write_sweep(record(plan, standings))
+        write_sweep(record(plan, statuses))
         tables = plan.record.with_suffix(".runs.csv")
-        if any(stands.state == "done" for stands in standings.values()) and (changed or not tables.is_file()):
+        if any(status.state == "done" for status in statuses.values()) and (changed or not tables.is_file()):
             from ntkexp.report.analysis.tables import write_tables
 
             write_tables(plan.record)
 
 
-def tell(asked: SweepRequest, plan: Plan, found: Mapping[str, Standing], ended: Mapping[str, Ended]) -> int:
+def tell(asked: SweepRequest, plan: Plan, found: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> int:
     """Say what came of the sweep; each failure with its reason and the command that repeats it."""
     for run in plan.distinct:
         if reason := found[run.name].reason:
@@ -129,27 +129,27 @@ def tell(asked: SweepRequest, plan: Plan, found: Mapping[str, Standing], ended: 
         show_json(plan, found)
     elif not asked.quiet:
         sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
-    return 1 if any(stands.state != "done" for stands in found.values()) else 0
+    return 1 if any(status.state != "done" for status in found.values()) else 0
 
 
-def show_json(plan: Plan, standings: Mapping[str, Standing]) -> None:
+def show_json(plan: Plan, statuses: Mapping[str, RunStatus]) -> None:
     """Show the record on stdout."""
     from ntkexp.records.json_file import to_text
     from ntkexp.sweep.status import record
 
-    sys.stdout.write(to_text({**record(plan, standings).fields, "record": str(plan.record)}))
+    sys.stdout.write(to_text({**record(plan, statuses).fields, "record": str(plan.record)}))
 
 
-def sentence(plan: Plan, standings: Mapping[str, Standing], ended: Mapping[str, Ended]) -> str:
+def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
     """Say how many runs there are, and what became of them."""
     counts = {
-        "done": sum(stands.state == "done" for stands in standings.values()),
+        "done": sum(status.state == "done" for status in statuses.values()),
         "done just now": sum(end.how == "done" for end in ended.values()),
-        "failed": sum(stands.state == "failed" for stands in standings.values()),
-        "running elsewhere": sum(stands.state == "running" for stands in standings.values()),
-        "unfinished": sum(stands.state == "unfinished" for stands in standings.values()),
+        "failed": sum(status.state == "failed" for status in statuses.values()),
+        "running elsewhere": sum(status.state == "running" for status in statuses.values()),
+        "unfinished": sum(status.state == "unfinished" for status in statuses.values()),
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
     advice += "; the same command goes on" if counts["unfinished"] else ""
-    return f"{plan.sweep.name}: {len(standings)} runs, {told}{advice}"
+    return f"{plan.sweep.name}: {len(statuses)} runs, {told}{advice}"

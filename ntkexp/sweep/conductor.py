@@ -11,7 +11,7 @@ from pathlib import Path
 from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task
 from ntkexp.sweep.cost import RunCost
 from ntkexp.sweep.listener import AbstractSweepListener
-from ntkexp.sweep.plan import Plan, Planned, longest_first
+from ntkexp.sweep.plan import Plan, PlannedRun, longest_first
 from ntkexp.sweep.remaining_time import RemainingTime
 
 PAUSE = 0.5  # seconds between two looks at runs that another process is at
@@ -29,7 +29,7 @@ class Conductor:
     fail_fast: bool = False
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
 
-    def conduct(self, runs: list[Planned], costs: dict[str, RunCost]) -> None:
+    def conduct(self, runs: list[PlannedRun], costs: dict[str, RunCost]) -> None:
         """Carry out these runs, the longest first."""
         waiting = longest_first(runs, [costs[run.name].seconds for run in runs])
         clock = RemainingTime({run.name: costs[run.name].seconds for run in runs}, self.engine.workers)
@@ -50,7 +50,7 @@ class Conductor:
         hows = {ended.how for ended in self.ended.values()}
         return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
 
-    def perform(self, runs: list[Planned], clock: RemainingTime) -> None:
+    def perform(self, runs: list[PlannedRun], clock: RemainingTime) -> None:
         """Perform every run that nobody else is at."""
         with closing(self.engine.perform(self.tasks(runs, clock))) as events:
             for event in events:
@@ -58,7 +58,7 @@ class Conductor:
                 if self.over:
                     return
 
-    def tasks(self, runs: list[Planned], clock: RemainingTime) -> Iterator[Task]:
+    def tasks(self, runs: list[PlannedRun], clock: RemainingTime) -> Iterator[Task]:
         """Give tasks to workers, looked at once more when a worker is free for them."""
         for run in runs:
             state = self.plan.folder(run).state
@@ -94,7 +94,7 @@ class Conductor:
             case Stepped():
                 pass
 
-    def wait(self, runs: list[Planned]) -> None:
+    def wait(self, runs: list[PlannedRun]) -> None:
         """Wait until another process lets go of one of these runs."""
         self.listener.say(f"{len(runs)} runs are being carried out by another process; waiting for them")
         while all(self.plan.folder(run).state == "running" for run in runs):

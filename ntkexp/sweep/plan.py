@@ -18,7 +18,7 @@ from ntkexp.sweep.event_log import NAME, EventLog
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of a sweep: where it lies among the axes, and what it computes."""
 
     point: Point
@@ -33,10 +33,10 @@ class Plan:
 
     sweep: Definition
     out: Path
-    runs: tuple[Planned, ...]
+    runs: tuple[PlannedRun, ...]
 
     @property
-    def distinct(self) -> tuple[Planned, ...]:
+    def distinct(self) -> tuple[PlannedRun, ...]:
         """Each run once."""
         return tuple({run.name: run for run in self.runs}.values())
 
@@ -50,7 +50,7 @@ class Plan:
         """Where it is noted what happens."""
         return EventLog(self.record.parent / NAME, self.sweep.name)
 
-    def folder(self, run: Planned) -> RunFolder:
+    def folder(self, run: PlannedRun) -> RunFolder:
         """The place of a run."""
         return RunFolder(self.out / "runs" / run.name)
 
@@ -64,11 +64,11 @@ def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
     for point in sweep.points:
         overrides = sweep.overrides(point)
         experiment = composer.resolve(overrides).experiment()
-        runs.append(Planned(point, overrides, experiment, folder_name(experiment)))
+        runs.append(PlannedRun(point, overrides, experiment, folder_name(experiment)))
     return Plan(sweep, out, tuple(runs))
 
 
-def longest_first(runs: Sequence[Planned], seconds: Sequence[float]) -> list[Planned]:
+def longest_first(runs: Sequence[PlannedRun], seconds: Sequence[float]) -> list[PlannedRun]:
     """Order runs so that no worker is left alone with a long one at the end."""
     order = sorted(range(len(runs)), key=lambda k: -seconds[k])
     return [runs[k] for k in order]

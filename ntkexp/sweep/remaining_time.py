@@ -17,7 +17,7 @@ PRIOR = 20.0  # worker seconds for which the estimate is believed until runs hav
 
 @dataclass
 class RemainingTime:
-    """A clock watches runs go by, and says how long the others will take."""
+    """An estimate watches runs go by, and says how long the others will take."""
 
     costs: Mapping[str, float]
     workers: int

@@ -8,43 +8,43 @@ from typing import Literal, TypeAlias
 
 from ntkexp.engine.base import Ended
 from ntkexp.records.sweep import Sweep, SweepRun
-from ntkexp.sweep.plan import Plan, Planned
+from ntkexp.sweep.plan import Plan, PlannedRun
 
 State: TypeAlias = Literal["done", "failed", "running", "unfinished"]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a run stands, and why it is not further."""
+class RunStatus:
+    """A run of a sweep stands here, for this reason."""
 
     state: State
     reason: str = ""
 
 
-def standings(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]) -> dict[str, Standing]:
+def statuses(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]) -> dict[str, RunStatus]:
     """Find where every run stands."""
-    return {run.name: standing(plan, run, failures, ended.get(run.name)) for run in plan.distinct}
+    return {run.name: status_of(plan, run, failures, ended.get(run.name)) for run in plan.distinct}
 
 
-def standing(plan: Plan, run: Planned, failures: Mapping[str, str], ended: Ended | None) -> Standing:
+def status_of(plan: Plan, run: PlannedRun, failures: Mapping[str, str], ended: Ended | None) -> RunStatus:
     """Ask the folder of a run, then the log, and last how it ended under this command."""
     state = plan.folder(run).state
     if state in {"done", "running"}:
-        return Standing("done" if state == "done" else "running")
+        return RunStatus("done" if state == "done" else "running")
     if run.name in failures:
-        return Standing("failed", failures[run.name])
-    return Standing("unfinished", ended.reason if ended else "")
+        return RunStatus("failed", failures[run.name])
+    return RunStatus("unfinished", ended.reason if ended else "")
 
 
-def record(plan: Plan, standings: Mapping[str, Standing]) -> Sweep:
+def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
     """Describe the sweep as it is written down."""
     runs = (
         SweepRun(
             folder=plan.folder(run).path,
             axes=run.point.values,
             seed=run.point.seed,
-            state=standings[run.name].state,
-            reason=standings[run.name].reason,
+            state=statuses[run.name].state,
+            reason=statuses[run.name].reason,
         )
         for run in plan.runs
     )
