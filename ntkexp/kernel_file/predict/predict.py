@@ -18,8 +18,8 @@ from ntkexp.closed_form.ensemble import Ensemble, Kernels
 from ntkexp.closed_form.posterior import Posterior
 from ntkexp.kernel_file.predict.entries import Entries
 from ntkexp.kernel_file.predict.question import Question
-from ntkexp.kernel_file.predict.score import Prediction, Score, score
-from ntkexp.kernel_file.predict.solve import Solution, solve
+from ntkexp.kernel_file.predict.score import MeanAndDeviation, Score, score
+from ntkexp.kernel_file.predict.solve import SolvedKernel, solve
 
 LEFT_OUT = "left out"
 
@@ -29,9 +29,9 @@ class Answer:
     """What one kernel says after one way to train: scores, and outputs by split."""
 
     kernel: str
-    solved: Solution
+    solved: SolvedKernel
     scores: tuple[Score, ...]
-    predicted: dict[str, Prediction]
+    predicted: dict[str, MeanAndDeviation]
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
@@ -41,12 +41,12 @@ def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -
             yield answer(entries, kernel, found)
 
 
-def answer(entries: Entries, kernel: str, found: Solution) -> Answer:
+def answer(entries: Entries, kernel: str, found: SolvedKernel) -> Answer:
     """Predict and score at every split."""
     splits = entries.matrix.splits
     predicted = {split: predict_at(entries, kernel, found, points) for split, points in splits.items()}
     if found.left_out is not None:
-        predicted[LEFT_OUT] = Prediction(entries.values(found.left_out), None)
+        predicted[LEFT_OUT] = MeanAndDeviation(entries.values(found.left_out), None)
     scores = []
     for split, outputs in predicted.items():
         points = splits["train" if split == LEFT_OUT else split]
@@ -56,7 +56,7 @@ def answer(entries: Entries, kernel: str, found: Solution) -> Answer:
     return Answer(kernel, found, tuple(scores), predicted)
 
 
-def predict_at(entries: Entries, kernel: str, found: Solution, points: slice) -> Prediction:
+def predict_at(entries: Entries, kernel: str, found: SolvedKernel, points: slice) -> MeanAndDeviation:
     """Predict the outputs at some points, block by block."""
     known = found.learned is not None and "nngp" in entries.matrix.layout.kernels
     prior = entries.among("nngp") if known and kernel == "ntk" else None
@@ -67,11 +67,11 @@ def predict_at(entries: Entries, kernel: str, found: Solution, points: slice) ->
         if known:
             variances.append(variance(entries, found, prior, cross, block))
     mean = torch.cat(means)
-    return Prediction(mean, torch.cat(variances).clamp(min=0).sqrt() if variances else None)
+    return MeanAndDeviation(mean, torch.cat(variances).clamp(min=0).sqrt() if variances else None)
 
 
 def variance(
-    entries: Entries, found: Solution, prior: Tensor | None, cross: Float[Tensor, "point entry"], block: slice
+    entries: Entries, found: SolvedKernel, prior: Tensor | None, cross: Float[Tensor, "point entry"], block: slice
 ) -> Float[Tensor, " point"]:
     """Find the variance of outputs over networks that train all layers, or, without 𝒢(X, X), their readout."""
     assert found.learned is not None

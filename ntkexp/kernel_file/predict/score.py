@@ -35,7 +35,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class MeanAndDeviation:
     """Outputs at the points of a split, and their standard deviation over networks, where it is known."""
 
     mean: Float[Tensor, "point out"]
@@ -43,7 +43,7 @@ class Prediction:
 
 
 def score(
-    predicted: Prediction,
+    predicted: MeanAndDeviation,
     targets: Float[Tensor, "point out"],
     labels: Int[Tensor, " point"],
     row: tuple[str, str, float, str],

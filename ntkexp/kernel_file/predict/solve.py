@@ -21,7 +21,7 @@ REMARKS = 25  # products between two remarks
 
 
 @dataclass(frozen=True)
-class Solution:
+class SolvedKernel:
     """g(R) y of one way to train; `learned` is g, `twice` g of twice the time: None where they cost too much."""
 
     when: str
@@ -33,7 +33,7 @@ class Solution:
     left_out: Float[Tensor, "entry column"] | None = None  # predictions of training examples by the others
 
 
-def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[Solution]:
+def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[SolvedKernel]:
     """Solve way by way."""
     targets = entries.columns(entries.targets[: entries.train])
     solver, ways = question.way_to_solve(entries), question.ways(entries.train)
@@ -45,7 +45,7 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
     if solver == "cholesky":
         factor = factorise(entries.among(kernel), ridge)
         said = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
-        yield Solution(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
+        yield SolvedKernel(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
     else:
         hold = 2 * 8.0 * entries.count**2 <= question.memory_gb * 1e9
         yield by_products(entries, kernel, when, ridge, targets, tell, hold=hold)
@@ -57,7 +57,7 @@ def by_modes(
     question: Question,
     ways: dict[str, AbstractGain],
     targets: Float[Tensor, "entry column"],
-) -> Iterator[Solution]:
+) -> Iterator[SolvedKernel]:
     """Solve every way by one eigendecomposition."""
     matrix = entries.among(kernel)
     modes = modes_of(matrix)
@@ -69,7 +69,7 @@ def by_modes(
     for k, (when, gain) in enumerate(ways.items()):
         learned, twice = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
         said = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
-        yield Solution(when, ridge, learned(targets), said, learned, twice, None if k else left_out)
+        yield SolvedKernel(when, ridge, learned(targets), said, learned, twice, None if k else left_out)
 
 
 def best_ridge(modes: Modes, tried: list[float], targets: Float[Tensor, "entry column"], parts: list[Tensor]) -> float:
@@ -86,7 +86,7 @@ def by_products(
     tell: Callable[[str], None],
     *,
     hold: bool,
-) -> Solution:
+) -> SolvedKernel:
     """Solve by conjugate gradients: the kernel is read from the disk for every product, unless it can be held."""
     blocks = entries.blocks(slice(0, entries.train))
     held = [entries.rows(kernel, block) for block in blocks] if hold else None
@@ -101,4 +101,4 @@ def by_products(
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
     found = conjugate_gradients(product, diagonal, targets, tell=heard)
-    return Solution(when, ridge, found.solution, found.words)
+    return SolvedKernel(when, ridge, found.solution, found.words)
