@@ -20,10 +20,10 @@ ORDER = {"secant": 0, "gauss": 1, "left": 3}
 """The rules that are told of first, and that which is told of last."""
 
 
-def telling(rules: Iterable[str]) -> str | None:
+def explained_rule(rules: Iterable[str]) -> str | None:
     """The rule that explanations are by, of those that a path was integrated by.
 
-    >>> telling(["left", "secant"]), telling(["left", "my_rule"]), telling([])
+    >>> explained_rule(["left", "secant"]), explained_rule(["left", "my_rule"]), explained_rule([])
     ('secant', 'my_rule', None)
     """
     return min(rules, key=lambda rule: ORDER.get(rule, 2), default=None)

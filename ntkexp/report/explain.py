@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
-from ntkexp.records.contributions import telling
+from ntkexp.records.contributions import explained_rule
 from ntkexp.report.half_time import halfway
 from ntkexp.report.run import Run
 from ntkexp.text import short
@@ -67,7 +67,7 @@ class Explanation:
 
 def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
     """These points of a split, by the first rule that was accumulated."""
-    rule = telling(run.rules)
+    rule = explained_rule(run.rules)
     if rule is None:
         raise Mistake(f"{run.path} holds no contributions; run it with path.rule=[secant]")
     return [explain_one(run, split, number, rule) for number in numbers]
@@ -78,7 +78,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     place = place_of(run, split)
     outputs = outputs_of(run, "f_T")[place]
     missed = np.linalg.norm(outputs - np.asarray(run.data[f"{split}_targets"], dtype=float), axis=1)
-    rule = telling(run.rules)
+    rule = explained_rule(run.rules)
     parts = run.contributions[rule].to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
     known = np.flatnonzero(read_at(parts).any(axis=1) & np.isfinite(missed))
     return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.estimate import Estimate, mean_of
-from ntkexp.report.analysis.units import Unit, telling, units
+from ntkexp.report.analysis.units import Unit, most_informative, units
 
 ROUNDING = 1e-9  # a curvature below is that of rounded logarithms
 
@@ -99,5 +99,5 @@ def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit]
     inverses = np.zeros((len(asked), columns.shape[1], len(columns)))
     for inverse, unit in zip(inverses, asked, strict=True):
         inverse[:, unit] = np.linalg.pinv(columns[unit])
-    chosen = telling((1 / (inverses[:, -1] ** 2).sum(1)).tolist())
+    chosen = most_informative((1 / (inverses[:, -1] ** 2).sum(1)).tolist())
     return [asked[k] for k in chosen], inverses[chosen]

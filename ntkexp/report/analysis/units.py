@@ -42,14 +42,14 @@ def gathered(single: Sequence[Unit], x: NDArray[np.float64]) -> list[Unit]:
     return [np.concatenate(turn) for turn in rounds if len(turn) > 1]
 
 
-def telling(known: Sequence[float]) -> list[int]:
+def most_informative(known: Sequence[float]) -> list[int]:
     """Which units to ask, by how much each knows: those that make the expected interval shortest.
 
         t_{k−1} √(Σ 1/known)/k    of the k that know most
 
     Of three seeds at all widths, and one at two neighbouring widths, the last would only blur the mean.
 
-    >>> telling([17.5, 10.0, 17.5]), telling([17.5, 17.5, 17.5, 0.5])
+    >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
     ([0, 1, 2], [0, 1, 2])
     """
     best_first = sorted(range(len(known)), key=lambda unit: -known[unit])

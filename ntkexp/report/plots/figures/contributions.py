@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ntkexp.records.contributions import telling
+from ntkexp.records.contributions import explained_rule
 from ntkexp.report.explain import Example, example, largest_known, output_name, read_at
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import TOP, Explained, fitting, minus
@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 def read(run: Run) -> Read | None:
     """The contributions to the points that the run is judged by, if there are any."""
-    rule = telling(run.rules)
+    rule = explained_rule(run.rules)
     split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
     if rule is None or split is None:
         return None

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from numpy.typing import NDArray
 
-from ntkexp.records.contributions import telling
+from ntkexp.records.contributions import explained_rule
 from ntkexp.report.plots.style import BLACK, NARROW, heading
 from ntkexp.report.run import Run
 from ntkexp.text import short
@@ -25,7 +25,7 @@ MOST = 256  # more examples than this are averaged in blocks: a page has no room
 
 def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
     """The path kernel among training examples, traced over outputs, and their order by class or target."""
-    rule = telling(name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_"))
+    rule = explained_rule(name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_"))
     if rule is None or "train" not in run.points:
         return None
     blocks = run.kernels[f"path_{rule}"].isel(probe=run.points["train"]).to_numpy()
