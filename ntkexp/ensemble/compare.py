@@ -29,7 +29,7 @@ from ntkexp.experiment.problem import draw_network
 from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.evidence import LimitKernels
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def ensemble(
     """`count` networks of both kinds, each with the step size that suits its kernel; `tell` hears which and how
     many.
     """
-    task = Task(tuple(given.inputs.shape[1:]), 1)
+    task = LearningTask(tuple(given.inputs.shape[1:]), 1)
     wide = experiment.model.limit(experiment.init, task)
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)

@@ -17,7 +17,7 @@ from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.evidence import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 
 MOST = 2 * 10**9  # half a minute on two cores
 
@@ -29,7 +29,7 @@ def limit_kernels(
     if not any(machine.needs_limit for machine in experiment.ladder.machine):
         return DoesNotApply("nobody asks for it")
     try:
-        network = experiment.model.limit(experiment.init, Task(tuple(inputs.shape[1:]), 1, vocabulary))
+        network = experiment.model.limit(experiment.init, LearningTask(tuple(inputs.shape[1:]), 1, vocabulary))
     except Mistake as mistake:
         return DoesNotApply(str(mistake))
     pairs = train * (train + 1) // 2 + (len(inputs) - train) * train

@@ -13,8 +13,8 @@ from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.output import ScaledOutput, read
-from ntkexp.model.task import Task
 
 
 class AbstractArchitecture(Component):
@@ -25,7 +25,7 @@ class AbstractArchitecture(Component):
     width: Count = 512
 
     @abstractmethod
-    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         """A network for the task, its weights drawn from the generator."""
 
     def module(
@@ -39,9 +39,9 @@ class AbstractArchitecture(Component):
         """The network at the start of training, its output read as `init` says; `shape` is that of one example, and
         a `vocabulary` that is not 0 says that examples are tokens.
         """
-        return read(self.network(init, Task(shape, outputs, vocabulary), generator), init)
+        return read(self.network(init, LearningTask(shape, outputs, vocabulary), generator), init)
 
-    def limit(self, init: AbstractInit, task: Task) -> Network:
+    def limit(self, init: AbstractInit, task: LearningTask) -> Network:
         """What the network h becomes as its width grows; where that is not known, a mistake says so."""
         raise Mistake(f"model={self.option} has no known limit of infinite width")
 
@@ -53,10 +53,10 @@ class AbstractLayered(AbstractArchitecture):
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
         """The layers, from an example of the given shape to its outputs."""
 
-    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         task.refuse_tokens(self.option)
         return build(self.layers(init, task.shape, task.outputs), task.shape, generator)
 
-    def limit(self, init: AbstractInit, task: Task) -> Network:
+    def limit(self, init: AbstractInit, task: LearningTask) -> Network:
         task.refuse_tokens(self.option)
         return network(self.layers(init, task.shape, task.outputs), task.shape)

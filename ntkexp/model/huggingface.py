@@ -36,7 +36,7 @@ from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.foreign.adapted import adapted
 from ntkexp.model.foreign.optional_library import Option, library
 from ntkexp.model.foreign.remote_options import refuse_elsewhere, refuse_parts_elsewhere
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.transformer import along, dividing, fitting
 from ntkexp.records.json_file import read_object
 
@@ -66,11 +66,11 @@ class Huggingface(AbstractArchitecture):
         kinds = {".json", ".safetensors", ".bin"}
         return tuple(sorted(file for file in folder.iterdir() if file.suffix in kinds))
 
-    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         make = partial(self.build, init, task, generator)
         return adapted(make, task, generator.initial_seed(), self.given)
 
-    def build(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def build(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         """The body of a model between the data and a readout."""
         with quiet(library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
@@ -79,7 +79,7 @@ class Huggingface(AbstractArchitecture):
         features = body(sample.long() if task.vocabulary else sample).shape[1]
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
 
-    def model(self, transformers: Any, task: Task) -> Any:
+    def model(self, transformers: Any, task: LearningTask) -> Any:
         """The model of the library, from the folder or of a name; it never runs code that a folder holds."""
         automatic = transformers.AutoModel
         if self.path is None:
@@ -102,7 +102,7 @@ class Huggingface(AbstractArchitecture):
         kind = self.kind_of(transformers, f"{self.given}: 'model_type'", str(fields.get("model_type")))
         return kind.from_dict(fields | self.chosen(kind))
 
-    def configuration(self, transformers: Any, task: Task) -> Any:
+    def configuration(self, transformers: Any, task: LearningTask) -> Any:
         """A configuration of this name, with those of our sizes that it has, and the options."""
         kind = self.kind_of(transformers, "model.name", self.name)
         usual, own = kind(), kind.attribute_map  # some call them otherwise
@@ -124,7 +124,7 @@ class Huggingface(AbstractArchitecture):
             raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], known)}")
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
-    def sizes(self, task: Task) -> dict[str, Option | tuple[int, ...]]:
+    def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
         """What configurations call the sizes of a model, and what we have in their place."""
         heads = dividing(self.heads, self.width)
         found: dict[str, Option | tuple[int, ...]] = {
@@ -145,7 +145,9 @@ class Huggingface(AbstractArchitecture):
             found |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
         return found
 
-    def entrance(self, model: Any, init: AbstractInit, task: Task, generator: torch.Generator) -> tuple[nn.Module, str]:
+    def entrance(
+        self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> tuple[nn.Module, str]:
         """What comes before the model, and under which name the model takes it."""
         if model.main_input_name == "pixel_values":
             task.refuse_tokens(f"{self.option} {self.given}")

@@ -33,7 +33,7 @@ from ntkexp.mistake import Mistake, nearest, nearest_file
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.foreign.adapted import adapted, refuse_chance
 from ntkexp.model.foreign.user_file import files_of, load
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 
 
 class Module(AbstractArchitecture):
@@ -71,7 +71,7 @@ class Module(AbstractArchitecture):
     def files(self) -> tuple[Path, ...]:
         return files_of(self.file)
 
-    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         build = function(load(self.file, self.given), file_and_function(self.path)[2], self.given)
         seed = generator.initial_seed()
         known = {

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ntkexp.component import Count
 from ntkexp.init.base import AbstractInit
 from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 
 
 class RBFNetwork(AbstractArchitecture):
@@ -32,7 +32,7 @@ class RBFNetwork(AbstractArchitecture):
 
     width: Count = 128
 
-    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         task.refuse_tokens(self.option)
         inputs = prod(task.shape)
         centres = torch.randn(self.width, inputs, generator=generator, dtype=torch.float64)

@@ -25,7 +25,7 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.foreign.adapted import adapted
 from ntkexp.model.foreign.optional_library import Option, library
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.transformer import dividing, fitting
 
 
@@ -38,14 +38,14 @@ class Timm(AbstractArchitecture):
     name: str = "resnet10t"
     options: dict[str, Option] = Field({})
 
-    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         task.refuse_tokens(self.option)
         if len(task.shape) != 3:
             raise Mistake(f"model=timm takes images, and {task.said}; choose model=mlp")
         make = partial(self.build, library("timm", "timm"), task)
         return adapted(make, task, generator.initial_seed(), f"model.name={self.name}")
 
-    def build(self, timm: Any, task: Task) -> nn.Module:
+    def build(self, timm: Any, task: LearningTask) -> nn.Module:
         """The model, in the sizes that its class knows."""
         if not timm.is_model(self.name):
             hint = nearest(self.name, timm.list_models())
@@ -62,7 +62,7 @@ class Timm(AbstractArchitecture):
         )
         return model
 
-    def sizes(self, task: Task, known: set[str]) -> dict[str, int | tuple[int, ...]]:
+    def sizes(self, task: LearningTask, known: set[str]) -> dict[str, int | tuple[int, ...]]:
         """The names that the classes of timm have for sizes, of those that this class knows."""
         stages = tuple(self.width * 2**stage for stage in range(4))
         found: dict[str, int | tuple[int, ...]] = {

@@ -19,7 +19,7 @@ from ntkexp.component import Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 
 
 class Transformer(AbstractArchitecture):
@@ -33,7 +33,7 @@ class Transformer(AbstractArchitecture):
     causal: bool = False
     tied: bool = False
 
-    def network(self, init: AbstractInit, task: Task, generator: torch.Generator) -> nn.Module:
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         heads = dividing(self.heads, self.width)
         self.refuse_unfit(task)
         tokens = Tokens(task, self.width, generator) if task.vocabulary else None
@@ -44,7 +44,7 @@ class Transformer(AbstractArchitecture):
             readout = Tied(tokens)
         return Encoder(embedding, blocks, self.width, readout)
 
-    def refuse_unfit(self, task: Task) -> None:
+    def refuse_unfit(self, task: LearningTask) -> None:
         """A table of tokens can be the readout only if there is an output for each token."""
         if self.tied and task.outputs != task.vocabulary:
             raise Mistake(
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
 class Tokens(nn.Module):
     """A row of a table for each token, and one for its position."""
 
-    def __init__(self, task: Task, width: int, generator: torch.Generator) -> None:
+    def __init__(self, task: LearningTask, width: int, generator: torch.Generator) -> None:
         super().__init__()
         self.table = nn.Parameter(normal((task.vocabulary, width), generator))
         self.positions = nn.Parameter(normal((*task.shape, width), generator))

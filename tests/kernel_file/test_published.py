@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ntkexp.init.ntk import NTK
 from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.model.cntk import CNTK
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.uci_ntk import UCINtk
 
 Pairs = NDArray[np.float64]  # [row, column, row′, column′] of two images
@@ -77,7 +77,7 @@ def published(x: torch.Tensor, y: torch.Tensor, depth: int, *, pooling: bool, fi
 @pytest.mark.parametrize("fixed", [False, True], ids=["all", "fixed"])
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_cntk(depth: int, pooling: bool, fixed: bool) -> None:
-    net = CNTK(depth=depth, pooling=pooling, fixed=fixed).limit(INIT, Task((CHANNELS, SIDE, SIDE), 1))
+    net = CNTK(depth=depth, pooling=pooling, fixed=fixed).limit(INIT, LearningTask((CHANNELS, SIDE, SIDE), 1))
     x, place = images(), BlockPlace(slice(0, 1), slice(1, 2), same=False)
     expected = published(x[0], x[1], depth, pooling=pooling, fixed=fixed)
     assert float(compute(net, place, x, x).ntk) == pytest.approx(expected, rel=1e-12)
@@ -95,6 +95,6 @@ def test_uci_ntk(fixed: int) -> None:
         value = size * (rho * (pi - acos(rho)) + sqrt(1 - rho * rho)) / (2 * pi)
         sigma = {"xy": value, "xx": sigma["xx"] / 2, "yy": sigma["yy"] / 2}
         theta = slope * theta + (value if layer >= fixed else 0.0)
-    net = UCINtk(depth=depth, fixed=fixed).limit(INIT, Task((CHANNELS, SIDE, SIDE), 1))
+    net = UCINtk(depth=depth, fixed=fixed).limit(INIT, LearningTask((CHANNELS, SIDE, SIDE), 1))
     found = compute(net, BlockPlace(slice(0, 1), slice(1, 2), same=False), images(), images()).ntk
     assert float(found) == pytest.approx(theta, rel=1e-12)

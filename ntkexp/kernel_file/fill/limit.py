@@ -13,7 +13,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
 from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 
 RATE = 1e-10  # seconds for a pair of pixels in a layer; the fused engine takes a few times as long
 
@@ -63,5 +63,5 @@ class Limit(AbstractFiller):
 
 def limit_of(experiment: Experiment, data: Data, workers: int) -> Limit:
     """Find the architecture's limit for these data; to have none is a mistake."""
-    task = Task(tuple(data.train.inputs.shape[1:]), 1, data.vocabulary)
+    task = LearningTask(tuple(data.train.inputs.shape[1:]), 1, data.vocabulary)
     return Limit(experiment, experiment.model.limit(experiment.init, task), experiment.memory_gb / workers)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.error_line import one_line
 from ntkexp.model.functional import training_modes
-from ntkexp.model.task import Task
+from ntkexp.model.learning_task import LearningTask
 
 
 class Adapted(nn.Module):
@@ -39,7 +39,9 @@ class Adapted(nn.Module):
             return self.module(x.long() if self.tokens else x)
 
 
-def adapted(make: Callable[[], nn.Module], task: Task, seed: int, given: str, file: Path | None = None) -> Adapted:
+def adapted(
+    make: Callable[[], nn.Module], task: LearningTask, seed: int, given: str, file: Path | None = None
+) -> Adapted:
     """The module that is made, in double precision and evaluation mode, tried."""
     with seeded(seed), making(torch.float64), one_line(given, file):
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
@@ -67,7 +69,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def refuse_unfit(given: str, module: Adapted, task: Task) -> None:
+def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
     """Try the module on examples that are made up."""
     refuse_untrainable(given, module.module)
     if reasons := list(training_modes(module.module)):
@@ -97,7 +99,7 @@ def refuse_untrainable(given: str, module: nn.Module) -> None:
         raise Mistake(f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part instead")
 
 
-def refuse_shape(given: str, outputs: object, task: Task) -> None:
+def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
     """The outputs have to be those that the data asks for."""
     if not isinstance(outputs, Tensor):
         raise Mistake(

@@ -14,8 +14,8 @@ from ntkexp.stream import stream
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task: `shape` is that of an example; unless `vocabulary` is 0, an example is tokens, whole numbers below it."""
+class LearningTask:
+    """Examples of a `shape` have so many `outputs`; unless `vocabulary` is 0 they are tokens, numbers below it."""
 
     shape: tuple[int, ...]
     outputs: int
@@ -24,7 +24,7 @@ class Task:
     def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
         """Examples to try a network on, made up.
 
-        >>> Task((3,), 1, vocabulary=4).sample().tolist()
+        >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
         [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
         """
         if self.vocabulary:
