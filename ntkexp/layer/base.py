@@ -3,18 +3,20 @@
 Layers compose by shape: each says what shape it gives to an example of a given shape, so that a list of layers is an
 architecture for inputs of any shape. The kernels of infinite width are read from the same list: `carry` says whether
 there is a limit, `need` is asked from the last layer to the first, which pairs of pixels must be known, and `push`
-takes the kernels through the layer.
+takes the kernels through the layer. A layer may also say its form for the engine that is fused for CPUs, `fused`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from ntkexp.component import Component
 from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.operation import NoFusedForm, Operations
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.mistake import Mistake
@@ -22,6 +24,8 @@ from ntkexp.mistake import Mistake
 
 class AbstractLayer(Component):
     """One step of a network: shape [*shape] → shape [*shape′] for every example."""
+
+    averages: ClassVar[bool] = False  # whether it is the mean over the pairs of pixels that it needs, a vector
 
     @abstractmethod
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -48,6 +52,12 @@ class AbstractLayer(Component):
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         """The covariances after this layer, of those before it."""
         raise NotImplementedError(type(self).__name__)  # `carry` refuses a layer that cannot do this
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        """`push` as operations on a tile, the registers from `free` on being to spare; one `bend` for each variance
+        that it meets. Without them the layer is left to torch.
+        """
+        raise NoFusedForm
 
 
 def build(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.operation import NoFusedForm, Operations
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
 
 Layers = tuple[AbstractLayer, ...]
+FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
+"""The methods of layers that say what a fused form is the form of."""
 
 
 def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -49,3 +52,19 @@ def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Cova
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         covariance = layer.push(covariance, before)
     return covariance
+
+
+def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    """The operations on a tile that the layers say they are; a tile keeps its pixels."""
+    found: Operations = ()
+    for layer, before in zip(layers, shapes(layers, shape), strict=False):
+        if not says_itself(layer, "fused") or layer.shape(before)[1:] != before[1:]:
+            raise NoFusedForm
+        found = (*found, *layer.fused(before, register, free))
+    return found
+
+
+def says_itself(layer: AbstractLayer, form: str) -> bool:
+    """Whether this form is that of the layer's formula, and not of one that its class inherited and replaced."""
+    found = next(kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind)))
+    return form in vars(found)

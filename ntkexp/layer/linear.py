@@ -27,6 +27,8 @@ class Flatten(AbstractLayer):
     (64,)
     """
 
+    averages = True
+
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (prod(shape),)
 
@@ -49,6 +51,8 @@ class GlobalAvgPool(AbstractLayer):
     >>> GlobalAvgPool().shape((3, 8, 8))
     (3,)
     """
+
+    averages = True
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[:1]

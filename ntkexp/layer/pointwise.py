@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.covariance.covariance import Covariance, PairEnd
+from ntkexp.covariance.operation import Operations, bend
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
@@ -98,6 +99,9 @@ class Linear(AbstractPointwise):
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         return covariance
 
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return ()
+
 
 class AbstractBent(AbstractPointwise):
     """σ(z) = a min(z, 0) + b max(z, 0)."""
@@ -130,6 +134,9 @@ class AbstractBent(AbstractPointwise):
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         _, h = self.constants
         return h * q, torch.full_like(q, h)
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (bend(register, *self.constants),)
 
 
 class ReLU(AbstractBent):

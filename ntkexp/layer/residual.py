@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.operation import Operations, add, copy
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer import chain
@@ -51,6 +52,11 @@ class Residual(AbstractLayer):
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         branch = chain.push(self.branch, covariance, shape)
         return branch.plus(chain.push(self.shortcut, covariance.following(branch), shape))
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        branch = chain.fused(self.branch, shape, register, free + 1)
+        shortcut = chain.fused(self.shortcut, shape, free, free + 1)
+        return copy(register, free), *branch, *shortcut, add(register, free)
 
 
 class Sum(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ntkexp.layer.width import affine
 from ntkexp.limit import torch_engine
-from ntkexp.limit.fused.known_layers import TileProgram, program
+from ntkexp.limit.fused.program import TileProgram, program
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.mistake import Mistake, nearest
 

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import ntkexp
+from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.kinds import kinds
+from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.limit import engine
+from ntkexp.limit.fused.program import program
 from ntkexp.mistake import Mistake
 from tests.extension.outside import Outside
 from tests.kernel.compare import agree
@@ -33,10 +36,28 @@ def test_its_kernel_is_that_of_its_formula(outside: Outside, monkeypatch: pytest
     agree(ntk, expected + 4 * c * c, 10 * EPS, expected.max())
 
 
-def test_the_fused_engine_says_that_it_does_not_know_it(outside: Outside) -> None:
+@pytest.mark.parametrize("name", ["Parabola", "Lifted"])
+def test_the_fused_engine_says_that_it_does_not_know_it(outside: Outside, name: str) -> None:
+    """Neither a layer that says no form, nor one that would inherit the form of a formula that it replaced."""
     outside.composer.resolve([])
+    spec: list[dict[str, object]] = [SPEC[0], {"layer": name}, SPEC[2]]
     with pytest.raises(Mistake, match="engine=fused: some of these layers are none that it knows; choose torch"):
-        ntkexp.infinite_kernel(SPEC, X, engine="fused")
+        ntkexp.infinite_kernel(spec, X, engine="fused")
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 4, 5)], ids=["vectors", "images"])
+def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int, ...]) -> None:
+    """Nothing before the mean over the last pixels is left to torch."""
+    outside.composer.resolve([])
+    weights, end = (Conv(features=2), (Flatten(),)) if len(shape) > 1 else (Dense(features=2), ())
+    layers = (*(weights, kinds()["Shrunk"](), ReLU()) * 2, *end, Dense(features=1))
+    known = program(layers, shape)
+    assert known is not None
+    assert known.rest == layers[-1:] * len(end)
+    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fused, expected = (ntkexp.infinite_kernel(layers, x, engine=engine) for engine in ("fused", "torch"))
+    for one, other in zip(fused, expected, strict=True):
+        agree(one, other, 100 * EPS, other.max())
 
 
 def test_a_layer_with_the_name_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

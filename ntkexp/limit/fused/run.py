@@ -18,10 +18,9 @@ from torch import Tensor
 from ntkexp.covariance.cross import Cross
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
-from ntkexp.layer.linear import Flatten
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.known_layers import TileProgram
+from ntkexp.limit.fused.program import TileProgram
 from ntkexp.limit.fused.vectors import vectors
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.limit.torch_engine import COPIES, cuts, symmetric
@@ -41,12 +40,17 @@ def kernels(
     """Both kernels of a block."""
     if len(net.shape) == 1:
         return of_vectors(program, left, right, same, threads)
-    return (of_sums if program.end else of_pixels)(program, left, right, same, threads, memory_gb / threads)
+    memory_gb /= threads
+    if program.end is None:
+        return of_pixels(program, left, right, same, threads, memory_gb)
+    pairs = program.end.need(Pairs((), ()), (left.x.shape[1], *program.sizes))
+    return of_sums(program, pairs, left, right, same, threads, memory_gb)
 
 
-def of_sums(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
-    """The kernels by means over pixels of the last tiles, then by the layers of vectors."""
-    pairs = (Pairs.equal if isinstance(program.end, Flatten) else Pairs.all)(program.sizes)
+def of_sums(
+    program: TileProgram, pairs: Pairs, left: Side, right: Side, same: bool, threads: int, memory_gb: float
+) -> Kernels:
+    """The kernels by means over these pairs of pixels of the last tiles, then by the layers of vectors."""
     sums = np.zeros((2, len(left.x), len(right.x)))
     nothing = left.x.new_zeros((0,) * 7).numpy()
     walk = partial(walked, program, tables.fields(program, left), tables.fields(program, right), pairs, same, left.x)

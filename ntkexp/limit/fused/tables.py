@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.layer.pointwise import ROUNDING
-from ntkexp.limit.fused.known_layers import TileProgram
+from ntkexp.limit.fused.program import TileProgram
 from ntkexp.limit.network import Side
 
 Array = np.ndarray[Any, Any]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ntkexp.covariance.operation import ADD, BEND, COPY, WEIGH
 from ntkexp.limit.fused.arc_cosine import angle, gap
 from ntkexp.limit.fused.jit import compiled
-from ntkexp.limit.fused.known_layers import ADD, BEND, COPY, WEIGH
 from ntkexp.limit.fused.loops import added, cleared, copied, summed
 
 Array = np.ndarray[Any, Any]

@@ -1,0 +1,37 @@
+"""σ(z) = z/2, of which K′ = K/4 and Θ′ = Θ/4."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.operation import Operations, weigh
+from ntkexp.covariance.signal import Signal
+from ntkexp.layer import AbstractLayer
+
+
+class Shrunk(AbstractLayer):
+    """It has a limit, and a fused form."""
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        return Half()
+
+    def carry(self, signal: Signal) -> Signal:
+        return signal
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance.affine(lambda values, pairs: values, 0.25, 0.0, lambda mixed, nngp: 0.0)
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (weigh(register, scale=0.25),)
+
+
+class Half(nn.Module):
+    """As a module."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z / 2
