@@ -1,1 +1,1 @@
-"""Where runs happen: on this machine, or on others that share a folder with it."""
+"""Where jobs are done: on this machine, or on others that share a folder with it."""

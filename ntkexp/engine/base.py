@@ -2,20 +2,20 @@
 
     Began → Stepped, Stepped, … → Ended     for each task, mixed with those of others
 
-A task is plain data, since it may travel; what it brings about lies in a folder that all workers share.
+A job is plain data, since it may travel; what it brings about lies in a folder that all workers share.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ntkexp.mistake import WrongArgument
 
 Ending: TypeAlias = Literal["done", "found", "held", "stopped", "killed", "broken", "failed"]
-"""How a run ended:
+"""How a task ended:
 
 done      carried out            found   another process had finished it
 held      another process is at it
@@ -33,25 +33,6 @@ class WrongEngine(WrongArgument):
 
 
 @dataclass(frozen=True)
-class Task:
-    """A run to be carried out."""
-
-    name: str
-    """Of its folder; a worker that would give it another one sees other data, or is another version."""
-
-    fields: dict[str, Any]
-    overrides: tuple[str, ...]
-    out: str
-    home: str
-    """The folder in which the command was given: paths start from there."""
-
-    trust: tuple[str, ...]
-    threads: int | None
-    options: tuple[str, ...] = ()
-    """Those of `ntkexp train` that repeat the run from that folder."""
-
-
-@dataclass(frozen=True)
 class Began:
     """A worker has taken a task."""
 
@@ -60,7 +41,7 @@ class Began:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A run has come so far."""
+    """A task has come so far."""
 
     name: str
     step: int
@@ -77,30 +58,54 @@ class Ended:
 
 
 Event: TypeAlias = Began | Stepped | Ended
+Tell: TypeAlias = Callable[[Event], None]
+
+
+class AbstractJob(ABC):
+    """A job is what a worker does, as plain data: a frozen dataclass that can be pickled."""
+
+    @abstractmethod
+    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
+        """Do it in this process, with so many threads; `tell` hears how far the task of this name is."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job for a worker, under a name that no other task of the command has."""
+
+    name: str
+    job: AbstractJob
+    home: str
+    """The folder in which the command was given: paths start from there."""
+
+    logs: str
+    """The folder for what engines write by themselves."""
+
+    threads: int = 1
 
 
 class AbstractEngine(ABC):
-    """A place where runs happen."""
+    """A place where jobs are done."""
 
     @property
     @abstractmethod
     def workers(self) -> int:
-        """How many runs happen at once."""
+        """How many jobs are done at once."""
 
     @abstractmethod
     def limit_threads(self) -> None:
-        """Leave runs their cores: libraries read their number of threads when torch is imported, which comes next."""
+        """Leave jobs their cores: libraries read their number of threads when torch is imported, which comes next."""
 
     @abstractmethod
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
         """Carry out tasks, asking for the next one when a worker is free.
 
-        Closing the generator, or an exception inside it, asks runs to write a checkpoint and to end within seconds.
+        Closing the generator, or an exception inside it, asks jobs to keep what they have and to end within seconds.
         """
 
 
 class AbstractElsewhere(AbstractEngine):
-    """Runs happen on other machines, `count` at once."""
+    """Jobs are done on other machines, `count` at once."""
 
     count: int
 

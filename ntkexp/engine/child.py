@@ -1,30 +1,37 @@
-"""A run in a process that others start: `python -m ntkexp.engine.child`, a task as one line of JSON on its stdin.
+"""A task in a process that others start: `python -m ntkexp.engine.child`, the task as a line of digits on its stdin.
 
 How it ended is one line of JSON on stdout. Whoever starts it keeps stdin open: the process dies when that is closed,
-so it dies with its parent. SIGINT asks it for a checkpoint.
+so it dies with its parent. SIGINT asks it to keep what it has and to end.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ntkexp.engine.base import Event, Task
 from ntkexp.engine.work import work
 
 
-def task(line: str) -> Task:
-    """Read a task from its line.
+def to_line(pickled: bytes, threads: int) -> str:
+    r"""Spell a task that was pickled as one line, for so many threads.
 
-    >>> task('{"name": "a", "fields": {}, "overrides": [], "out": "", "home": "", "trust": [], "threads": 1}').name
-    'a'
+    >>> to_line(b"task", 2)
+    '2 7461736b\n'
     """
-    fields = json.loads(line)
-    return Task(**fields)
+    return f"{threads} {pickled.hex()}\n"
+
+
+def from_line(line: str) -> Task:
+    """Read a task from its line."""
+    threads, digits = line.split()
+    task: Task = pickle.loads(bytes.fromhex(digits))
+    return replace(task, threads=int(threads))
 
 
 def die_with_stdin() -> None:
@@ -35,12 +42,12 @@ def die_with_stdin() -> None:
 
 
 def ignored(event: Event) -> None:
-    """Nobody is told how far the run is: its folder says so."""
+    """Nobody is told how far the task is: its folder says so."""
 
 
 def main() -> None:
     """Read a task, work on it, and say how that ended."""
-    given = task(sys.stdin.readline())
+    given = from_line(sys.stdin.readline())
     threading.Thread(target=die_with_stdin, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.write(json.dumps(asdict(work(given, ignored))) + "\n")

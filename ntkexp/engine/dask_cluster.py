@@ -1,7 +1,7 @@
 """An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`, and `,timeout=SECONDS`.
 
-Dask carries a task out again when its worker dies. That does no harm: a run goes on from its checkpoint, one process
-at a time. Each run is a process of its own beside the Dask worker, which stays free to answer.
+Dask carries a task out again when its worker dies. That does no harm: a job goes on from what lies in its folder. Each
+is a process of its own beside the Dask worker, which stays free to answer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,18 +29,19 @@ from distributed.core import connect
 from distributed.security import Security
 
 from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine
+from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
 TIMEOUT, GRACE = 10.0, 30.0
 SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
 
 children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
-"""On a worker: the processes of each sweep, so that they can be interrupted."""
+"""On a worker: the processes of each command, so that they can be interrupted."""
 
 
 @dataclass(frozen=True)
 class Dask(AbstractElsewhere):
-    """A cluster performs as many runs at once as it has threads, or fewer."""
+    """A cluster does as many jobs at once as it has threads, or fewer."""
 
     client: Any  # distributed.Client, which states no types
     count: int
@@ -50,8 +52,10 @@ class Dask(AbstractElsewhere):
         try:
             while True:
                 while len(at_work) < self.count and (task := next(tasks, None)) is not None:
-                    key = f"{task.name}-{uuid4().hex[:8]}"  # a run that is tried again is another task
-                    at_work[self.client.submit(carry_out, asdict(task), self.token, key=key, pure=False)] = task.name
+                    key = f"{task.name}-{uuid4().hex[:8]}"  # what is tried again is another task
+                    at_work[
+                        self.client.submit(carry_out, task.name, pickle.dumps(task), self.token, key=key, pure=False)
+                    ] = task.name
                     yield Began(task.name)
                 if not at_work:
                     return
@@ -117,8 +121,8 @@ async def greet(address: str, timeout: float) -> None:
     line.abort()
 
 
-def carry_out(fields: dict[str, Any], token: str) -> dict[str, str]:
-    """Carry out a run on a worker, in a process of its own; how it ended is given back."""
+def carry_out(name: str, pickled: bytes, token: str) -> dict[str, str]:
+    """Carry out a task on a worker, in a process of its own; how it ended is given back."""
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     process = subprocess.Popen(
@@ -133,19 +137,19 @@ def carry_out(fields: dict[str, Any], token: str) -> dict[str, str]:
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # it died: its last word is missing
-        process.stdin.write(json.dumps({**fields, "threads": threads}) + "\n")
+        process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
     said = process.stdout.read()
     status = process.wait()
     children[token].remove(process)
     process.stdin.close()
-    killed = {"name": fields["name"], "how": "killed", "reason": f"its process ended with status {status}"}
+    killed = {"name": name, "how": "killed", "reason": f"its process ended with status {status}"}
     found: dict[str, str] = json.loads(said.splitlines()[-1]) if said else killed
     return found
 
 
 async def interrupt(token: str) -> None:
-    """On a worker: ask the processes of a sweep to stop, and wait for them."""
+    """On a worker: ask the processes of a command to stop, and wait for them."""
     for process in children[token]:
         process.send_signal(signal.SIGINT)
     end = time.monotonic() + GRACE
@@ -154,7 +158,7 @@ async def interrupt(token: str) -> None:
 
 
 def ending_of(name: str, future: Any) -> Ended:
-    """Say what became of a run; one whose workers died too often is given up by Dask."""
+    """Say what became of a task; one whose workers died too often is given up by Dask."""
     error = future.exception()
     if error is not None:
         return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}")

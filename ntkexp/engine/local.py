@@ -1,6 +1,6 @@
-"""This machine: a process for every run, forked from a server in which torch is loaded already.
+"""This machine: a process for every task, forked from a server in which torch is loaded already.
 
-Nothing is shared between runs, so one that is killed (by the kernel, for its memory) costs itself alone. Workers are
+Nothing is shared between tasks, so one that is killed (by the kernel, for its memory) costs itself alone. Workers are
 sessions of their own: a terminal's Ctrl-C reaches the command, which passes it on, once. They hold one end of a pipe
 whose other end the command holds; when it dies, however it dies, they do.
 """
@@ -20,10 +20,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task, WrongEngine
+from ntkexp.engine.work import work
 
 FORKS = multiprocessing.get_context("forkserver")
-PRELOADED = ["ntkexp.engine.work", "ntkexp.engine.local"]
-GRACE = 30.0  # seconds that a run has to write its checkpoint
+PRELOADED = ["ntkexp.engine.local"]
+GRACE = 30.0  # seconds that a job has to keep what it has
 
 
 def cores() -> int:
@@ -33,7 +34,7 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Local(AbstractEngine):
-    """This machine performs so many runs at once, each with its share of the cores."""
+    """This machine does so many jobs at once, each with its share of the cores."""
 
     count: int
 
@@ -51,12 +52,12 @@ class Local(AbstractEngine):
         os.environ |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
 
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
-        start_server()
         crew: dict[Connection, Worker] = {}
         try:
             while True:
                 while len(crew) < self.count and (task := next(tasks, None)) is not None:
                     yield Began(task.name)
+                    start_server(type(task.job).__module__)
                     worker = start_worker(replace(task, threads=self.threads))
                     crew[worker.line] = worker
                 if not crew:
@@ -110,12 +111,12 @@ def open_engine(where: str, workers: int | None) -> Local:
     return Local(workers or cores())
 
 
-def start_server() -> None:
-    """Load torch once, for all.
+def start_server(*modules: str) -> None:
+    """Load these modules once, for all, and torch with them.
 
     Ctrl-C is blocked there: pressed while the server loads, it would end it with a traceback.
     """
-    FORKS.set_forkserver_preload(PRELOADED)
+    FORKS.set_forkserver_preload([*modules, *PRELOADED])
     resource_tracker.ensure_running()  # which unblocks it, and would be started by the server
     with blocked(signal.SIGINT):
         forkserver.ensure_running()
@@ -143,8 +144,6 @@ def start_worker(task: Task) -> Worker:
 
 def serve(task: Task, line: Connection) -> None:
     """Do in the new process what it was started for."""
-    from ntkexp.engine.work import work  # noqa: PLC0415  loaded by the server; the command itself needs no torch for it
-
     os.setsid()
     threading.Thread(target=die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,10 +1,10 @@
-"""Slurm, by submitit: `slurm:KEY=VALUE,…`, a job for every run; scripts and logs go to `sweeps/slurm/`.
+"""Slurm, by submitit: `slurm:KEY=VALUE,…`, a job for every task; scripts and logs go to a folder `slurm/`.
 
     partition, account, qos, constraint     as sbatch takes them
     time (minutes, 60)   cpus (1)   memory_gb (8)   gpus (0)
     cluster=local   processes on this machine in place of jobs, to try it
 
-A job that is about to run out of time, or is pre-empted, is queued again and goes on from its checkpoint.
+A job that is about to run out of time, or is pre-empted, is queued again and goes on from what lies in its folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import submitit
 from submitit.helpers import DelayedSubmission
 
 from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine
+from ntkexp.engine.child import ignored
+from ntkexp.engine.work import work
 from ntkexp.mistake import nearest
 
 JOBS, PAUSE, GRACE = 100, 1.0, 60.0
@@ -64,7 +66,7 @@ class Slurm(AbstractElsewhere):
 
     def submitted(self, task: Task) -> Any:
         """Submit a job."""
-        folder = Path(task.out) / "sweeps" / "slurm"
+        folder = Path(task.logs) / "slurm"
         folder.mkdir(parents=True, exist_ok=True)
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
         threads = str(task.threads)
@@ -80,13 +82,10 @@ class Job:
     """What a job does; submitit calls `checkpoint` before it kills one, and queues what that returns."""
 
     def __call__(self, task: Task) -> Ended:
-        from ntkexp.engine.child import ignored  # noqa: PLC0415  the command itself needs no torch for it
-        from ntkexp.engine.work import work  # noqa: PLC0415  the same
-
         return work(task, ignored)
 
     def checkpoint(self, task: Task) -> Any:
-        """The rest of the run: its own checkpoint, at most 30 s old, is where it goes on."""
+        """The same task: it goes on from what it kept, a run from its checkpoint, at most 30 s old."""
         return DelayedSubmission(self, task)
 
 

@@ -13,6 +13,7 @@ from ntkexp.sweep.cost import RunCost
 from ntkexp.sweep.listener import AbstractSweepListener
 from ntkexp.sweep.plan import Plan, PlannedRun, longest_first
 from ntkexp.sweep.remaining_time import RemainingTime
+from ntkexp.sweep.run_job import RunJob
 
 PAUSE = 0.5  # seconds between two looks at runs that another process is at
 UNFINISHED = ("stopped", "killed", "broken", "failed")
@@ -65,16 +66,9 @@ class Conductor:
             if state == "done":
                 self.hear(Ended(run.name, "found"), clock)
             elif state != "running":
-                yield Task(
-                    run.name,
-                    run.experiment.fields(),
-                    run.overrides,
-                    str(self.plan.out),
-                    str(Path.cwd()),
-                    self.trust,
-                    None,
-                    self.plan.sweep.options,
-                )
+                out, options = str(self.plan.out), self.plan.sweep.options
+                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options)
+                yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
 
     def hear(self, event: Event, clock: RemainingTime) -> None:
         """Keep what happened, and pass it on."""

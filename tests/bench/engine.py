@@ -20,6 +20,7 @@ from ntkexp.engine.local import Local, cores
 from ntkexp.engine.work import work
 from ntkexp.progress import Silent
 from ntkexp.run.execute import execute
+from ntkexp.sweep.run_job import RunJob
 from tests.bench.stopwatch import milliseconds, seconds, table
 
 TINY = (
@@ -43,7 +44,7 @@ def finished(out: Path) -> Task:
     """A run that is finished, as a task."""
     experiment = compose(TINY)
     folder = execute(experiment, TINY, out, False, Silent())
-    return Task(folder.name, experiment.fields(), TINY, str(out), os.getcwd(), (), 1)
+    return Task(folder.name, RunJob(experiment.fields(), TINY, str(out), ()), os.getcwd(), str(out))
 
 
 def loop(task: Task, runs: int) -> None:

@@ -15,6 +15,7 @@ from submitit.slurm.slurm import SlurmJobEnvironment
 from ntkexp.cli.main import run
 from ntkexp.engine.base import Task
 from ntkexp.engine.slurm import REQUEUES, USUAL, open_engine
+from ntkexp.sweep.run_job import RunJob
 from tests.sweep.commands import TINY, states, swept
 
 TWO = ("model.width=8,9", *TINY)
@@ -42,7 +43,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def submitted(out: Path) -> Job:
     """A job of an engine that asks for a little of everything."""
     engine = open_engine("partition=short,account=us,time=90,cpus=4,memory_gb=6,gpus=1", None)
-    task = Task("mlp-w8-s0-0", {}, (), str(out), str(out), (), engine.parameters["cpus_per_task"])
+    task = Task("mlp-w8-s0-0", RunJob({}, (), str(out), ()), str(out), str(out), engine.parameters["cpus_per_task"])
     return engine.submitted(task)
 
 
@@ -57,7 +58,7 @@ def test_what_is_asked_for_stands_in_the_script(queue: Path, tmp_path: Path) -> 
         assert f"#SBATCH --{option}\n" in script
     threads = script.index("export OMP_NUM_THREADS=4 MKL_NUM_THREADS=4 OMP_WAIT_POLICY=PASSIVE\n")
     assert threads < script.index("\nsrun ")  # else they come too late
-    assert f"{tmp_path}/sweeps/slurm" in script
+    assert f"{tmp_path}/slurm" in script
 
 
 def test_a_job_out_of_time_is_queued_again_with_the_same_task(
