@@ -91,5 +91,6 @@ Recompute: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")
 ]
 Tiles: TypeAlias = Annotated[
-    int | None, typer.Option("--workers", min=1, help="How many tiles at once; one for each core if not given.")
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="How many tiles at once; one for each core if not given."),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ntkexp.config.choices import read
+from tests.docs import commands
 from tests.docs.reference import CHOICES, FILE, comments, component, reference
 
 
@@ -23,3 +24,9 @@ def test_every_key_has_a_meaning(group: str) -> None:
 def test_every_key_that_belongs_to_no_group_has_a_meaning() -> None:
     told = comments(CHOICES.root())
     assert [key for key in CHOICES.common() if not told[key]] == []
+
+
+@pytest.mark.parametrize("path", commands.ALL)
+def test_every_option_that_takes_a_value_says_which(path: str) -> None:
+    options = filter(commands.is_option, commands.ALL[path].params)
+    assert [each.opts[0] for each in options if not each.is_flag and not each.metavar] == []

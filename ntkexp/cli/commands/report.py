@@ -27,7 +27,8 @@ def report(
         ),
     ] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="A page (html), or tables for a paper or a program.")
+        Format,
+        typer.Option("--format", metavar="|".join(Format), help="A page (html), or tables for a paper or a program."),
     ] = Format.html,
     out: Annotated[
         Path | None,

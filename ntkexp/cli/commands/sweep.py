@@ -16,7 +16,8 @@ def sweep(
         Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which runs go into runs/.")
     ] = Path("outputs"),
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="How many runs at once; one for each core if not given.")
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
     ] = None,
     engine: Annotated[
         str,

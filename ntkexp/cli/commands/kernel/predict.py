@@ -49,7 +49,11 @@ def predict(
     ] = None,
     solver: Annotated[
         Solver | None,
-        typer.Option("--solver", help="How equations are solved; the plainest way that fits if not given."),
+        typer.Option(
+            "--solver",
+            metavar="|".join(Solver),
+            help="How equations are solved; the plainest way that fits if not given.",
+        ),
     ] = None,
     memory_gb: Annotated[
         float, typer.Option("--memory-gb", metavar="GB", help="The memory that solving may take.")

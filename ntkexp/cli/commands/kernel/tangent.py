@@ -37,7 +37,12 @@ def tangent(
         Path | None, typer.Option("--run", metavar="RUN", help="Take the network of this run instead.")
     ] = None,
     when: Annotated[
-        When, typer.Option("--at", help="Take the weights of the run before training (start) or after it (end).")
+        When,
+        typer.Option(
+            "--at",
+            metavar="|".join(When),
+            help="Take the weights of the run before training (start) or after it (end).",
+        ),
     ] = When.end,
     force: Recompute = False,
     quiet: Quiet = False,
