@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, identity
@@ -37,15 +38,20 @@ SAME_BYTES = (
 OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 
-def attempt(
-    experiment: Experiment,
-    folder: RunFolder,
-    overrides: Sequence[str],
-    repeat: str,
-    saved: State | None,
-    progress: AbstractProgress,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """Somebody asks for an experiment in a folder: by these overrides, and `repeat` is a command that asks again."""
+
+    experiment: Experiment
+    folder: RunFolder
+    overrides: Sequence[str]
+    repeat: str
+    progress: AbstractProgress
+
+
+def attempt(asked: RunRequest, saved: State | None) -> None:
     """Run, with everything that happens kept in the folder."""
+    experiment, folder = asked.experiment, asked.folder
     clock = Clock()
     try:
         with clock.times("prepare"):
@@ -53,10 +59,10 @@ def attempt(
             threads = fix_circumstances(experiment, saved["threads"] if saved else None)
             setting = prepare(experiment)
         if saved is None:
-            begin(folder, setting, overrides)
+            begin(folder, setting, asked.overrides)
         make_room(folder, setting)
-        folder.write_sealed(PROVENANCE, provenance(experiment, repeat, threads))
-        with clock.times("run"), listen(folder, setting, saved, of, threads, progress) as listener:
+        folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
+        with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress) as listener:
             outcome = run(setting, listener, saved["run"] if saved else None)
         with clock.times("write"):
             write(folder, setting, outcome)
@@ -66,7 +72,7 @@ def attempt(
         folder.note_error(traceback.format_exc())
         raise
     finally:
-        progress.stop()
+        asked.progress.stop()
     finish(folder, setting, outcome, clock)
 
 

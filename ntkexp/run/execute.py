@@ -19,7 +19,7 @@ from ntkexp.records.command import command
 from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder, several
 from ntkexp.records.provenance import PROVENANCE, refuse_other_version
 from ntkexp.records.seal import Damaged, read_sealed
-from ntkexp.run.attempt import attempt
+from ntkexp.run.attempt import RunRequest, attempt
 from ntkexp.run.checkpoint import State, load
 
 
@@ -39,8 +39,10 @@ def execute(
     with folder.claim():
         if force or not folder.whole:  # another process may have finished it while the lock was asked for
             repeat = command("train", overrides, options)
-            saved = None if force else state_left(folder, identity(experiment), progress)
-            attempt_twice(experiment, folder, overrides, repeat, saved, progress)
+            asked = RunRequest(
+                experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress
+            )
+            attempt_twice(asked, None if force else state_left(asked))
     return folder.path
 
 
@@ -62,9 +64,8 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
             raise Mistake(f"{path} is of other data, or of another version: run the experiment anew")
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
-        attempt_twice(
-            experiment, folder, overrides, repeat, state_left(folder, identity(experiment), progress), progress
-        )
+        asked = RunRequest(experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress)
+        attempt_twice(asked, state_left(asked))
     return path
 
 
@@ -81,13 +82,14 @@ def digits(name: str) -> str:
     return name.rpartition("-")[2]
 
 
-def state_left(folder: RunFolder, of: str, progress: AbstractProgress) -> State | None:
+def state_left(asked: RunRequest) -> State | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
+    folder, progress = asked.folder, asked.progress
     if (folder.path / DONE).is_file():
         progress.warn(f"{folder.path} {folder.look()}; the run begins anew")
         return None
     try:
-        saved = load(folder, of)
+        saved = load(folder, identity(asked.experiment))
     except Damaged as damage:
         progress.warn(f"{damage}; the run begins anew")
         return None
@@ -96,17 +98,10 @@ def state_left(folder: RunFolder, of: str, progress: AbstractProgress) -> State 
     return saved
 
 
-def attempt_twice(
-    experiment: Experiment,
-    folder: RunFolder,
-    overrides: Sequence[str],
-    repeat: str,
-    saved: State | None,
-    progress: AbstractProgress,
-) -> None:
+def attempt_twice(asked: RunRequest, saved: State | None) -> None:
     """Run; once more from the beginning, if a file turns out to be damaged on the way."""
     try:
-        attempt(experiment, folder, overrides, repeat, saved, progress)
+        attempt(asked, saved)
     except Damaged as damage:
-        progress.warn(f"{damage}; the run begins anew")
-        attempt(experiment, folder, overrides, repeat, None, progress)
+        asked.progress.warn(f"{damage}; the run begins anew")
+        attempt(asked, None)
