@@ -85,6 +85,17 @@ def attention(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((x @ q) @ (x @ k).transpose(1, 2) @ (x @ v)).sum(1)
 
 
+def beside_positions(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """As many positions as there are examples, all of which see the rows of the same constant."""
+    positions = torch.arange(15.0, dtype=x.dtype).view(5, 3) / 15
+    return torch.tanh(x @ w + positions @ w).sum(1) @ v
+
+
+def beside_a_state(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+    """A constant with a row for every example."""
+    return torch.tanh(x @ w + torch.full((len(x), 2), 0.3, dtype=x.dtype) @ u)
+
+
 READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{activation: (mlp(activation), (3,)) for activation in ACTIVATIONS},
     "no bias": (mlp("relu", bias=False), (3,)),
@@ -133,6 +144,8 @@ READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (4, 3),
     ),
     "linear attention": (formula(attention, q=(3, 3), k=(3, 3), v=(3, 2)), (4, 3)),
+    "constant positions": (formula(beside_positions, w=(3, 4), v=(4, 2)), (5, 3)),
+    "constant state": (formula(beside_a_state, w=(4, 3), u=(2, 3)), (4,)),
     "unused parameter": (formula(lambda x, w, v: x @ w, w=(4, 2), v=(3,)), (4,)),
     "written in place": (formula(written_in_place, w=(4, 3), g=()), (4,)),
     "einsum": (

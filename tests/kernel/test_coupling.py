@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ntkexp.kernel.features.features import Factored
 from ntkexp.kernel.secant.ownership import owner, owners
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
@@ -83,6 +84,22 @@ def test_there_is_no_false_alarm(name: str) -> None:
     found = network.reader.owned(network.tape).of_uses
     assert found
     assert {int(owner) for owned in found for owner in owned.flatten()} - {-1} == set(range(len(given.x)))
+
+
+@pytest.mark.parametrize(("name", "weight"), [("lstm", "cell.weight_hh_l0"), ("constant state", "u")])
+def test_rows_of_a_constant_belong_to_examples(name: str, weight: str) -> None:
+    """Their products with weights have factors, and no gradient grows like the square of the examples."""
+    network = known(name)
+    features = network.reader.secant(network.tape, network.tape).features
+    assert any(
+        isinstance(block, Factored) and block.weight and block.weight.name == weight
+        for block in features.blocks.values()
+    )
+
+
+def test_rows_of_a_constant_that_all_examples_see_belong_to_none() -> None:
+    network = known("constant positions")
+    assert not network.reader.owned(network.tape).constants
 
 
 def test_what_overflows_has_no_owner() -> None:

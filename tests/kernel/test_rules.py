@@ -17,6 +17,7 @@ from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules import RULES
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import tangent_kernel
+from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
@@ -249,6 +250,6 @@ def test_what_no_rule_knows_is_refused_in_one_line(operation: Callable[[Tensor, 
     module = Formula(lambda x, w, v: operation(x @ w, x @ v) * (x @ w), w=(4, 6), v=(4, 6)).double()
     reader = Reader(function_of(module), frozenset(problem.start))
     end = {name: weight + problem.direction[name] for name, weight in problem.start.items()}
-    with pytest.raises(NoRule) as caught:
+    with pytest.raises(Mistake) as caught:
         reader.secant(reader.record(problem.start, problem.x), reader.record(end, problem.x))
     assert "\n" not in str(caught.value)

@@ -92,7 +92,7 @@ def where_spoiled(
 
 def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Float[Tensor, "example out"]) -> Weights:
     """Gradients by the replay on a segment of length zero."""
-    replay = Replay(tape, tape, trained)
+    replay = Replay(tape, tape, trained, owned.constants)
     taps = [use.tap for use in replay.uses]
     pulled = torch.autograd.grad(replay.delta, taps, cotangent, retain_graph=True, materialize_grads=True)
     found = arrange(replay.uses, [part[None] for part in pulled], owned.of_uses, len(cotangent), 1, replay.leaves)

@@ -108,7 +108,7 @@ class Reader:
         owned = self.owned_faithfully(start)
 
         def usual(at_once: bool) -> Features:
-            replay = Replay(start, end, self.trained)
+            replay = Replay(start, end, self.trained, owned.constants)
             wanted = chosen_outputs(start, chosen)
             return differentiate(replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
 
@@ -116,7 +116,8 @@ class Reader:
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""
-        replay, owned = Replay(start, end, self.trained), self.owned_faithfully(start)
+        owned = self.owned_faithfully(start)
+        replay = Replay(start, end, self.trained, owned.constants)
         pieces = differentiate(replay.delta, replay.uses, owned, replay.leaves, chosen_outputs(start, chosen))
         return Reading(pieces, replay.delta.detach())
 

@@ -24,7 +24,7 @@ class Call(AbstractCall):
         self.ends = [
             (chord.widen(chord.start[slot].detach()), chord.widen(chord.end[slot].detach())) for slot in entry.results
         ]
-        self.meets_inputs = entry.results[0] in chord.start.from_inputs
+        self.meets_inputs = entry.results[0] in chord.trained.from_inputs
 
     @property
     def is_point(self) -> bool:

@@ -38,7 +38,7 @@ class Chord:
         if not isinstance(slot, Slot):
             return slot
         v0, v1 = self.start[slot].detach(), self.end[slot].detach()
-        return Ends(v0, v1, self.deltas.get(slot), slot in self.trained.slots, slot in self.start.from_inputs)
+        return Ends(v0, v1, self.deltas.get(slot), slot in self.trained.slots, slot in self.trained.from_inputs)
 
     def random_like(self, value: Tensor) -> Tensor:
         """A coefficient in [1, 2], when the replay only asks what reaches what."""

@@ -1,14 +1,16 @@
 """Ownership: which example an element at a use belongs to.
 
-An output of example n may depend only on elements that belong to n. Pull back the cotangents u and n·u, for random
-u: at an element of example n the second result is n times the first. A ratio that is no whole number means that the
-module couples the examples of a batch. All coefficients of the surrogate are random while this is asked, so that what
-a dead unit or a zero weight hides today is found as well; the answer holds for every tape of the same structure and
-routing.
+An output of example n may depend only on elements that belong to n. Pull back the cotangents u and n·u, for random u:
+at an element of example n the second result is n times the first. A ratio that is no whole number means that the module
+couples the examples of a batch. A constant that has a row for every example, as the state from which an LSTM starts, is
+no weight's affair: its products with weights are uses, as those of inputs are. All coefficients of the surrogate are
+random while this is asked, so that what a dead unit or a zero weight hides today is found as well; the answer holds for
+every tape of the same structure and routing.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,10 +21,10 @@ from torch import Tensor
 from ntkexp.kernel.record.casts import Uncast
 from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.independence import COUPLED
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.tape import Slot, Tape
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Product, rows_of
+from ntkexp.kernel.secant.uses import Product, Trained, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
@@ -35,20 +37,37 @@ class Owners:
     """The example that owns each element of the tap, use by use; for products one number a row."""
 
     of_uses: tuple[Int[Tensor, "..."], ...]
+    constants: frozenset[Slot] = frozenset()  # that have a row for every example, and count as inputs
 
     @cached_property
     def digest(self) -> bytes:
         """What they are known by: two with one digest give every element to the same example."""
-        return digest(map(shown_once, self.of_uses), repr([(each.shape, each.stride()) for each in self.of_uses]))
+        layout = [(each.shape, each.stride()) for each in self.of_uses]
+        return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
 
 
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
-    """Those of a tape, in the order of its uses."""
+    """Those of a tape, in the order of its uses; rows of constants belong to examples wherever they can."""
+    if constants := multiplied_constants(tape, trained):
+        with suppress(Mistake):
+            return owners_beside(tape, trained, constants)
+    return owners_beside(tape, trained, constants=frozenset())
+
+
+def multiplied_constants(tape: Tape, trained: frozenset[str]) -> frozenset[Slot]:
+    """Constants of which weights make a product."""
+    weights = Trained(tape, trained).slots
+    products = (entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm"))
+    return frozenset(left for left, right in products if right in weights) - tape.from_weights - tape.from_inputs
+
+
+def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot]) -> Owners:
+    """Those of a tape, if these constants have a row for every example."""
     with Uncast(torch.float64):
-        replay = Replay(tape, tape, trained, scramble=stream("ownership"))
+        replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
     taps = [use.tap for use in replay.uses]
     if not taps:
-        return Owners(())
+        return Owners((), constants)
     examples = replay.delta.shape[0]
     once = replay.chord.random_like(replay.delta)
     count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
@@ -57,7 +76,8 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     above = torch.autograd.grad(replay.delta, taps, weighted, materialize_grads=True)
     found = [owner(a, b) for a, b in zip(above, below, strict=True)]
     pairs = zip(replay.uses, found, strict=True)
-    return Owners(tuple(rows(owner) if isinstance(use, Product) else compact(owner) for use, owner in pairs))
+    shown = (rows(owner) if isinstance(use, Product) else compact(owner) for use, owner in pairs)
+    return Owners(tuple(shown), constants)
 
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:

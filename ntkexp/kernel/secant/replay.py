@@ -30,12 +30,17 @@ class Replay:
     """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`."""
 
     def __init__(
-        self, start: Tape, end: Tape, trained: frozenset[str], scramble: torch.Generator | None = None
+        self,
+        start: Tape,
+        end: Tape,
+        trained: frozenset[str],
+        constants: frozenset[Slot] = frozenset(),
+        scramble: torch.Generator | None = None,
     ) -> None:
         compare(start, end)
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
-        self.chord = Chord(start, end, Trained(start, trained), scramble)
+        self.chord = Chord(start, end, Trained(start, trained, constants), scramble)
         self.unknown: dict[Slot, str] = {}  # results whose difference no rule gives, and why
         self.seed_deltas()
         with torch.enable_grad():

@@ -97,6 +97,12 @@ class Trained:
 
     tape: Tape
     names: frozenset[str]
+    constants: frozenset[Slot] = frozenset()  # with a row for every example: they count as inputs
+
+    @cached_property
+    def from_inputs(self) -> frozenset[Slot]:
+        """Slots whose value depends on the inputs, or on a constant that counts as one."""
+        return self.tape.reached({*self.tape.inputs, *self.constants}) if self.constants else self.tape.from_inputs
 
     @cached_property
     def homes(self) -> dict[int, Slot]:
@@ -110,7 +116,7 @@ class Trained:
     def slots(self) -> frozenset[Slot]:
         """Slots whose value depends on a trained parameter and not on the inputs."""
         start = {slot for slot, name in self.tape.weights.items() if name in self.names}
-        return self.tape.reached(start) - self.tape.from_inputs
+        return self.tape.reached(start) - self.from_inputs
 
     def view(self, value: Tensor) -> View | None:
         """The view of a trained parameter that this tensor is, if it is one."""
