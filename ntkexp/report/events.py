@@ -2,7 +2,7 @@
 
     metrics/<column>            numbers along the run, each at the steps at which it was measured
     ladder/<split>/<machine>    relative errors, at the last step
-    plots/<picture>             what the run drew of itself, at the last step
+    plots/<picture>             the pictures of the run, at the last step
 
 Training knows nothing of it. The file appears whole, so no point is in it twice, however often the run was interrupted.
 """
@@ -57,14 +57,16 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     """What there is to see, with its step."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
+    from ntkexp.report.plots.run_plots import figures_of, png  # noqa: PLC0415  slow, and wanted after a run
+
     for step, tag, value in scalars(run):
         yield step, Summary(value=[Summary.Value(tag=tag, simple_value=value)])
     last = int(run.metrics["step"].iloc[-1])
-    for picture in sorted((run.path / "plots").glob("*.png")):
-        content = picture.read_bytes()
+    for name, figure in figures_of(run):
+        content = png(figure)
         width, height = size(content)
         image = Summary.Image(width=width, height=height, encoded_image_string=content)
-        yield last, Summary(value=[Summary.Value(tag=f"plots/{picture.stem}", image=image)])
+        yield last, Summary(value=[Summary.Value(tag=f"plots/{name}", image=image)])
 
 
 def scalars(run: Run) -> Iterator[tuple[int, str, float]]:

@@ -1,4 +1,4 @@
-"""All pictures of a run, as SVG for the paper, PNG for the eye and CSV for the next plot: the same bytes each time."""
+"""All pictures of a run, as SVG to look at and CSV for the next plot: the same bytes each time."""
 
 from __future__ import annotations
 
@@ -37,16 +37,28 @@ def numbers(name: str) -> Table:
     return table
 
 
-def save(run: Run, folder: Path) -> tuple[Path, ...]:
-    """Draw every picture that applies to the run; the files written."""
-    written: list[Path] = []
+def figures_of(run: Run) -> Iterator[tuple[str, Figure]]:
+    """The name and the figure of every picture that applies to the run."""
     with rc_context(RC):
         for name, draw in gallery():
             figure = draw(run)
             if figure is not None:
-                written += [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
-                written.append(folder / f"{name}.csv")
-                write_atomically(written[-1], numbers(name)(run).to_csv(index=False, lineterminator="\n"))
+                yield name, figure
+
+
+def files_of(run: Run) -> Iterator[tuple[str, str]]:
+    """The name and the content of every file in `plots/`: each picture, and the numbers in it."""
+    for name, figure in figures_of(run):
+        yield f"{name}.svg", svg(figure)
+        yield f"{name}.csv", numbers(name)(run).to_csv(index=False, lineterminator="\n")
+
+
+def save(run: Run, folder: Path) -> tuple[Path, ...]:
+    """Draw every picture that applies to the run; the files written."""
+    written = []
+    for name, content in files_of(run):
+        written.append(folder / name)
+        write_atomically(written[-1], content)
     return tuple(written)
 
 
@@ -56,6 +68,12 @@ def write(figure: Figure, path: Path, kind: str) -> Path:
     return path
 
 
+def png(figure: Figure) -> bytes:
+    """A figure as pixels."""
+    with rc_context(RC):
+        return drawn(figure, "png")
+
+
 def svg(figure: Figure) -> str:
     """A figure as text."""
     with rc_context(RC):
@@ -63,9 +81,10 @@ def svg(figure: Figure) -> str:
 
 
 def drawn(figure: Figure, kind: str) -> bytes:
-    """The bytes of a figure, whose places are found once for all kinds of files."""
-    if figure.get_layout_engine() is not None:
-        figure.draw_without_rendering()
+    """The bytes of a figure, whose places are found once for all kinds of files, without drawing it for that."""
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
         figure.set_layout_engine(None)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=METADATA[kind])
