@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features.features import Factored
 from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.secant.plain_uses import plain_uses
+from ntkexp.kernel.secant.uses import Element, Trained
 from ntkexp.library import reader_of, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.applied import applied
@@ -51,6 +53,28 @@ def test_both_readings_of_a_tangent_agree(name: str) -> None:
     expected = network.kernel[:, :, :5]
     agree(gram(replayed, replayed), expected, ROUNDING * EPS)
     agree(gram(network.features, replayed), expected, ROUNDING * EPS)
+
+
+PLAIN = (
+    "attention",
+    "convolution in two",
+    "encoder, norm after",
+    "encoder, norm before",
+    "gains and shifts",
+    "group norm",
+)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "tokens"])
+def test_no_difference_is_replayed_where_autograd_can_be_asked(name: str) -> None:
+    """Norms, groups, gains, and biases and tokens beside products are seen from the results of operations."""
+    network = known(name)
+    owned = network.reader.owned(network.tape)
+    uses = plain_uses(Trained(network.tape, network.reader.trained, owned.constants))
+    assert uses is not None
+    assert [use.tap.numel() for use in uses if isinstance(use, Element)] == [
+        owner.numel() for use, owner in zip(uses, owned.of_uses, strict=True) if isinstance(use, Element)
+    ]
 
 
 @pytest.mark.parametrize("name", ["relu", "called twice", "left multiplication", "scaled weight", "two heads"])

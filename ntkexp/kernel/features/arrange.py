@@ -8,7 +8,7 @@ is then an ordinary sum.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor
 from ntkexp.kernel.features.features import Block, Factored, Features, Key, Rows, spread
 from ntkexp.kernel.features.scatter import BY_COMPARISON, refuse_unowned, scatter
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Derived, Element, Product, Source, Use, View, rows_of
+from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
 
 
@@ -30,7 +30,7 @@ def arrange(
     leaves: Weights,
 ) -> Features:
     """Features from β at every use; `owned` says whose each element (each row, of a product) is."""
-    factors: dict[Key, list[Factored]] = defaultdict(list)
+    products: dict[Key, list[Factored]] = defaultdict(list)
     rows: dict[str, Float[Tensor, "example out _"]] = {}
     factorable = factorable_keys(uses)
     if len(owned) < len(uses):
@@ -39,9 +39,13 @@ def arrange(
         if isinstance(use, Element):
             add_rows(rows, use.source, scatter(use, cotangent, owner, examples), leaves)
             continue
-        factors[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
+        if isinstance(use, Grouped):
+            for part, gradient in by_group(use, cotangent, owner, examples):
+                add_rows(rows, part, gradient, leaves)
+            continue
+        products[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
     blocks: dict[Key, Block] = {}
-    for key, parts in factors.items():
+    for key, parts in products.items():
         block = join_uses(parts)
         if key in factorable:
             blocks[key] = block
@@ -59,7 +63,7 @@ def factorable_keys(uses: Sequence[Use]) -> set[Key]:
     ways: dict[str, set[object]] = defaultdict(set)
     pairs: set[tuple[Source | None, Source | None]] = set()
     for use in uses:
-        pair = (use.weight, use.bias) if isinstance(use, Product) else (use.source, None)
+        pair = (use.source, None) if isinstance(use, Element) else (use.weight, use.bias)
         plain = isinstance(use, Product) and not any(isinstance(source, Derived) for source in pair)
         for name in names(pair[0]) | names(pair[1]):
             ways[name].add(pair if plain else use)
@@ -79,9 +83,34 @@ def by_example(
     use: Product, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
 ) -> Factored:
     """The rows of a product, grouped by the example they belong to."""
-    inputs = use.factor
+    inputs, outputs = factors(use, cotangent, owner, examples)
     weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
-    places = in_turn(owner, examples)
+    return Factored(inputs, outputs, weight, bias, int(use.bias is not None))
+
+
+def by_group(
+    use: Grouped, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
+) -> Iterator[tuple[Source, Float[Tensor, "example out size"]]]:
+    """The gradients of kernels and of their bias: one product of matrices for each example and group."""
+    inputs, outputs = factors(use, cotangent, owner, examples)
+    count, uses = outputs.shape[1:3]
+    left = (
+        outputs.mT.reshape(examples, count, use.groups, -1, uses)
+        .transpose(1, 2)
+        .reshape(examples * use.groups, -1, uses)
+    )
+    right = inputs.mT.reshape(examples * use.groups, -1, uses)
+    found = torch.bmm(left, right.mT).view(examples, use.groups, count, -1)
+    yield use.weight, found.transpose(1, 2).flatten(2)
+    if use.bias is not None:
+        yield use.bias, outputs.sum(2)
+
+
+def factors(
+    use: Product | Grouped, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
+) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
+    """The factors of a product at the rows of each example."""
+    inputs, places = use.factor, in_turn(owner, examples)
     if places is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
         outputs = cotangent.flatten(3).mT  # pixels are uses, and need not become rows
     else:
@@ -91,8 +120,7 @@ def by_example(
             inputs, rows = with_zeros(inputs.flatten(0, -2), 0)[places], with_zeros(rows, 1)[:, places]
         uses = len(owner) // examples if places is None else places.shape[1]
         outputs = rows.reshape(len(rows), examples, uses, rows.shape[-1])
-    inputs = inputs.reshape(examples, outputs.shape[2], inputs.shape[-1])
-    return Factored(inputs, outputs.transpose(0, 1), weight, bias, int(use.bias is not None))
+    return inputs.reshape(examples, outputs.shape[2], inputs.shape[-1]), outputs.transpose(0, 1)
 
 
 def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:

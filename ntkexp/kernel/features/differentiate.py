@@ -41,7 +41,7 @@ def pull_one_by_one(
     pulled = [
         torch.autograd.grad(output, taps, column, retain_graph=True, materialize_grads=True) for column in columns
     ]
-    return [torch.stack(parts) for parts in zip(*pulled, strict=True)]
+    return [parts[0][None] if len(parts) == 1 else torch.stack(parts) for parts in zip(*pulled, strict=True)]
 
 
 def pull_at_once(

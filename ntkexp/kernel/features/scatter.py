@@ -22,6 +22,7 @@ def scatter(
     use: Element, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
 ) -> Float[Tensor, "example out size"]:
     """The gradient of each example with respect to the elements that a weight was expanded from."""
+    cotangent = cotangent if isinstance(use.gain, float) and use.gain == 1 else cotangent * use.gain
     reached = owner >= 0
     if not reached.all():
         refuse_unowned(cotangent.masked_fill(reached, 0.0))

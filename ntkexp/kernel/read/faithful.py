@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -21,6 +22,7 @@ from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.uses import Element, Use, rows_of
 from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 
@@ -43,14 +45,32 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
     return agree(values, gradients, tape)
 
 
-def is_as_it_runs(function: Function, tape: Tape, trained: frozenset[str]) -> bool:
-    """The graph that was recorded is the module's own; a write under no_grad, once rewritten, has another."""
+def is_as_it_runs(function: Function, tape: Tape, trained: frozenset[str], uses: Sequence[Use], owned: Owners) -> bool:
+    """What the recorded graph gives at the uses adds up to the module's own gradients, and every element has an owner.
+
+    A write under no_grad, once rewritten, has another graph.
+    """
+    if [rows(use) for use in uses] != [owner.numel() for owner in owned.of_uses]:
+        return False
     cotangent = random_cotangent(tape)
     leaves = {name: tape[slot] for slot, name in tape.weights.items() if name in trained}
-    found = torch.autograd.grad(
-        tape[tape.output], list(leaves.values()), cotangent, retain_graph=True, materialize_grads=True
-    )
-    return agree(dict(zip(leaves, found, strict=True)), by_autograd(function, tape, trained, cotangent), tape)
+    found = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
+    return agree(found, by_autograd(function, tape, trained, cotangent), tape)
+
+
+def rows(use: Use) -> int:
+    """How many owners a use has: one for each row of a product, or each element."""
+    return use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0]
+
+
+def gradients_at(
+    uses: Sequence[Use], output: Tensor, cotangent: Float[Tensor, "example out"], owned: Owners, leaves: Weights
+) -> Weights:
+    """Gradients, put together from those at the uses."""
+    taps = [use.tap for use in uses]
+    pulled = torch.autograd.grad(output, taps, cotangent, retain_graph=True, materialize_grads=True) if taps else ()
+    found = arrange(uses, [part[None] for part in pulled], owned.of_uses, len(cotangent), 1, leaves)
+    return found.total({name: leaf.detach() for name, leaf in leaves.items()})
 
 
 def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
@@ -93,10 +113,7 @@ def where_spoiled(
 def by_rules(tape: Tape, trained: frozenset[str], owned: Owners, cotangent: Float[Tensor, "example out"]) -> Weights:
     """Gradients by the replay on a segment of length zero."""
     replay = Replay(tape, tape, trained, owned.constants)
-    taps = [use.tap for use in replay.uses]
-    pulled = torch.autograd.grad(replay.delta, taps, cotangent, retain_graph=True, materialize_grads=True)
-    found = arrange(replay.uses, [part[None] for part in pulled], owned.of_uses, len(cotangent), 1, replay.leaves)
-    return found.total({name: leaf.detach() for name, leaf in replay.leaves.items()})
+    return gradients_at(replay.uses, replay.delta, cotangent, owned, replay.leaves)
 
 
 def by_autograd(

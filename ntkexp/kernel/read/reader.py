@@ -1,7 +1,7 @@
 """Reading: from what a function did at the ends of a segment to the features of that segment.
 
-There are two readings. On a segment of length zero, a network whose weights are only ever multiplied with inputs is
-differentiated by autograd as it ran. Everything else is replayed by the difference rules; at length zero these give
+There are two readings. On a segment of length zero, a network whose weights meet its inputs in products, norms and sums
+is differentiated by autograd as it ran. Everything else is replayed by the difference rules; at length zero these give
 the tangent again, and the tests hold one reading against the other. A tangent through operations without a rule, or of
 a module whose gradients are not the derivatives of its values, is read example by example from plain Jacobians.
 """
@@ -28,9 +28,10 @@ from ntkexp.kernel.record.tape import Slot, Tape
 from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.closure import Closure, closure
 from ntkexp.kernel.secant.ownership import Owners, owners
+from ntkexp.kernel.secant.plain_uses import plain_uses
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import plain_products
+from ntkexp.kernel.secant.uses import Trained, Use
 from ntkexp.shapes import Function, Inputs, Weights
 
 
@@ -95,8 +96,8 @@ class Reader:
             return self.along(tape, tape, chosen)
         owned = self.owned(tape)
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
-        uses = plain_products(tape, self.trained) if differentiable else None
-        if uses is not None and self.is_as_it_runs(tape):
+        uses = plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
+        if uses is not None and self.is_as_it_runs(tape, uses):
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return differentiate(tape[tape.output], uses, owned, weights, chosen_outputs(tape, chosen))
         return self.secant(tape, tape, chosen).features
@@ -146,9 +147,9 @@ class Reader:
             raise NoRule(UNFAITHFUL)
         return owned
 
-    def is_as_it_runs(self, tape: Tape) -> bool:
+    def is_as_it_runs(self, tape: Tape, uses: Sequence[Use]) -> bool:
         """Whether autograd's graph on the tape is the module's own, asked as often."""
-        ask = partial(is_as_it_runs, self.function, tape, self.trained)
+        ask = partial(is_as_it_runs, self.function, tape, self.trained, uses, self.owned(tape))
         return self.found.graphs.to(self.question(tape, self.deciding(tape)), ask)
 
     def is_faithful(self, tape: Tape) -> bool:

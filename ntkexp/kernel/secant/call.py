@@ -12,7 +12,7 @@ from ntkexp.kernel.record.tape import Entry
 from ntkexp.kernel.secant.chord import Chord
 from ntkexp.kernel.secant.patches import with_shift
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule
-from ntkexp.kernel.secant.uses import Derived, Element, Product, Source
+from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source
 
 
 class Call(AbstractCall):
@@ -101,6 +101,18 @@ class Call(AbstractCall):
             tap = torch.bmm(by_row.t().expand(len(factor), -1, -1), factor.mT)
         added = None if bias is None else self.source(bias)
         self.chord.uses.append(Product(tap.requires_grad_(), factor, self.source(weight), added))
+        return tap
+
+    def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:
+        assert weight.delta is not None
+        examples, uses, size = factor.shape
+        kernels = weight.delta.detach().reshape(groups, -1, size // groups)
+        shown = factor.mT.reshape(examples, groups, -1, uses)
+        tap: Tensor = torch.matmul(kernels, shown).flatten(1, 2)
+        if bias is not None and bias.delta is not None:
+            tap = tap + bias.delta.detach()[:, None]
+        added = None if bias is None else self.source(bias)
+        self.chord.uses.append(Grouped(tap.requires_grad_(), factor, groups, self.source(weight), added))
         return tap
 
     def source(self, value: Ends) -> Source:

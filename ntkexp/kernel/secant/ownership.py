@@ -24,7 +24,7 @@ from ntkexp.kernel.record.independence import COUPLED
 from ntkexp.kernel.record.tape import Slot, Tape
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Product, Trained, rows_of
+from ntkexp.kernel.secant.uses import Element, Trained, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
@@ -76,7 +76,7 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     above = torch.autograd.grad(replay.delta, taps, weighted, materialize_grads=True)
     found = [owner(a, b) for a, b in zip(above, below, strict=True)]
     pairs = zip(replay.uses, found, strict=True)
-    shown = (rows(owner) if isinstance(use, Product) else compact(owner) for use, owner in pairs)
+    shown = (compact(owner) if isinstance(use, Element) else rows(owner) for use, owner in pairs)
     return Owners(tuple(shown), constants)
 
 

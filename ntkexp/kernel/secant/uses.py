@@ -5,23 +5,22 @@ network is cut: the `tap` is a tensor in which the (surrogate) network can be di
 with respect to the weight then needs no further propagation:
 
     product     z = a W        one row of z per use           Σ_r a_r ⊗ β_r
+    grouped     z_g = a_g W_g  one row of z per use           the same, group by group
     element     anything else  the weight, expanded           Σ over the elements that each weight was copied to
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import NamedTuple, TypeAlias
 
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
-from ntkexp.kernel.secant.patches import patches, with_shift
+from ntkexp.kernel.record.tape import Slot, Tape, storage
 
 
 class View(NamedTuple):
@@ -75,12 +74,27 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
+class Grouped:
+    """z_g = a_g W_g + b_g, for groups that follow each other in the columns of `factor` and in the tap's channels."""
+
+    tap: Float[Tensor, "example out *pixels"]
+    factor: Float[Tensor, "example use in"]
+    groups: int
+    weight: Source  # of all groups, feature by feature
+    bias: Source | None
+
+
+@dataclass(frozen=True, eq=False)
 class Element:
-    """A weight expanded to the shape at which an elementwise operation uses it."""
+    """A weight expanded to the shape at which an elementwise operation uses it.
+
+    The tap is the weight so expanded, or the operation's result; there `gain` is what the weight is multiplied with.
+    """
 
     tap: Float[Tensor, "..."]
     source: Source
     positions: Int[Tensor, "..."]  # of each element of the tap in the source
+    gain: Float[Tensor, "..."] | float = 1.0
 
 
 def rows_of(image: Shaped[Tensor, "*batch example out *pixels"], batch: int) -> Shaped[Tensor, "*batch row out"]:
@@ -88,7 +102,7 @@ def rows_of(image: Shaped[Tensor, "*batch example out *pixels"], batch: int) -> 
     return image.movedim(batch + 1, -1).flatten(batch, -2)
 
 
-Use: TypeAlias = Product | Element
+Use: TypeAlias = Product | Grouped | Element
 
 
 @dataclass(frozen=True)
@@ -125,52 +139,3 @@ class Trained:
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
-
-
-def plain_products(tape: Tape, names: frozenset[str]) -> list[Product] | None:
-    """The uses of trained weights, if autograd can differentiate at the operations' own results: where each is a
-    matrix product with a parameter on its right, or as its bias. Otherwise None.
-    """
-    trained = Trained(tape, names)
-    uses = []
-    for entry in tape.entries:
-        if entry.name == "copy":
-            return None  # autograd has no derivative of what a write in place becomes
-        if trained.slots.isdisjoint(entry.slots) or tape.from_inputs.isdisjoint(entry.slots):
-            continue
-        use = plain_product(tape, trained, entry)
-        if use is None or not use.tap.requires_grad:
-            return None
-        uses.append(use)
-    return uses
-
-
-def plain_product(tape: Tape, trained: Trained, entry: Entry) -> Product | None:
-    """A product of matrices or a convolution as a use, if it is one of inputs with parameters as they are."""
-    factor: Callable[..., Tensor]
-    if entry.name == "convolution":
-        left, right, added, stride, padding, dilation, transposed, _, groups = entry.args
-        if transposed or groups > 1:
-            return None
-        weight = plain_source(tape, trained, right, lambda kernel: kernel.flatten(1).t())
-        factor = partial(patches, window=tape[right].shape[2:], stride=stride, padding=padding, dilation=dilation)
-    elif entry.name in ("mm", "addmm"):
-        added, left, right = (None, *entry.args) if entry.name == "mm" else entry.args
-        weight = plain_source(tape, trained, right, lambda matrix: matrix)
-        factor = with_shift
-    else:
-        return None
-    bias = None if added not in trained.slots else plain_source(tape, trained, added, lambda vector: vector)
-    if weight is None or left in trained.slots or (added in trained.slots and bias is None):
-        return None
-    if bias is not None and bias.shape != weight.shape[1:]:
-        return None  # the bias is broadcast
-    gain, shift = entry.kwargs.get("alpha", 1.0), None if bias is None else entry.kwargs.get("beta", 1.0)
-    shown = tape[left].detach()
-    return Product(tape[entry.results[0]], factor(shown if gain == 1 else gain * shown, shift=shift), weight, bias)
-
-
-def plain_source(tape: Tape, trained: Trained, slot: Slot, arranged: Callable[[Tensor], Tensor]) -> View | None:
-    """The view of a parameter that an argument is, as the operation uses it."""
-    known = slot in trained.slots and tape[slot].requires_grad  # autograd does not see a weight that is detached
-    return trained.view(arranged(tape[slot].detach())) if known else None

@@ -97,6 +97,10 @@ class AbstractCall:
     def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
         """factor [Δb; ΔW] as a use of the weights: rows for rows, images [example, out, use] for patches."""
 
+    @abstractmethod
+    def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:
+        """factor_g ΔW_gᵀ + Δb_g as a use of the weights, images [example, out, use] for patches."""
+
 
 Result: TypeAlias = Tensor | tuple[Tensor | None, ...]
 """The difference of each result; None for one that a network does not use (and may not)."""

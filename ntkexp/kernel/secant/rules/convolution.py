@@ -6,8 +6,6 @@ the kernel: its uses are the positions. A transposed one convolves the input wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -47,32 +45,19 @@ def used(
     extra: Numbers,
     groups: int,
 ) -> Tensor:
-    """x̄ ∗ ΔW + Δb as a use of the weights: group by group, a product of patches with kernels."""
+    """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every group."""
     shown = call.mean(x)
     if transposed:
         shown = spread(shown, kernel.start.shape, stride, padding, dilation, extra)
         kernel = kernel.view(lambda v: turn(v, groups))
         stride, padding = (1,) * len(stride), (0,) * len(stride)
-    channels, features = shown.shape[1] // groups, kernel.start.shape[0] // groups
-    parts = []
-    for group in range(groups):
-        weight = kernel.view(taken(picked(group, features))).view(lambda v: v.flatten(1).t())
-        added = None if bias is None else bias.view(taken(picked(group, features)))
-        shift = None if bias is None else 1.0
-        factor = patches(shown[:, picked(group, channels)], kernel.start.shape[2:], stride, padding, dilation, shift)
-        parts.append(call.use(factor, weight, added))
-    joined = parts[0] if groups == 1 else torch.cat(parts, dim=1)
-    return joined.view(call.start.shape)
-
-
-def taken(places: slice) -> Callable[[Tensor], Tensor]:
-    """These elements of the first axis."""
-    return lambda v: v[places]
-
-
-def picked(group: int, size: int) -> slice:
-    """The channels of a group."""
-    return slice(group * size, (group + 1) * size)
+    how = (shown, kernel.start.shape[2:], stride, padding, dilation)
+    if groups > 1:
+        found = call.grouped_use(patches(*how), groups, kernel.view(lambda v: v.flatten(1)), bias)
+    else:
+        factor = patches(*how, shift=None if bias is None else 1.0)
+        found = call.use(factor, kernel.view(lambda v: v.flatten(1).t()), bias)
+    return found.view(call.start.shape)
 
 
 def spread(

@@ -1,0 +1,175 @@
+"""Plain uses: where trained weights met inputs on a tape whose graph autograd can follow.
+
+No difference is replayed there. The network is cut at the operations' own results, and what each weight was multiplied
+with is on the tape. Uses come in the order of the replay's, which knows who owns their elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.record.tape import Entry, Slot
+from ntkexp.kernel.secant.patches import patches, with_shift
+from ntkexp.kernel.secant.uses import Element, Grouped, Product, Trained, Use, View
+
+
+def plain_uses(trained: Trained) -> list[Use] | None:
+    """The uses of trained weights, if autograd can differentiate at the operations' own results; otherwise None."""
+    uses: list[Use] = []
+    for entry in trained.tape.entries:
+        if entry.name == "copy":
+            return None  # autograd has no derivative of what a write in place becomes
+        if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
+            continue
+        try:
+            uses += READINGS.get(entry.name, refuse)(Meeting(trained, entry))
+        except NotPlain:
+            return None
+    return uses
+
+
+class NotPlain(Exception):
+    """A use of a weight that is not seen from the operation's result."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """An operation between trained weights and what depends on inputs."""
+
+    trained: Trained
+    entry: Entry
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Its arguments, slots for tensors."""
+        return self.entry.args
+
+    @property
+    def tap(self) -> Tensor:
+        """The operation's (first) result."""
+        return self.trained.tape[self.entry.results[0]]
+
+    def value(self, slot: Slot) -> Tensor:
+        """A number beside the weights, without its graph."""
+        return self.trained.tape[slot].detach()
+
+    def is_trained(self, value: object) -> bool:
+        """Whether an argument is made of trained weights."""
+        return isinstance(value, Slot) and value in self.trained.slots
+
+    def source(self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight) -> View:
+        """The view of a parameter that an argument is, as the operation uses it."""
+        weight = self.trained.tape[slot]
+        seen = slot in self.trained.slots and weight.requires_grad  # autograd does not see a weight that is detached
+        view = self.trained.view(arranged(weight.detach())) if seen and self.tap.requires_grad else None
+        if view is None:
+            raise NotPlain
+        return view
+
+    def spread(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
+        """An element for each of the result's, of a weight of this shape that is repeated along the other axes."""
+        source, count = self.source(slot), torch.arange(self.value(slot).numel(), device=self.tap.device)
+        return Element(self.tap, source, count.view(tuple(axes)).expand(self.tap.shape), gain)
+
+
+def refuse(met: Meeting) -> list[Use]:
+    """An operation whose result does not tell what its weights were multiplied with."""
+    raise NotPlain
+
+
+def product(met: Meeting) -> list[Use]:
+    """gain · x W + shift · b, with the weight on the right."""
+    added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
+    weight, bias = met.source(right), met.source(added) if met.is_trained(added) else None
+    if met.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):  # the bias is broadcast
+        raise NotPlain
+    gain, shift = met.entry.kwargs.get("alpha", 1.0), None if bias is None else met.entry.kwargs.get("beta", 1.0)
+    shown = met.value(left)
+    return [Product(met.tap, with_shift(shown if gain == 1 else gain * shown, shift), weight, bias)]
+
+
+def convolution(met: Meeting) -> list[Use]:
+    """x ∗ W + b, by patches of x."""
+    left, right, added, stride, padding, dilation, transposed, _, groups = met.args
+    if transposed or met.is_trained(left):
+        raise NotPlain
+    bias = met.source(added) if met.is_trained(added) else None
+    how = (met.value(left), met.value(right).shape[2:], stride, padding, dilation)
+    if groups > 1:
+        return [Grouped(met.tap, patches(*how), groups, met.source(right, lambda kernel: kernel.flatten(1)), bias)]
+    weight = met.source(right, lambda kernel: kernel.flatten(1).t())
+    return [Product(met.tap, patches(*how, shift=None if bias is None else 1.0), weight, bias)]
+
+
+def layer_norm(met: Meeting) -> list[Use]:
+    """Gain and bias of the last axes."""
+    x, shape, gain, bias, _ = met.args
+    return affine(met, normed(met, met.value(x)), gain, bias, shape)
+
+
+def group_norm(met: Meeting) -> list[Use]:
+    """Gain and bias of the channels."""
+    x, gain, bias, examples, channels, _, groups, _ = met.args
+    grouped = met.value(x).reshape(examples, groups, -1)
+    moments = (met.value(slot).view(examples, groups, 1) for slot in met.entry.results[1:])
+    return affine(met, normed(met, grouped, *moments).view(met.tap.shape), gain, bias, along_channels(met, channels))
+
+
+def normed(met: Meeting, x: Tensor, *moments: Tensor) -> Tensor:
+    """(x − mean)/deviation, by the mean and the reciprocal deviation that the operation gave beside its result."""
+    mean, reciprocal = moments or (met.value(slot) for slot in met.entry.results[1:])
+    return (x - mean) * reciprocal
+
+
+def along_channels(met: Meeting, channels: int) -> list[int]:
+    """The shape of a number for each channel."""
+    return [1, channels] + [1] * (met.tap.dim() - 2)
+
+
+def affine(met: Meeting, x: Tensor, gain: Slot | None, bias: Slot | None, axes: Sequence[int]) -> list[Use]:
+    """gain · x + bias."""
+    uses: list[Use] = [met.spread(gain, axes, x)] if met.is_trained(gain) and gain is not None else []
+    return [*uses, met.spread(bias, axes)] if met.is_trained(bias) and bias is not None else uses
+
+
+def add(met: Meeting) -> list[Use]:
+    """a + αb, one of them a weight."""
+    left, right = met.args
+    slot, gain = (left, 1.0) if met.is_trained(left) else (right, float(met.entry.kwargs.get("alpha", 1.0)))
+    return [met.spread(slot, met.value(slot).shape, gain)]
+
+
+def multiply(met: Meeting) -> list[Use]:
+    """a · b, one of them a weight."""
+    left, right = met.args
+    slot, other = (left, right) if met.is_trained(left) else (right, left)
+    return [met.spread(slot, met.value(slot).shape, met.value(other))]
+
+
+def embedding(met: Meeting) -> list[Use]:
+    """Rows of a table; that of padding has no gradient."""
+    table, index, *rest = met.args
+    places, padding = met.value(index), rest[0] if rest else -1
+    gain = (places != padding)[..., None].to(met.tap.dtype) if padding >= 0 else 1.0
+    count = torch.arange(met.value(table).numel(), device=met.tap.device).view(met.value(table).shape)
+    return [Element(met.tap, met.source(table), count[places], gain)]
+
+
+Reading: TypeAlias = Callable[[Meeting], list[Use]]
+
+READINGS: dict[str, Reading] = {
+    "add": add,
+    "addmm": product,
+    "convolution": convolution,
+    "embedding": embedding,
+    "mm": product,
+    "mul": multiply,
+    "native_group_norm": group_norm,
+    "native_layer_norm": layer_norm,
+}
+"""What each operation makes of the weights that it uses, if that can be seen from its result."""
