@@ -88,10 +88,12 @@ def ensemble(
     found = []
     for name, process, kernel in (("all layers", "ntk", limit.tangent), ("readout", "nngp", limit.start)):
         modes = modes_of(kernel[: given.train])
-        size = experiment.optimizer.chosen_step(2 * given.train / float(modes.values[-1]))
-        training = EnsembleTraining(inputs, targets, size, experiment.steps, readout=process == "nngp")
+        size = experiment.optimizer.chosen_step(2 * given.divisor / float(modes.values[-1]))
+        training = EnsembleTraining(
+            inputs, targets, size, experiment.steps, divisor=given.divisor, readout=process == "nngp"
+        )
         outputs = training.outputs(modules, partial(tell, name))
-        theory = band(kernel, limit, own, modes, DescentGain(size / given.train, experiment.steps), targets)
+        theory = band(kernel, limit, own, modes, DescentGain(size / given.divisor, experiment.steps), targets)
         found.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size))
     return found
 

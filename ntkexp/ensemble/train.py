@@ -17,14 +17,15 @@ TOGETHER = 1 << 22  # weights that are trained at once
 
 @dataclass(frozen=True)
 class EnsembleTraining:
-    """So many steps are taken on the mean of ½(f − y)² over the first of the points, by all layers or by the last
-    alone.
+    """So many steps are taken on the sum of ½(f − y)² over the first of the points, divided by `divisor`, by all layers
+    or by the last alone.
     """
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
     size: float
     steps: int
+    divisor: float
     readout: bool
 
     def outputs(
@@ -54,7 +55,7 @@ class EnsembleTraining:
         for _ in range(self.steps):
             leaves = [weights[name].requires_grad_() for name in moving]
             missed = outputs(weights, self.inputs[:train]) - self.targets
-            gradients = torch.autograd.grad(missed.square().sum() / (2 * train), leaves)
+            gradients = torch.autograd.grad(missed.square().sum() / (2 * self.divisor), leaves)
             for name, gradient in zip(moving, gradients, strict=True):
                 weights[name] = weights[name].detach() - self.size * gradient
         with torch.no_grad():

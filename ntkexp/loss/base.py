@@ -51,7 +51,11 @@ class AbstractLoss(Component):
 
     def weight(self, examples: int) -> float:
         """wᵢ when a step sums over this many examples."""
-        return 1.0 / examples if self.reduction == "mean" else 1.0
+        return 1.0 / self.divisor(examples)
+
+    def divisor(self, examples: int) -> int:
+        """What a sum over this many examples is divided by."""
+        return examples if self.reduction == "mean" else 1
 
 
 def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:

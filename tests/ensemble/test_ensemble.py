@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.ensemble.compare import comparisons, ensemble
+from ntkexp.ensemble.compare import TrainedNetworks, comparisons, ensemble
 from ntkexp.ensemble.problem import problem
 from ntkexp.ensemble.train import EnsembleTraining, last
 from ntkexp.experiment.problem import draw_network
+from ntkexp.loss.base import AbstractLoss
+from ntkexp.loss.squared import Squared
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.gd import GD
 
 CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
 
@@ -39,10 +44,40 @@ def test_networks_side_by_side_are_networks_alone(readout: bool, monkeypatch: py
     experiment = compose(CIRCLE)
     given, data = problem(experiment), experiment.data.split()
     modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]
-    found = EnsembleTraining(given.inputs, given.targets[: given.train], 0.3, 10, readout=readout).outputs(modules)
+    training = EnsembleTraining(
+        given.inputs, given.targets[: given.train], 0.3, 10, divisor=given.train, readout=readout
+    )
+    found = training.outputs(modules)
     for seed in range(3):
         expected = alone(CIRCLE, seed, 0.3, 10, readout=readout)
         torch.testing.assert_close(found[seed], expected, rtol=1e-12, atol=1e-13)
+
+
+class Twice(Squared):
+    """ℓ = ‖f − y‖²."""
+
+    curvature: ClassVar[float] = 2.0
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().value(outputs, targets)
+
+    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().output_gradient(outputs, targets)
+
+
+@pytest.mark.parametrize(("loss", "size"), [(Squared(reduction="sum"), 0.06), (Twice(), 0.15)], ids=["sum", "twice"])
+@pytest.mark.parametrize("given_size", [True, False], ids=["size", "stable"])
+def test_steeper_losses_are_the_same_by_shorter_steps(loss: AbstractLoss, size: float, given_size: bool) -> None:
+    """η c/M is all that training knows of step size, curvature and number of examples: here M = 5."""
+
+    def trained(loss: AbstractLoss, size: float) -> list[TrainedNetworks]:
+        chosen = GD(step_size=size) if given_size else GD(stable_fraction=0.5)
+        experiment = compose([*CIRCLE, "steps=5"]).model_copy(update={"loss": loss, "optimizer": chosen})
+        return ensemble(experiment, problem(experiment), 2, lambda name, done: None)
+
+    for found, expected in zip(trained(loss, size), trained(Squared(), 0.3), strict=True):
+        torch.testing.assert_close(found.outputs, expected.outputs, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(found.theory.mean, expected.theory.mean, rtol=1e-12, atol=1e-13)
 
 
 def test_linear_models_are_gaussian_processes() -> None:
@@ -74,6 +109,9 @@ def test_places_are_sorted_angles() -> None:
         (("data=digits", "data.classes=all"), "one output, and the data has 10"),
         (("loss=logistic", "data=digits"), "loss=squared and optimizer=gd"),
         (("optimizer=adam",), "loss=squared and optimizer=gd"),
+        (("schedule=cosine",), "equal steps; leave out"),
+        (("schedule.warm_up=3",), "equal steps; leave out"),
+        (("stop_at_loss=0.1",), "equal steps; leave out"),
         (("init=standard",), "choose init=ntk"),
         (("init.antisymmetric=true",), "neither antisymmetric nor centred"),
     ],
