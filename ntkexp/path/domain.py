@@ -50,8 +50,8 @@ class Domain:
         return self.like.new_zeros(self.shape[:axes])
 
     def room(self, axes: int) -> Float[Tensor, "point out ..."]:
-        """The same, but NaN at points where the path is not integrated."""
-        room = self.like.new_full(self.shape[:axes], torch.nan)
+        """The same, but NaN at points where the path is not integrated; sums of contributions are taken in float64."""
+        room = self.like.new_full(self.shape[:axes], torch.nan, dtype=torch.float64 if axes < 4 else None)
         room[self.attributed] = 0.0
         return room
 

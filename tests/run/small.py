@@ -33,6 +33,7 @@ SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "st
 class Memory(AbstractListener):
     """Keeps rows, kernels and weights in lists."""
 
+    dtype: str = "float64"
     rows: list[Row] = field(default_factory=list)
     kernels: dict[int, Float[Tensor, "point out train out_"]] = field(default_factory=dict)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
@@ -47,7 +48,7 @@ class Memory(AbstractListener):
         self.kernels[step] = kernel
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
-        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
+        made = Trajectory(self.folder / "trajectory.bin", rows, size, self.dtype)
         made.take_room()
         return made
 
@@ -120,5 +121,6 @@ def small(*overrides: str, trust: Sequence[str] = ()) -> Experiment:
 
 def ran(*overrides: str, trust: Sequence[str] = ()) -> Ran:
     """A small experiment, run."""
-    setting, memory = prepare(small(*overrides, trust=trust)), Memory()
+    setting = prepare(small(*overrides, trust=trust))
+    memory = Memory(setting.experiment.dtype)
     return Ran(setting, run(setting, memory), memory)

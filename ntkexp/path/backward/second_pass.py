@@ -99,7 +99,7 @@ class SecondPass:
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"]:
         """When half of each contribution was done; NaN where the path is not integrated."""
-        found = torch.full_like(self.integrals[rule].contributions, torch.nan)
+        found = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
         found[self.domain.attributed] = self.halves[rule].by(self.steps.step_sizes)
         return found
 
