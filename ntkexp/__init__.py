@@ -13,14 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ntkexp.library import secant_kernel, tangent_kernel
-    from ntkexp.limit.infinite_kernel import infinite_kernel
+    from ntkexp.library import infinite_kernel, secant_kernel, tangent_kernel
     from ntkexp.report.run import load_run
 
 __all__ = ["infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
 
 HOMES = {
-    "infinite_kernel": "ntkexp.limit.infinite_kernel",
+    "infinite_kernel": "ntkexp.library",
     "load_run": "ntkexp.report.run",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",

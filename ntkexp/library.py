@@ -24,15 +24,20 @@ from ntkexp.kernel.features.gram import gram, trace
 from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.read.reader import Found, Reader
 from ntkexp.kernel.record.casts import Casts, remark, with_casts
+from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.closure import Closure, explained
 from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.limit import infinite_kernel as infinite
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs, Weights
 
+infinite_kernel = full_precision()(infinite.infinite_kernel)
 
+
+@full_precision()
 def tangent_kernel(
     module: nn.Module,
     x1: Inputs,
@@ -60,6 +65,7 @@ def tangent_kernel(
     return kernel(left, right, [left.args[1], right.args[1]], outputs)
 
 
+@full_precision()
 def secant_kernel(
     module: nn.Module,
     start: Mapping[str, Tensor],
@@ -100,7 +106,7 @@ def secant_kernel(
 
     found = kernel(segment, partial(tangent, reader, right), [left, right], outputs)
     if (missed := explained(closures, left.eps)) is not None:
-        warn(missed, stacklevel=2)
+        warn(missed, stacklevel=3)
     return found
 
 
@@ -109,14 +115,14 @@ def tangent(reader: Reader, tape: Tape, chosen: Sequence[int]) -> Features:
     try:
         return reader.factored(tape, chosen)
     except NoRule as error:
-        warn(error.remark, stacklevel=5)
+        warn(error.remark, stacklevel=6)
         return reader.dense(tape, chosen)
 
 
 def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:
     """Say what casts inside the module cost."""
     if (found := remark(function_of(module, output), tape, casts)) is not None:
-        warn(found, stacklevel=3)
+        warn(found, stacklevel=4)
 
 
 def kernel(

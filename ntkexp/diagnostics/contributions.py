@@ -53,7 +53,8 @@ def coefficients(
     sizes = torch.linalg.svdvals(blocks)[..., -1] if blocks.shape[2] > 1 else blocks[..., 0].abs()[..., 0]
     usable = (sizes > 0) & (sizes >= SMALL * blocks.abs().amax())
     divisor = torch.where(usable[..., None, None], blocks, torch.eye(blocks.shape[2]).to(blocks))
-    solved = torch.linalg.solve(divisor.to(contributions.dtype), contributions.transpose(1, 2)[..., None])[..., 0]  # [probe, train, out]
+    parts = contributions.transpose(1, 2)[..., None].to(divisor)
+    solved = torch.linalg.solve(divisor, parts)[..., 0]  # [probe, train, out]
     known = torch.where(usable[..., None], solved, torch.nan)
     mean = known.nanmean(0)
     deviation = (known - mean).square().nanmean(0).sqrt()

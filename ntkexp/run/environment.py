@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.kernel.record.full_precision import keep_full_precision
 from ntkexp.mistake import Mistake
 from ntkexp.records.version import package_version, results_version
 
@@ -31,10 +32,11 @@ def commit() -> str | None:
 
 
 def fix_circumstances(experiment: Experiment, threads: int | None = None) -> int:
-    """Fix the number of threads (that of a checkpoint, if given) and demand the same bits each time."""
+    """Fix the number of threads (that of a checkpoint, if given); demand full numbers, and the same bits each time."""
     count = threads or experiment.threads or len(os.sched_getaffinity(0))
     check_device(experiment.device)
     torch.set_num_threads(count)
+    keep_full_precision()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS may not be deterministic
     torch.set_deterministic_debug_mode("error")  # what use_deterministic_algorithms does, without loading a compiler
     return count

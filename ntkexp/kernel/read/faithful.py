@@ -18,7 +18,7 @@ from torch import Tensor
 from ntkexp.kernel.features.arrange import arrange
 from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.kernel.record.taping import columns, plain_kernels, unfused
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
@@ -122,7 +122,7 @@ def by_autograd(
     """Gradients by the module as it is."""
     weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
     leaves = {name: weight for name, weight in weights.items() if name in trained}
-    with torch.enable_grad(), plain_kernels():
+    with torch.enable_grad(), plain_kernels(), unfused():  # cuDNN has no way back through a layer in evaluation
         output = columns(function, weights, tape.given)
     if not output.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -51,9 +51,10 @@ def record(function: Function, weights: Weights, inputs: Inputs, *, differentiab
     refuse_complex(weights)
     run = partial(columns, function)
     tape = functional_tape(run, weights, inputs, differentiable)
-    if all(entry.name != "mkldnn_rnn_layer" for entry in tape.entries):
+    names = {entry.name for entry in tape.entries}
+    if not names & {"mkldnn_rnn_layer", "_cudnn_rnn"}:
         return tape
-    with unfused():
+    with unfused(), composed() if "_cudnn_rnn" in names else nullcontext():
         return functional_tape(run, weights, inputs, differentiable)
 
 
@@ -70,10 +71,25 @@ def refuse_complex(weights: Weights) -> None:
 @contextmanager
 def unfused() -> Iterator[None]:
     """Recurrent layers by operations that have rules; elsewhere plain kernels would be slower and less exact."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
+            with torch.backends.mkldnn.flags(enabled=False):
+                yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+@contextmanager
+def composed() -> Iterator[None]:
+    """Composite operations by torch's own Python, for a GPU without cuDNN still has the cells of recurrent layers as
+    one operation each."""
+    from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415  it takes half a second to load
+
+    with enable_python_dispatcher():
+        yield
 
 
 def functional_tape(
