@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from ntkexp.optimizer.base import Memory as Remembered
 from ntkexp.path.accumulate.base import AbstractAccumulator
@@ -103,31 +103,39 @@ def copied(step: Step) -> Step:
     )
 
 
-def plain_loop(setting: Setting, size: float) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]:
+def plain_loop(setting: Setting, size: float) -> Iterator[Step]:
     """The loop that everyone writes: the weights before and after each step, and the gradient at the outputs."""
-    module, train = setting.problem.module, setting.problem.train
+    module, train = deepcopy(setting.problem.module), setting.problem.train
     inputs, targets = setting.problem.inputs[:train], setting.problem.targets[:train]
     optimizer = torch.optim.SGD(module.parameters(), lr=size)
-    for _ in range(setting.experiment.steps):
+    for index in range(setting.experiment.steps):
+        batch = setting.experiment.optimizer.batch_indices(index, train, setting.experiment.seed)
+        chosen = torch.arange(train) if batch is None else batch
         before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
         outputs = module(inputs)
         outputs.retain_grad()
         optimizer.zero_grad()
-        torch.autograd.backward((outputs - targets).square().sum() / (2 * train))
+        torch.autograd.backward((outputs - targets)[chosen].square().sum() / (2 * len(chosen)))
         optimizer.step()
         after = {name: weight.detach().clone() for name, weight in module.named_parameters()}
         assert outputs.grad is not None
-        yield before, after, outputs.grad
+        view = NetworkView(setting.points, before)
+        yield Step(index=index, view=view, end=after, output_gradient=outputs.grad, step_size=size)
+
+
+def test_a_loop_of_plain_torch_gives_the_bits_of_the_run(tmp_path: Path) -> None:
+    """Where nothing is summed up, there is no order of sums: one example a step, one output, one hidden layer."""
+    alone = ("optimizer=sgd", "optimizer.batch=1", "optimizer.step_size=0.02", "model.depth=1", "init=standard")
+    found = ran(*TINY, *alone, "path.rule=[secant,left]")
+    assert found.setting.start.outputs.shape[1] == 1
+    same_bits(found, list(plain_loop(found.setting, 0.02)), tmp_path)
 
 
 def test_a_loop_of_plain_torch_is_read_as_the_run_is(tmp_path: Path) -> None:
     """Its path closes to rounding, and its parts are those of the runner's own steps of the same training."""
     found = ran(*TINY, "optimizer.step_size=0.2", "path.rule=[secant,left]")
     setting = found.setting
-    steps = [
-        Step(index=index, view=NetworkView(setting.points, before), end=after, output_gradient=pull, step_size=0.2)
-        for index, (before, after, pull) in enumerate(plain_loop(setting, 0.2))
-    ]
+    steps = list(plain_loop(setting, 0.2))
     integrals = integrate(steps, begin(setting, tmp_path))
     change = NetworkView(setting.points, steps[-1].end).outputs - setting.start.outputs
     assert (integrals["secant"].contributions.sum(2) - change).norm() < ROUNDING * change.norm()
