@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -26,7 +27,9 @@ class Prediction:
 
 
 class AbstractMachine(Component):
-    """One rung of the ladder."""
+    """One rung of the ladder; a control knows nothing of the network, and is not near it, whatever its error."""
+
+    control: ClassVar[bool] = False
 
     @property
     def needs_limit(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -34,7 +34,7 @@ class Ladder(Component):
 
     def climb(self, evidence: Evidence) -> list[Rung]:
         """Every machine's prediction, or why it has none."""
-        tried = [rung_of(machine.option, machine.predict, evidence) for machine in self.machine]
+        tried = [rung_of(machine.option, machine.predict, evidence, machine.control) for machine in self.machine]
         sums = [rung_of(rule, partial(path_sum, rule), evidence) for rule in without_machine(evidence.paths)]
         return tried + sums
 
@@ -46,6 +46,7 @@ class Rung:
     name: str
     outcome: Prediction | DoesNotApply
     seconds: float
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Region:
         return float(self.norms[:, among].norm(dim=1).sum())
 
 
-def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence) -> Rung:
+def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False) -> Rung:
     """Try one machine."""
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
@@ -70,12 +71,16 @@ def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evid
         outcome = reason
     except LinAlgError as error:
         outcome = DoesNotApply(f"its linear algebra failed ({first_line(error)})")
-    return Rung(name, outcome, time.perf_counter() - start)
+    return Rung(name, outcome, time.perf_counter() - start, control)
 
 
 def results(rungs: list[Rung], places: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
     """The table, machine by machine."""
-    return [row(split, rung, place, evidence, classifies) for rung in rungs for split, place in places.items()]
+    return [
+        replace(row(split, rung, place, evidence, classifies), control=rung.control)
+        for rung in rungs
+        for split, place in places.items()
+    ]
 
 
 def row(split: str, rung: Rung, place: Region, evidence: Evidence, classifies: bool) -> Result:

@@ -22,6 +22,8 @@ from ntkexp.machine.regression import regression
 class RBFIdentity(AbstractMachine):
     """Any kernel would do, as long as the coefficients may depend on the query."""
 
+    control = True
+
     def predict(self, evidence: Evidence) -> Prediction:
         kernel, width = gaussian(evidence)
         if (kernel == 0).any():
@@ -36,6 +38,8 @@ class RBFIdentity(AbstractMachine):
 
 class RBFRegression(AbstractMachine):
     """The same kernel with coefficients that may not."""
+
+    control = True
 
     def predict(self, evidence: Evidence) -> Prediction:
         kernel, width = gaussian(evidence)

@@ -6,6 +6,7 @@
     agreement       share of equal labels; empty for regression
     r2              of f̂ against f_T
     note            why a machine does not apply
+    control         whether the machine knows nothing of the network
 
 >>> row = Result("probe", "secant", "pieces=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
 >>> row.exact
@@ -46,6 +47,7 @@ class Result:
     agreement: float | None = None
     r2: float | None = None
     note: str = ""
+    control: bool = False
 
     @property
     def points(self) -> tuple[int, int] | None:
@@ -115,7 +117,13 @@ def parse(row: Mapping[str, str]) -> Result:
         agreement=number(row["agreement"]),
         r2=number(row["r2"]),
         note=row["note"],
+        control=flag(row["control"]),
     )
+
+
+def flag(text: str) -> bool:
+    """A cell that says yes or no."""
+    return {"True": True, "False": False}[text]
 
 
 def number(text: str) -> float | None:

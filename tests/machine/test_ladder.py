@@ -14,6 +14,7 @@ from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.machine.ladder import Ladder, Region, Rung, results
 from ntkexp.machine.linearised import Linearised
 from ntkexp.machine.path_sum import Left
+from ntkexp.machine.rbf import RBFRegression
 from ntkexp.records.results import Result
 from tests.machine.evidence import POINTS, TRAIN, evidence, kernel_of, random
 
@@ -101,3 +102,10 @@ def test_climbing_tries_every_machine_in_order() -> None:
     outcomes = [type(rung.outcome) for rung in rungs]
     assert outcomes == [DoesNotApply, Prediction, DoesNotApply, Prediction]
     assert str(rungs[2].outcome).startswith("its linear algebra failed (")
+
+
+def test_a_control_says_so_in_every_row() -> None:
+    """And no other machine does: whoever looks at the rows need not know machines by name."""
+    given = found(column(0.0, 0.0), column(1.0, 2.0))
+    table = results(Ladder(machine=(RBFRegression(), Linearised())).climb(given), PLACES, given, classifies=False)
+    assert {(result.machine, result.control) for result in table} == {("rbf_regression", True), ("linearised", False)}

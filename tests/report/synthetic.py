@@ -242,6 +242,7 @@ def compare(problem: Problem, f_0: Array, f_T: Array, machines: dict[str, Array]
                     float(np.abs(miss).max()),
                     float((np.sign(f[part]) == np.sign(f_T[part])).mean()) if problem.classes else None,
                     float(1 - (miss**2).sum() / ((f_T[part] - f_T[part].mean()) ** 2).sum()),
+                    control=name.startswith("rbf"),
                 )
             )
         rows.append(Result(split, "nngp", note="infinite width is not known for this model"))

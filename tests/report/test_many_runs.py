@@ -18,11 +18,13 @@ from ntkexp.report.run import Run
 Errors: TypeAlias = Mapping[str, float | None]
 
 
-def run(train: Errors, test: Errors | None = None, floor: float = 1e-13) -> Run:
+def run(train: Errors, test: Errors | None = None, floor: float = 1e-13, controls: tuple[str, ...] = ()) -> Run:
     """A run with these errors; on the test split the same, if nothing else is said."""
     both = {"train": train, "test": train if test is None else test}
     ladder = tuple(
-        Result(split, name, "", error, floor, error) for split, errors in both.items() for name, error in errors.items()
+        Result(split, name, "", error, floor, error, control=name in controls)
+        for split, errors in both.items()
+        for name, error in errors.items()
     )
     return Run(Path("run"), {}, pd.DataFrame(), ladder)
 
@@ -77,7 +79,7 @@ def test_no_run_and_no_machine_are_spoken_of_too() -> None:
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        ([run({"left": 0.1, "linearised": 0.2, "rbf_identity": 1e-15})], "Nearest to the network is left"),
+        ([run({"left": 0.1, "linearised": 0.2, "mine": 1e-15}, controls=("mine",))], "Nearest to the network is left"),
         ([run({"secant": 4e-15, "gauss": 5e-15, "left": 0.1})], "Nearest to the network are secant and gauss"),
         (
             [run({"left": 0.1, "linearised": 0.2}), *[run({"left": 0.3, "linearised": 0.2})] * 2],
@@ -87,7 +89,10 @@ def test_no_run_and_no_machine_are_spoken_of_too() -> None:
             [run({"left": math.nan, "linearised": 0.2}), run({"left": 0.1})],
             "Nearest to the network are linearised and left in 1 of 2 runs",
         ),
-        ([run({"left": math.inf, "rbf_regression": 0.1})], "No machine that knows the network has a finite error"),
+        (
+            [run({"left": math.inf, "mine": 0.1}, controls=("mine",))],
+            "No machine that knows the network has a finite error",
+        ),
     ],
 )
 def test_the_nearest_machine_is_one_that_knows_the_network(runs: list[Run], expected: str) -> None:

@@ -21,19 +21,20 @@ from ntkexp.report.table import main_split
 from ntkexp.text import listed, short, spoken
 
 LEAST = 1e-17  # where an error of exactly zero is drawn
-CONTROLS = frozenset({"rbf_identity", "rbf_regression"})
-"""Machines that know nothing of the network, and therefore are not near it, whatever their error."""
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:
     """The picture, if any machine was compared with any network."""
     rows = {
-        (k, row.machine): (run.name, row.machine, row.split, row.relative_error, likeness(row) is Likeness.EXACT)
+        (k, row.machine): (
+            *(run.name, row.machine, row.split, row.relative_error),
+            *(likeness(row) is Likeness.EXACT, row.control),
+        )
         for k, run in enumerate(runs)
         for row in run.ladder
         if row.split == main_split(run.ladder) and row.relative_error is not None
     }
-    columns = ["run", "machine", "split", "relative_error", "exact"]
+    columns = ["run", "machine", "split", "relative_error", "exact", "control"]
     table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)  # by number: namesakes may lie in two places
     if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
         return None
@@ -81,7 +82,7 @@ def beside(errors: pd.Series[float]) -> str:
 
 def answer(table: pd.DataFrame, runs: int) -> str:
     """The title: which machine is nearest to the network in most runs, controls aside; exact ones are equally near."""
-    own = table[~table["machine"].isin(CONTROLS) & np.isfinite(table["relative_error"])]
+    own = table[~table["control"].astype(bool) & np.isfinite(table["relative_error"])]
     ranks = own["relative_error"].mask(own["exact"].astype(bool), 0.0)
     least = ranks.groupby(level=0).transform("min")
     times = own.loc[(ranks == least).to_numpy(), "machine"].value_counts(sort=False)
