@@ -199,6 +199,16 @@ def test_what_writes_in_place_has_a_twin_that_takes_the_same() -> None:
         assert all(one.name == other.name and one.type == other.type for one, other in pairs), (op, twin)
 
 
+def test_a_program_keeps_the_last_operation_of_several_that_give_the_same() -> None:
+    """The gates of an LSTM are parts of what was written in place, and parts of its storage as well."""
+    tape = known("lstm").reader.record(known("lstm").given.start, known("lstm").given.x)
+    pruned = tape.pruned()
+    before, after = ({entry.name for entry in each.entries} for each in (tape, pruned))
+    assert before - after >= {"index_copy", "index_select"}
+    made = [slot for entry in pruned.entries for slot in entry.makes]
+    assert len(made) == len(set(made))
+
+
 @pytest.mark.parametrize(
     "write",
     [

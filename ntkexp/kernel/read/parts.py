@@ -7,7 +7,7 @@ are the values on a tape, or the factors of features. All the rest is the same w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -21,14 +21,9 @@ def fed_slots(tape: Tape) -> list[Slot]:
     return [*tape.weights, *tape.inputs]
 
 
-def made_slots(tape: Tape) -> list[Slot]:
-    """The slots that operations fill."""
-    return list(dict.fromkeys(slot for entry in tape.entries for slot in entry.results))
-
-
 def varying(tape: Tape) -> list[Tensor]:
     """The values that weights or inputs decide; all others are the same on every tape of a program."""
-    return [tape[slot] for slot in (*fed_slots(tape), *made_slots(tape))]
+    return [tape[slot] for slot in (*fed_slots(tape), *tape.made)]
 
 
 def parts(made: Tape | Features) -> list[Tensor]:
@@ -43,21 +38,22 @@ def parts(made: Tape | Features) -> list[Tensor]:
 
 def arrays(block: Block) -> Mapping[str, Tensor]:
     """The fields of a block that are tensors."""
-    found = {each.name: getattr(block, each.name) for each in fields(block)}
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    names = block.__dataclass_fields__
+    return {name: value for name in names if isinstance(value := getattr(block, name), Tensor)}
 
 
 def tape_mould(tape: Tape) -> Tape:
     """A tape without the values that vary."""
-    gone, nothing = {*fed_slots(tape), *made_slots(tape)}, tape.outputs.new_empty(0)
+    gone, nothing = {*fed_slots(tape), *tape.made}, tape.outputs.new_empty(0)
     return tape.refilled(tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)))
 
 
 def fill_tape(mould: Tape, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Tape:
     """Another tape of the same program."""
-    places = [*fed_slots(mould), *made_slots(mould)]
-    values = dict(enumerate(mould.values)) | dict(zip(places, [*fed, *found], strict=True))
-    return mould.refilled(tuple(values.values()))
+    values = list(mould.values)
+    for slot, value in zip((*fed_slots(mould), *mould.made), (*fed, *found), strict=True):
+        values[slot] = value
+    return mould.refilled(tuple(values))
 
 
 def features_mould(features: Features) -> Features:

@@ -30,7 +30,6 @@ from ntkexp.kernel.read.parts import (
     fed_slots,
     fill_features,
     fill_tape,
-    made_slots,
     parts,
     tape_mould,
     varying,
@@ -170,7 +169,7 @@ def write_tape(tape: Tape) -> tuple[Tape, Written[Tape] | None]:
     """A tape, and how it follows from weights and inputs."""
     if is_large(tape) or any(entry.op._schema.is_mutable for entry in tape.entries):
         return tape, None
-    written = program(tape.entries, tape.values, fed_slots(tape), made_slots(tape))
+    written = program(tape.entries, tape.values, fed_slots(tape), tape.made)
     return tape, Written(written, tape_mould(tape), fill_tape)
 
 

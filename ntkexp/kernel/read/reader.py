@@ -117,8 +117,8 @@ class Reader:
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""
+        replay = Replay(start, end, self.trained, self.owned(start).constants)
         owned = self.owned_faithfully(start)
-        replay = Replay(start, end, self.trained, owned.constants)
         pieces = differentiate(replay.delta, replay.uses, owned, replay.leaves, chosen_outputs(start, chosen))
         return Reading(pieces, replay.delta.detach())
 
@@ -164,12 +164,12 @@ class Reader:
 
     def routes(self, tape: Tape) -> Routes:
         """The values of a tape that decide something."""
-        return self.found.routes.to(tape.structure, lambda: routes(tape))
+        return self.found.routes.to(tape.form, lambda: routes(tape))
 
-    def question(self, tape: Tape, slots: tuple[Slot, ...]) -> tuple[object, bytes]:
+    def question(self, tape: Tape, slots: tuple[Slot, ...]) -> tuple[bytes, bytes]:
         """A structure, and what is in these slots. Where programs are kept, constants stay as they are."""
         constants = () if self.programs is not None else tape.constants
-        return tape.structure, digest(tape[slot] for slot in (*slots, *constants))
+        return tape.form, digest(tape[slot] for slot in (*slots, *constants))
 
 
 def chosen_outputs(tape: Tape, chosen: Sequence[int] | None) -> Sequence[int]:

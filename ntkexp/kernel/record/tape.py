@@ -106,6 +106,16 @@ class Tape:
         return wiring, tuple((tuple(value.shape), value.dtype) for value in self.values), self.output
 
     @cached_property
+    def form(self) -> bytes:
+        """The digest of the structure, which is asked for at every step."""
+        return digest((), repr(self.structure))
+
+    @cached_property
+    def made(self) -> tuple[Slot, ...]:
+        """Slots that operations fill."""
+        return tuple(dict.fromkeys(slot for entry in self.entries for slot in entry.results))
+
+    @cached_property
     def constants(self) -> tuple[Slot, ...]:
         """Slots that neither weights nor inputs decide: buffers, and numbers from outside torch."""
         return tuple(slot for slot in self.outside if slot not in self.weights and slot not in self.inputs)
@@ -113,7 +123,7 @@ class Tape:
     @cached_property
     def program(self) -> bytes:
         """The digest of all that tapes share whose values follow from weights and inputs in the same way."""
-        about = repr((self.structure, self.weights, self.arguments))
+        about = repr((self.form, self.weights, self.arguments))
         return digest((self[slot] for slot in self.constants), about)
 
     @property
@@ -125,8 +135,11 @@ class Tape:
     def pruned(self) -> Tape:
         """What leads to the output, or was read as a number; of anything else not even the values are kept."""
         needed, kept = {*self.weights, *self.inputs, self.output}, []
+        awaited = {self.output}  # by what comes later; the last operation of several that give the same is kept
         for entry in reversed(self.entries):
-            if entry.reads or not needed.isdisjoint(entry.results):
+            if entry.reads or not awaited.isdisjoint(entry.results):
+                awaited.difference_update(entry.makes)
+                awaited.update(entry.slots)
                 needed.update(entry.slots, entry.results)
                 kept.append(entry)
         nothing = self.values[self.output].new_empty(0)
@@ -136,8 +149,7 @@ class Tape:
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
         """A tape of the same program with other values; what was found out about the program stays known."""
         other = replace(self, values=values, overwrites=False)
-        known = ("structure", "program", "nbytes", "inputs", "outside", "constants", "from_inputs", "from_weights")
-        vars(other).update({name: getattr(self, name) for name in known})
+        vars(other).update({name: getattr(self, name) for name in OF_A_PROGRAM})
         return other
 
     @cached_property
@@ -164,6 +176,13 @@ class Tape:
             if not found.isdisjoint(entry.slots):
                 found.update(entry.results)
         return frozenset(found)
+
+
+OF_A_PROGRAM = (
+    *("structure", "form", "program", "nbytes", "inputs", "made"),
+    *("outside", "constants", "from_inputs", "from_weights"),
+)
+"""What is the same on all tapes of a program, and found out once."""
 
 
 def is_whole(value: Tensor) -> bool:
