@@ -10,6 +10,7 @@ kept as one flat value, from which a view that is used later is taken again:
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
+from ntkexp.kernel.record.arguments import leaves, replace
 from ntkexp.kernel.record.tape import Entry, Slot, storage
 from ntkexp.mistake import Mistake
 
@@ -73,23 +74,27 @@ class Recorder(DispatchMode):
         if func is aten.rrelu_with_noise.default and not any(args[4:5]):  # in evaluation it draws nothing
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
             return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if is_random(func):
             raise Mistake(
                 f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
             )
-        if func._schema.is_mutable and (twin := functional_twin(func)) is not None:
+        if (twin := functional_twin(func)) is not None:
             if torch.Tag.inplace_view in func.tags:
                 return self.turn(func, twin, args, kwargs)
             return self.overwrite(func, twin, args, kwargs)
-        slots, named = tree_map(self.slot, (args, kwargs))
+        slots, named = self.written(args, kwargs)
         outcome = func(*args, **kwargs)
-        leaves = tree_flatten(outcome)[0]
-        results = tuple(self.slot(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        scalars = tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor))
-        places = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
+        results = tuple([self.slot(leaf) for leaf in found if isinstance(leaf, Tensor)])
+        scalars = tuple([leaf for leaf in found if not isinstance(leaf, Tensor)])
+        places = tuple([k for k, leaf in enumerate(found) if isinstance(leaf, Tensor)])
         single = not isinstance(outcome, tuple | list)
         self.entries.append(Entry(func, slots, named, results, scalars, None if single else places))
         return outcome
+
+    def written(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Arguments with slots for tensors."""
+        return replace(args, self.slot), {name: replace(value, self.slot) for name, value in kwargs.items()}
 
     def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that changes the shape of its first argument and none of its elements."""
@@ -105,7 +110,7 @@ class Recorder(DispatchMode):
         if not target.numel():
             return target
         home = storage(target)
-        slots, named = tree_map(self.slot, (args, kwargs))
+        slots, named = self.written(args, kwargs)
         flat = self.flats[home] if home in self.flats else self.flat(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
@@ -131,14 +136,21 @@ class Recorder(DispatchMode):
         raise Mistake("the module writes into part of a tensor that it never had as a whole; clone it first")
 
 
+@cache
+def is_random(op: OpOverload) -> bool:
+    """Whether the operation draws numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+@cache
 def functional_twin(op: OpOverload) -> OpOverload | None:
-    """The operation that takes the same arguments and returns what this one writes in place.
+    """The operation that takes the same arguments and returns what this one writes in place, if it does.
 
     >>> functional_twin(aten.clamp_min_.Tensor)
     <OpOverload(op='aten.clamp_min', overload='Tensor')>
     """
     name = op._schema.name.removeprefix("aten::")
-    if not name.endswith("_"):
+    if not (op._schema.is_mutable and name.endswith("_")):
         return None
     packet = getattr(aten, name[:-1], None)
     twins = [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]

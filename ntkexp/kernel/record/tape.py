@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ntkexp.kernel.record.arguments import leaves
 from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.shapes import Inputs
@@ -55,7 +56,7 @@ class Entry:
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
         """The slots among the arguments."""
-        return tuple(leaf for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Slot))
+        return tuple([leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +101,11 @@ class Tape:
         return sum(values.values()) / examples(self.given)
 
     @cached_property
-    def structure(self) -> tuple[Any, ...]:
-        """All that two runs must share to be comparable: operations, wiring, numbers and shapes."""
-        wiring = tuple((entry.op, repr(entry.args), repr(entry.kwargs), entry.scalars) for entry in self.entries)
-        return wiring, tuple((tuple(value.shape), value.dtype) for value in self.values), self.output
+    def structure(self) -> str:
+        """All that two runs must share to be comparable: operations, wiring, numbers and shapes; as a text, which is
+        compared and looked up at once."""
+        wiring = [(entry.op, entry.args, entry.kwargs, entry.scalars) for entry in self.entries]
+        return repr((wiring, [(tuple(value.shape), value.dtype) for value in self.values], self.output))
 
     @cached_property
     def form(self) -> bytes:
