@@ -10,7 +10,7 @@ from ntkexp.records.folder import CIRCUMSTANCES
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested configuration by dotted keys, without circumstances; a component goes by its own name.
+    """Name nested configuration by dotted keys, without circumstances; a component goes by its own name.
 
     >>> flat({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
@@ -27,12 +27,12 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def item(value: object) -> str:
-    """One of a list, in few letters."""
+    """Spell one of a list, in few letters."""
     return option(str(value.get("_target_"))) if isinstance(value, Mapping) else str(value)
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
-    """The keys whose values differ, in the order in which they first stand; a configuration may lack some.
+    """Find the keys whose values differ, in the order in which they first stand; a configuration may lack some.
 
     >>> differing([{"width": 8, "depth": 2}, {"width": 9, "depth": 2, "seed": 0}])
     ['width', 'seed']

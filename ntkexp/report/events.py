@@ -33,7 +33,7 @@ def refuse_without_tensorboard() -> None:
 
 
 def ensure_events(folder: Path) -> Path:
-    """The event file of a finished run, written if it is not there."""
+    """Find the event file of a finished run, written if it is not there."""
     path = folder / PLACE
     if not path.is_file():
         write_events(load_tables(folder), path)
@@ -41,7 +41,7 @@ def ensure_events(folder: Path) -> Path:
 
 
 def write_events(run: Run, path: Path) -> None:
-    """All events. Records keep no time of a step, so all carry the time at which the last was measured."""
+    """Write all events. Records keep no time of a step, so all carry the time at which the last was measured."""
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
     from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
 
@@ -54,7 +54,7 @@ def write_events(run: Run, path: Path) -> None:
 
 
 def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
-    """What there is to see, with its step."""
+    """Go through what there is to see, with its step."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
     from ntkexp.report.plots.run_plots import figures_of, png  # noqa: PLC0415  slow, and wanted after a run
@@ -70,7 +70,7 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
 
 
 def scalars(run: Run) -> Iterator[tuple[int, str, float]]:
-    """Step, tag and value of every number."""
+    """Go through step, tag and value of every number."""
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)
         for step, value in zip(measured["step"], measured[column], strict=True):
@@ -81,7 +81,7 @@ def scalars(run: Run) -> Iterator[tuple[int, str, float]]:
 
 
 def size(png: bytes) -> tuple[int, int]:
-    r"""Width and height of a PNG, from its first chunk.
+    r"""Read width and height of a PNG from its first chunk.
 
     >>> size(b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + b"\x00\x00\x02\x00" + b"\x00\x00\x01\x00")
     (512, 256)

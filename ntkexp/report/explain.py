@@ -27,7 +27,7 @@ Split: TypeAlias = Literal["train", "probe", "test"]
 
 @dataclass(frozen=True)
 class Example:
-    """An example of the data: its number in the source, its class or values, and what it looks like."""
+    """An example of the data has a number in the source, is of a class or has values, and looks like this."""
 
     index: int
     name: str
@@ -36,7 +36,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Part:
-    """What one training example added, and the time at which it had added half of it, as a share of the path."""
+    """One training example added so much, and had added half of it at that time, as a share of the path."""
 
     example: Example
     added: float
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One output at one point, taken apart."""
+    """One output at one point is taken apart."""
 
     split: str
     number: int
@@ -61,12 +61,12 @@ class Explanation:
 
     @property
     def mass(self) -> float:
-        """Σᵢ |𝒮(x, xᵢ)|."""
+        """All contributions weigh Σᵢ |𝒮(x, xᵢ)|."""
         return sum(abs(part.added) for part in self.parts)
 
 
 def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
-    """These points of a split, by the first rule that was accumulated."""
+    """Explain these points of a split, by the first rule that was accumulated."""
     rule = explained_rule(run.rules)
     if rule is None:
         raise Mistake(f"{run.path} holds no contributions; run it with path.rule=[secant]")
@@ -74,7 +74,7 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
 
 
 def worst(run: Run, split: str, count: int) -> list[int]:
-    """The points whose targets the network misses most, of those that can be explained."""
+    """Find the points whose targets the network misses most, of those that can be explained."""
     place = place_of(run, split)
     outputs = outputs_of(run, "f_T")[place]
     missed = np.linalg.norm(outputs - np.asarray(run.data[f"{split}_targets"], dtype=float), axis=1)
@@ -85,7 +85,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
 
 
 def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
-    """One point."""
+    """Explain one point."""
     place = place_of(run, split)
     count = place.stop - place.start
     if not 0 <= number < count:
@@ -119,17 +119,17 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
 
 
 def read_at(parts: Array) -> NDArray[np.bool_]:
-    """The outputs (of points) whose path was integrated, from their contributions."""
+    """Find the outputs (of points) whose path was integrated, from their contributions."""
     return np.asarray(np.isfinite(parts).all(axis=-1))
 
 
 def largest_known(outputs: Array, parts: Array) -> int:
-    """The largest of the outputs whose contributions are known (`path.outputs` limits them)."""
+    """Find the largest of the outputs whose contributions are known (`path.outputs` limits them)."""
     return int(np.where(read_at(parts), outputs, -np.inf).argmax())
 
 
 def place_of(run: Run, split: str) -> slice:
-    """Where a split lies among the points."""
+    """Find where a split lies among the points."""
     if split not in run.points:
         known = f"{', '.join(run.points)}{nearest(split, run.points)}"
         raise WrongArgument(f"split={split}: {run.name} was read at {known}", "split")
@@ -137,7 +137,7 @@ def place_of(run: Run, split: str) -> slice:
 
 
 def outputs_of(run: Run, machine: str) -> Array:
-    """What the network or a machine says at all points, [probe, out]."""
+    """Read what the network or a machine says at all points, [probe, out]."""
     if machine not in run.predictions["machine"]:
         raise Mistake(f"{run.path} is damaged: its predictions lack {machine}")
     return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)
@@ -149,7 +149,7 @@ def decays(run: Run) -> bool:
 
 
 def sum_by(run: Run, rule: str) -> Array:
-    """What the sum by a rule says at all points, [probe, out]; a ladder without its machine has not kept that."""
+    """Read what the sum by a rule says at all points, [probe, out]; a ladder without its machine has not kept that."""
     if rule not in run.predictions["machine"]:
         raise Mistake(
             f"{run.path} does not tell what weight decay did: its ladder has no {rule}; add that to ladder.machine"
@@ -158,13 +158,13 @@ def sum_by(run: Run, rule: str) -> Array:
 
 
 def output_name(run: Run, out: int, outputs: int) -> str:
-    """The output that is explained: f, or that of a class."""
+    """Name the output that is explained: f, or that of a class."""
     classes = run.data["classes"]
     return f"f for {classes[out]}" if 1 < outputs == len(classes) else "f"
 
 
 def example(run: Run, split: str, number: int) -> Example:
-    """One example of a split."""
+    """Read one example of a split."""
     classes, target = run.data["classes"], run.data[f"{split}_target"][number]
     name = str(classes[target]) if len(classes) else " ".join(short(float(value)) for value in np.atleast_1d(target))
     return Example(int(run.data[f"{split}_index"][number]), name, run.data[f"{split}_shown"][number])

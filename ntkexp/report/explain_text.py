@@ -10,7 +10,7 @@ from ntkexp.text import MISSING, aligned, percent, short
 
 
 def told(explanation: Explanation, top: int) -> str:
-    """One point: what its prediction is made of, and a line for each example that made most of it."""
+    """Tell one point: what its prediction is made of, and a line for each example that made most of it."""
     head = (
         f"{explanation.split} {explanation.number} (#{explanation.point.index}, {explanation.point.name}): "
         f"{explanation.output} = {short(explanation.prediction)}"
@@ -26,7 +26,7 @@ def told(explanation: Explanation, top: int) -> str:
 
 
 def examples(explanation: Explanation, top: int) -> str:
-    """The examples that added or took most, and all others in one line."""
+    """Tabulate the examples that added or took most, and all others in one line."""
     parts, rest = explanation.parts[:top], explanation.parts[top:]
     mass = explanation.mass or 1.0
     rows = [
@@ -41,12 +41,12 @@ def examples(explanation: Explanation, top: int) -> str:
 
 
 def when(part: Part) -> str:
-    """The share of the path by which half of a contribution was made."""
+    """Spell the share of the path by which half of a contribution was made."""
     return percent(part.halfway) if math.isfinite(part.halfway) else MISSING
 
 
 def signed(value: float) -> str:
-    """A number with its sign.
+    """Spell a number with its sign.
 
     >>> signed(0.5), signed(-0.25), signed(0.0)
     ('+0.5', '-0.25', '0')
@@ -55,5 +55,5 @@ def signed(value: float) -> str:
 
 
 def all_told(explanations: Sequence[Explanation], top: int) -> str:
-    """Several points."""
+    """Tell several points."""
     return "\n\n".join(told(explanation, top) for explanation in explanations) + "\n"

@@ -17,7 +17,7 @@ from ntkexp.report.run import Run
 
 
 def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
-    """The share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
+    """Find the share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
     if half_by(rule) in run.contributions:
         return run.contributions[half_by(rule)].isel(probe=point, out=out).to_numpy().astype(float)
     gradients = run.kernels.get("output_gradient")
@@ -31,7 +31,7 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
 
 
 def half(times: NDArray[np.float64], mass: NDArray[np.float64]) -> float:
-    """Where half of an integral lies, as a share of its range.
+    """Find where half of an integral lies, as a share of its range.
 
     >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
     0.5

@@ -31,7 +31,7 @@ class FoundRun:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a filter can ask for."""
+        """A filter can ask for these."""
         return {key: str(value) for key, value in self.config.items()} | {"state": self.state, "run": self.path.name}
 
 
@@ -55,7 +55,7 @@ def found_run(path: Path) -> FoundRun:
 
 
 def said(folder: RunFolder) -> str:
-    """The outcome of a run that is done, how far another has come, or what it broke at."""
+    """Say the outcome of a run that is done, how far another has come, or what it broke at."""
     path = folder.path
     try:
         if (path / DONE).is_file():
@@ -70,7 +70,7 @@ def said(folder: RunFolder) -> str:
 
 
 def kept(found: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
-    """The runs that pass every filter; a key that no run has is a mistake."""
+    """Keep the runs that pass every filter; a key that no run has is a mistake."""
     pairs = [text.partition("=") for text in filters]
     known = {key for one in found for key in one.facts} | {"state", "run"}
     for text, (key, sign, _) in zip(filters, pairs, strict=True):

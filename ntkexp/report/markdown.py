@@ -14,12 +14,12 @@ from ntkexp.report.table import combined, written
 
 
 def markdown(material: Material) -> str:
-    """The whole report."""
+    """Write the whole report."""
     return "\n\n".join(parts(material)) + "\n"
 
 
 def parts(material: Material) -> Iterator[str]:
-    """Sentences and tables, in the order of the page."""
+    """Go through sentences and tables, in the order of the page."""
     yield f"# {escaped(what_was_run(material))}"
     yield escaped(what_came_out(material.runs))
     for analysis in material.analyses:
@@ -33,7 +33,7 @@ def parts(material: Material) -> Iterator[str]:
 
 
 def piped(table: pd.DataFrame) -> str:
-    """A table between bars, numbers to the right."""
+    """Write a table between bars, numbers to the right."""
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
     rules = ["---:" if right else "---" for right in numeric]
     rows = table.astype(object).where(table.notna(), None).itertuples(index=False)
@@ -43,7 +43,7 @@ def piped(table: pd.DataFrame) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Text that Markdown reads as text.
+    r"""Write text so that Markdown reads it as text.
 
     >>> print(escaped("a|b <c> x_1"))
     a\|b \<c\> x\_1

@@ -16,7 +16,7 @@ from ntkexp.report.run import Run, load_tables
 
 @dataclass(frozen=True)
 class Material:
-    """Runs that can be read, sweeps with what they say, and why the rest was left out."""
+    """Runs can be read, sweeps say something, and the rest was left out for a reason."""
 
     runs: tuple[Run, ...]
     analyses: tuple[Analysis, ...]
@@ -24,19 +24,21 @@ class Material:
 
     @cached_property
     def by_folder(self) -> dict[Path, Run]:
-        """The runs by where they lie."""
+        """The runs go by where they lie."""
         return {run.path: run for run in self.runs}
 
     @property
     def left_out_line(self) -> str:
-        """All that was left out, in one line; nothing if there is nothing."""
+        """One line says all that was left out; it is empty if nothing was."""
         if not self.left_out:
             return ""
         return f"left out {len(self.left_out)}: {'; '.join(self.left_out)}"
 
 
 def gather(named: Sequence[str], outputs: Path) -> Material:
-    """Everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if none."""
+    """Gather everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if
+    none.
+    """
     left_out: list[str] = []
     places = [found for name in named for found in look_up(name, outputs)] or list(inside(outputs))
     sweeps = list(readable((path for path in dict.fromkeys(places) if path.suffix == ".json"), left_out))
@@ -59,7 +61,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
 
 
 def look_up(name: str, outputs: Path) -> list[Path]:
-    """What a name stands for."""
+    """Look up what a name stands for."""
     path = Path(name).expanduser()
     for place in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
         if not path.exists() and place.exists():
@@ -68,19 +70,19 @@ def look_up(name: str, outputs: Path) -> list[Path]:
 
 
 def inside(folder: Path) -> Iterator[Path]:
-    """The sweeps and the runs in a folder of outputs, or of runs."""
+    """Find the sweeps and the runs in a folder of outputs, or of runs."""
     yield from sorted((folder / "sweeps").glob("*.json"))
     for place in (folder / "runs", folder):
         yield from sorted(path for path in entries(place) if looks_like_a_run(path))
 
 
 def entries(folder: Path) -> Iterable[Path]:
-    """What lies in a folder, if it is one."""
+    """List what lies in a folder, if it is one."""
     return folder.iterdir() if folder.is_dir() else ()
 
 
 def readable(paths: Iterable[Path], left_out: list[str]) -> Iterator[Sweep]:
-    """The sweeps that can be read; the others are noted."""
+    """Keep the sweeps that can be read; the others are noted."""
     for path in paths:
         try:
             yield read_sweep(path)

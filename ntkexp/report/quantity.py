@@ -46,7 +46,7 @@ LAYER = "weights_moved."
 
 
 def quantities(run: Run) -> dict[str, float]:
-    """Every number of a run that has one."""
+    """Find every number of a run that has one."""
     if diverged(run):
         return {}
     columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
@@ -65,7 +65,7 @@ def diverged(run: Run) -> bool:
 
 
 def describe(quantity: str) -> str:
-    """A quantity in words; one that there cannot be is a mistake."""
+    """Spell a quantity in words; one that there cannot be is a mistake."""
     if quantity in MEASURES:
         return MEASURES[quantity]
     if quantity.startswith(LAYER):

@@ -39,7 +39,7 @@ DIVERGED = 1e100  # numbers beyond are on their way to infinity
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. Large arrays are read when they are first asked for."""
+    """A run lies in one folder. Large arrays are read when they are first asked for."""
 
     path: Path
     config: dict[str, Any]
@@ -48,17 +48,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """The folder has this name."""
         return self.path.name
 
     @property
     def outcome(self) -> str:
-        """How training ended, in words; nothing before it has."""
+        """Training ended so, in words; nothing is said before it has."""
         return str(self.facts.get("outcome", ""))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What DONE.json says; nothing before it is there."""
+        """DONE.json says this; before it is there, nothing."""
         return read_sealed(self.path / DONE) if self.finished else {}
 
     @property
@@ -67,53 +67,53 @@ class Run:
         return (self.path / DONE).is_file()
 
     def sealed(self, name: str) -> Path:
-        """A file or a store of a finished run, which is refused if it is not as it was written."""
+        """A file or a store of a finished run is there, and refused if it is not as it was written."""
         if self.finished:
             RunFolder(self.path).check(name)
         return self.path / name
 
     @cached_property
     def results(self) -> pd.DataFrame:
-        """The ladder as a data frame."""
+        """The ladder is a data frame."""
         return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(
             dict.fromkeys(("relative_error", "floor", "max_error", "agreement", "r2"), float)
         )
 
     @cached_property
     def kernels(self) -> xr.Dataset:
-        """Tangent kernels by snapshot, and path kernels by rule."""
+        """Tangent kernels go by snapshot, and path kernels by rule."""
         return open_store(self.sealed("kernels.zarr")).set_coords("step")
 
     @cached_property
     def contributions(self) -> xr.Dataset:
-        """𝒮 by rule, [probe, out, train]."""
+        """𝒮 goes by rule, [probe, out, train]."""
         return open_store(self.sealed("contributions.zarr"))
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules by which its path was integrated."""
+        """The path was integrated by these rules."""
         names = [str(name) for name in self.contributions]
         return tuple(name for name in names if name not in map(half_by, names))
 
     @cached_property
     def predictions(self) -> xr.DataArray:
-        """Outputs of the network and of each machine, [machine, probe, out], labelled by machine."""
+        """The network and each machine have outputs, [machine, probe, out], labelled by machine."""
         store = open_store(self.sealed("predictions.zarr"))
         return store["prediction"].assign_coords(machine=store.attrs["machines"])
 
     @cached_property
     def data(self) -> dict[str, NDArray[Any]]:
-        """The examples, as `records.data` names them."""
+        """The examples are named as in `records.data`."""
         return read_data(self.sealed("data.npz"))
 
     @cached_property
     def points(self) -> dict[str, slice]:
-        """Where each split that was read lies along the axis `probe`."""
+        """Each split that was read lies here along the axis `probe`."""
         ends = np.cumsum([0, *(len(self.data[f"{split}_index"]) for split in self.read)]).tolist()
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """The steps at which all of these were measured and are numbers that a picture can hold."""
+        """All of these were measured at these steps, and are numbers that a picture can hold."""
         chosen = self.metrics.reindex(columns=["step", *columns])
         fit = (np.abs(chosen.to_numpy(dtype=float)) < DIVERGED).all(axis=1)
         found: pd.DataFrame = chosen.loc[fit].reset_index(drop=True)
@@ -121,20 +121,20 @@ class Run:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The splits at which the network was read."""
+        """The network was read at these splits."""
         chosen = self.config.get("path", {}).get("probes", SPLITS)
         return tuple(split for split in SPLITS if split in chosen)
 
 
 def load_run(folder: Path | str) -> Run:
-    """A finished run. A folder that is none is a `Mistake` that says why."""
+    """Load a finished run. A folder that is none is a `Mistake` that says why."""
     run = load_tables(folder)
     _ = run.kernels  # what cannot be opened is better known now
     return run
 
 
 def load_tables(folder: Path | str) -> Run:
-    """A finished run whose kernels nobody may ask for: they are opened when they are."""
+    """Load a finished run whose kernels nobody may ask for: they are opened when they are."""
     path = Path(folder)
     if path.is_dir() and not looks_like_a_run(path):
         raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
@@ -148,7 +148,7 @@ def load_tables(folder: Path | str) -> Run:
 
 
 def load_runs(folders: Iterable[Path | str]) -> tuple[tuple[Run, ...], tuple[Mistake, ...]]:
-    """The runs that can be read, and what is wrong with the others."""
+    """Load the runs that can be read, and say what is wrong with the others."""
     runs, mistakes = [], []
     for folder in folders:
         try:
@@ -159,7 +159,7 @@ def load_runs(folders: Iterable[Path | str]) -> tuple[tuple[Run, ...], tuple[Mis
 
 
 def read_run(path: Path) -> Run:
-    """A run from its files, finished or not."""
+    """Read a run from its files, finished or not."""
     return Run(
         path=path,
         config=read_object(path / CONFIG),
@@ -169,7 +169,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """What was measured, a row per step, all numbers, with what a second pass found; empty cells are NaN."""
+    """Read what was measured, a row per step, all numbers, with what a second pass found; empty cells are NaN."""
     try:
         metrics = pd.read_csv(path, index_col=False, dtype=NUMBERS)
         if (retraced := path.with_name(RETRACED)).is_file():
@@ -181,7 +181,7 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 
 def open_store(path: Path) -> xr.Dataset:
-    """A zarr store with its dimensions named; the numbers are read when they are used."""
+    """Open a zarr store with its dimensions named; the numbers are read when they are used."""
     try:
         store: xr.Dataset = xr.open_zarr(path, consolidated=False, chunks=None)
     except (OSError, ValueError, KeyError) as error:
@@ -190,5 +190,5 @@ def open_store(path: Path) -> xr.Dataset:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, or its kind."""
+    """Find the first line of an error's message, or its kind."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

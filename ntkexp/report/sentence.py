@@ -29,24 +29,24 @@ SPOKEN = {
 
 @dataclass(frozen=True)
 class Spoken:
-    """A machine and its rows; a split where it has none is in none of its lists."""
+    """A machine has these rows; a split where it has none is in none of its lists."""
 
     name: str
     rows: tuple[Result, ...]
     splits: tuple[str, ...]  # of the whole ladder
 
     def which(self, *said: Likeness) -> list[Result]:
-        """The rows that say one of these."""
+        """These rows say one of those."""
         return [row for row in self.rows if likeness(row) in said]
 
     @property
     def compared(self) -> list[Result]:
-        """The rows with an error that means something."""
+        """These rows have an error that means something."""
         return self.which(*COMPARED)
 
     @property
     def worst(self) -> float:
-        """The largest error of these."""
+        """The largest error of these is so large."""
         return max(row.relative_error or 0.0 for row in self.compared)
 
     @property
@@ -56,12 +56,12 @@ class Spoken:
 
     @property
     def size(self) -> str:
-        """The worst error in words that follow 'misses by'."""
+        """The worst error is spelled in words that follow 'misses by'."""
         return f"{'up to ' * (len(self.compared) > 1)}{share(self.worst)}"
 
     @property
     def where(self) -> str:
-        """Where it was compared: on which splits, and at how many of their points if not at all."""
+        """It was compared there: on which splits, and at how many of their points if not at all."""
         here, several = [row.split for row in self.compared], len(self.splits) > 1
         counts = [row.points for row in self.compared if row.points]
         splits = places(here, self.splits) if several else ""
@@ -74,7 +74,7 @@ class Spoken:
 
 
 def sentence(results: Sequence[Result]) -> str:
-    """Which machines are the trained network, and by how much the others miss it at worst; what has no number, too."""
+    """Say which machines are the trained network, how far the others miss it at worst, and what has no number."""
     splits = tuple(dict.fromkeys(row.split for row in results))
     found = [
         Spoken(name, tuple(row for row in results if row.machine == machine), splits)
@@ -88,7 +88,7 @@ def sentence(results: Sequence[Result]) -> str:
 
 
 def spoken_of(results: Sequence[Result]) -> dict[str, str]:
-    """The machines to speak of, and how: where the usual ones have nothing to say, all that there are.
+    """Choose the machines to speak of, and how: where the usual ones have nothing to say, all that there are.
 
     >>> sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
     'The machine my rule misses the trained network by 2 %.'
@@ -99,7 +99,7 @@ def spoken_of(results: Sequence[Result]) -> dict[str, str]:
 
 
 def compared(found: Sequence[Spoken]) -> list[str]:
-    """The machines that are the network where they were compared with it, then those that are not."""
+    """Name the machines that are the network where they were compared with it, then those that are not."""
     known = sorted((each for each in found if each.compared), key=lambda each: not each.exact)
     parts: list[str] = []
     before = ""
@@ -111,14 +111,14 @@ def compared(found: Sequence[Spoken]) -> list[str]:
 
 
 def reproduces(exact: Sequence[Spoken], *, named: bool) -> str:
-    """The machines that are the network; `named` if it has not been spoken of yet."""
+    """Name the machines that are the network; `named` if it has not been spoken of yet."""
     errors = ", ".join(short(each.worst) for each in exact)
     target = "the trained network" if named else "it"
     return f"{listed([each.name for each in exact])} reproduce{'s' * (len(exact) == 1)} {target} to rounding ({errors})"
 
 
 def misses(inexact: Sequence[Spoken], *, named: bool) -> str:
-    """The machines that are not."""
+    """Name the machines that are not."""
     first, *others = inexact
     target = " the trained network" if named else ""
     return ", ".join(
@@ -127,7 +127,7 @@ def misses(inexact: Sequence[Spoken], *, named: bool) -> str:
 
 
 def unexplained(secant: Spoken) -> list[str]:
-    """How much rounding explains of a secant that misses, where that is the smallest part."""
+    """Say how much rounding explains of a secant that misses, where that is the smallest part."""
     missed = secant.which(Likeness.MISSES)
     if not missed:
         return []
@@ -137,7 +137,7 @@ def unexplained(secant: Spoken) -> list[str]:
 
 
 def broken(found: Sequence[Spoken]) -> list[str]:
-    """The machines that say what is no number, by where they do."""
+    """Name the machines that say what is no number, by where they do."""
     where: dict[tuple[str, ...], list[str]] = {}
     for each in found:
         if rows := each.which(Likeness.BROKEN):
@@ -149,7 +149,7 @@ def broken(found: Sequence[Spoken]) -> list[str]:
 
 
 def untold(found: Sequence[Spoken]) -> list[str]:
-    """Where the network cannot be compared with a machine that is compared elsewhere."""
+    """Say where the network cannot be compared with a machine that is compared elsewhere."""
     said = {
         Likeness.LOST: "the trained network is not finite",
         Likeness.STILL: "the network moved by no more than rounding",
@@ -162,7 +162,7 @@ def untold(found: Sequence[Spoken]) -> list[str]:
 
 
 def nothing(results: Sequence[Result]) -> str:
-    """Why there is nothing to compare."""
+    """Say why there is nothing to compare."""
     known = spoken_of(results)
     rows = [row for row in results if row.machine in known]
     said = {likeness(row) for row in rows}
@@ -175,12 +175,12 @@ def nothing(results: Sequence[Result]) -> str:
 
 
 def on(here: Sequence[str], splits: Sequence[str]) -> str:
-    """The splits, where there are several."""
+    """Name the splits, where there are several."""
     return f" on {places(here, splits)}" if len(splits) > 1 else ""
 
 
 def places(here: Sequence[str], splits: Sequence[str]) -> str:
-    """Some of the splits in words.
+    """Name some of the splits in words.
 
     >>> places(["train"], ["train", "test"]), places(["train", "test"], ["train", "test"])
     ('train', 'both splits')

@@ -34,7 +34,7 @@ DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Lik
 
 @dataclass(frozen=True)
 class Standing:
-    """A machine in one run: what its rows say together, and the largest error among them."""
+    """One machine stands so to the network of a run, by all its rows; the largest error among them is kept."""
 
     likeness: Likeness
     error: float = 0.0
@@ -42,7 +42,7 @@ class Standing:
 
 
 def standing(ladder: Sequence[Result], machine: str) -> Standing:
-    """The standing of a machine, from all rows of a run."""
+    """Find the standing of a machine, from all rows of a run."""
     rows = [row for row in ladder if row.machine == machine]
     said = {likeness(row) for row in rows}
     compared = [row for row in rows if likeness(row) in COMPARED]
@@ -52,7 +52,7 @@ def standing(ladder: Sequence[Result], machine: str) -> Standing:
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
-    """One machine in all runs; nothing if it was compared in none."""
+    """Speak of one machine in all runs; nothing if it was compared in none."""
     parts: list[str] = []
     for kind, text in SAID.items():
         here = [each for each in standings if each.likeness is kind]
@@ -66,7 +66,7 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
 
 
 def detail(kind: Likeness, here: Sequence[Standing]) -> str:
-    """The errors of the networks of a kind, the worst always among them.
+    """Spell the errors of the networks of a kind, the worst always among them.
 
     >>> detail(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
     '2 % at the median and 30 % at worst'
@@ -82,7 +82,7 @@ def detail(kind: Likeness, here: Sequence[Standing]) -> str:
 
 
 def counted(some: int, whole: int, what: str) -> str:
-    """So many of all, and what they are, where that is not known yet.
+    """Spell so many of all, and what they are, where that is not known yet.
 
     >>> counted(5, 5, "networks"), counted(2, 2, "networks"), counted(2, 5, "networks"), counted(2, 5, "")
     ('all 5 networks', 'both networks', '2 of 5 networks', '2')

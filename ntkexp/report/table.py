@@ -23,7 +23,7 @@ class LadderRow(NamedTuple):
 
 
 def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
-    """A line per machine: its relative error on every split, and agreement and R² where the run is judged.
+    """Lay out a line per machine: its relative error on every split, and agreement and R² where the run is judged.
 
     What there is to note, and why a machine has nothing to say, stands below.
     """
@@ -35,7 +35,7 @@ def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None 
 
 
 def entry(number: float | None) -> str:
-    """A number of the ladder: one that was measured and is none is told from one that was not measured.
+    """Spell a number of the ladder: one that was measured and is none is told from one that was not measured.
 
     >>> entry(0.5), entry(None), entry(float("nan"))
     ('0.5', '–', 'nan')
@@ -46,7 +46,7 @@ def entry(number: float | None) -> str:
 def ladder_rows(
     results: Sequence[Result], seconds: Mapping[str, float] | None = None
 ) -> tuple[list[str], list[LadderRow]]:
-    """The headings of the ladder, and its lines with every digit."""
+    """Find the headings of the ladder, and its lines with every digit."""
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
     header = ["machine", "detail", *splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
@@ -63,7 +63,7 @@ def ladder_rows(
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """What there is to note of the machines; on which splits, where it is not the same on all.
+    """Note what there is to note of the machines; on which splits, where it is not the same on all.
 
     >>> notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
     ['left: as published; at 4 of 10 points']
@@ -84,18 +84,20 @@ def notes(results: Sequence[Result]) -> list[str]:
 
 
 def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """The machines with their details, in the order of the ladder."""
+    """List the machines with their details, in the order of the ladder."""
     return list(dict.fromkeys((result.machine, result.detail) for result in results))
 
 
 def main_split(results: Sequence[Result]) -> str:
-    """The split that a single number should speak of: new points if there are any, those meant for it first."""
+    """Find the split that a single number should speak of: new points if there are any, those meant for it first."""
     present = {result.split for result in results}
     return next((split for split in ("probe", "test", "train") if split in present), "probe")
 
 
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row per run: its name, where its configuration differs from the others', and each machine's relative error."""
+    """Tabulate a row per run: its name, where its configuration differs from the others', and each machine's relative
+    error.
+    """
     configs = [flat(run.config) for run in runs]
     keys = differing(configs)
     rows = [
@@ -107,19 +109,19 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def errors(run: Run) -> dict[str, str | float | None]:
-    """The split a run is judged by, and the relative error of each machine there."""
+    """Find the split a run is judged by, and the relative error of each machine there."""
     split = main_split(run.ladder)
     here = [row for row in run.ladder if row.split == split and row.relative_error is not None]
     return {"split": split} | {row.machine: row.relative_error for row in here}
 
 
 def frame_as_text(table: pd.DataFrame) -> str:
-    """A data frame as aligned text."""
+    """Lay out a data frame as aligned text."""
     right = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
     rows = [[written(value) for value in row] for row in table.itertuples(index=False)]
     return aligned(list(map(str, table)), rows, right)
 
 
 def written(value: object) -> str:
-    """A cell of a table; whole numbers keep every digit."""
+    """Write a cell of a table; whole numbers keep every digit."""
     return short(value) if value is None or isinstance(value, float) else str(value)

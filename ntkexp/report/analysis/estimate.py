@@ -28,7 +28,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, its standard error and the degrees of freedom that the error was found with."""
+    """An estimate is a value with its standard error, which was found with so many degrees of freedom."""
 
     value: float
     error: float = math.nan
@@ -41,17 +41,17 @@ class Estimate:
 
     @property
     def reach(self) -> float:
-        """Half the width of the interval."""
+        """The interval reaches so far on both sides of the value."""
         return student(self.freedom, (1 + CONFIDENCE) / 2) * self.error if self.known else math.nan
 
     @property
     def low(self) -> float:
-        """Where the interval begins."""
+        """The interval begins here."""
         return self.value - self.reach
 
     @property
     def high(self) -> float:
-        """Where it ends."""
+        """The interval ends here."""
         return self.value + self.reach
 
     def covers(self, value: float) -> bool | None:
@@ -59,22 +59,22 @@ class Estimate:
         return self.low <= value <= self.high if self.known else None
 
     def widened(self, factor: float) -> Estimate:
-        """The same value, known less well."""
+        """The same value is given, known less well."""
         return replace(self, error=self.error * factor)
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of independent numbers that are finite; NaN of none."""
+    """Average independent numbers that are finite; NaN of none."""
     if not len(values):
         return Estimate(math.nan)
     return Estimate(float(np.mean(values)), deviation(values) / math.sqrt(len(values)), len(values) - 1)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation, with n − 1; NaN of fewer than two."""
+    """Find the standard deviation, with n − 1; NaN of fewer than two."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def student(freedom: int, share: float) -> float:
-    """The number below which so large a share of Student's distribution lies."""
+    """Find the number below which so large a share of Student's distribution lies."""
     return float(stdtrit(freedom, share))

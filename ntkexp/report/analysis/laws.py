@@ -19,7 +19,7 @@ from ntkexp.report.quantity import START_VARIANCE, describe
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fit at one choice of the other axes: its law, or why there is none."""
+    """A fit was made at one choice of the other axes: it has a law, or there is a reason why not."""
 
     fit: Fit
     others: Mapping[str, Level]
@@ -28,13 +28,13 @@ class Fitted:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How the exponent stands to theory's, where there is one."""
+        """The exponent stands so to theory's, where there is one."""
         expected = self.fit.expected
         return None if self.law is None or expected is None else judge(self.law.exponent, expected)
 
 
 def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
-    """The law along one axis, for each choice of the others."""
+    """Fit the law along one axis, for each choice of the others."""
     others = [key for key in sweep.axes if key != fit.axis]
     if fit.axis not in sweep.axes:
         return [Fitted(fit, {}, None, f"{fit.axis} is no axis of {sweep.name}")]
@@ -51,7 +51,7 @@ def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
 
 
 def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
-    """The law of a quantity along an axis of numbers."""
+    """Fit the law of a quantity along an axis of numbers."""
     describe(fit.quantity)
     levels = table[fit.axis].tolist()
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
@@ -66,7 +66,7 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
 
 
 def row_of(found: Fitted) -> dict[str, Level]:
-    """A line of the table of laws."""
+    """Write a law as a line of the table of laws."""
     fit, law, verdict = found.fit, found.law, found.verdict
     row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **found.others}
     if fit.expected is not None:

@@ -20,7 +20,7 @@ from ntkexp.report.analysis.tables import Analysis
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
-    """A row for each quantity at each point that both sweeps hold, and one for all of them."""
+    """Tabulate a row for each quantity at each point that both sweeps hold, and one for all of them."""
     axes = list(first.sweep.axes)
     if set(axes) != set(second.sweep.axes):
         raise Mistake(
@@ -35,7 +35,7 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
 
 
 def rows(pairs: pd.DataFrame, axes: Sequence[str], name: str) -> list[dict[str, object]]:
-    """One quantity, point by point and over all."""
+    """Compare one quantity, point by point and over all."""
     known = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
     known = known.rename(columns={name: "first", f"{name} of the second": "second"})
     found = []
@@ -48,7 +48,7 @@ def rows(pairs: pd.DataFrame, axes: Sequence[str], name: str) -> list[dict[str, 
 
 
 def measured(pairs: pd.DataFrame) -> dict[str, float]:
-    """Means of both sides, their difference and their ratio."""
+    """Average both sides, their difference and their ratio."""
     per_seed = pairs.assign(difference=pairs["second"] - pairs["first"], log=logs(pairs)).groupby("seed", sort=True)
     difference = mean_of(per_seed["difference"].mean().tolist())
     ratio = mean_of(per_seed["log"].mean().tolist()) if np.isfinite(logs(pairs)).all() else Estimate(math.nan)
@@ -65,7 +65,7 @@ def measured(pairs: pd.DataFrame) -> dict[str, float]:
 
 
 def logs(pairs: pd.DataFrame) -> pd.Series[float]:
-    """log b/a, NaN where one of them is not positive."""
+    """Take log b/a, NaN where one of them is not positive."""
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logarithms: pd.Series[float] = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
     return logarithms

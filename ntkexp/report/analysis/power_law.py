@@ -29,7 +29,7 @@ ROUNDING = 1e-9  # a curvature below is that of rounded logarithms
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted law, and what it was fitted to."""
+    """A fitted law has these coefficients, and was fitted to so much."""
 
     exponent: Estimate
     prefactor: float
@@ -48,16 +48,16 @@ class PowerLaw:
         return self.curvature.covers(0.0) is False and abs(self.curvature.value) > ROUNDING
 
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the law says."""
+        """The law says this at a place."""
         return np.asarray(self.prefactor * x**self.exponent.value)
 
     def widened(self, factor: float) -> PowerLaw:
-        """The same law, known less well."""
+        """The same law is given, known less well."""
         return replace(self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor))
 
 
 def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
-    """The law through runs at `x` that gave `y`; what is not positive and finite has no logarithm and is left out."""
+    """Fit the law through runs at `x` that gave `y`; what is not positive and finite has no logarithm and is left."""
     fit = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0))
     places = np.unique(x[fit])
     if len(places) < 2:
@@ -83,7 +83,7 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
 
 
 def bend(log_x: NDArray[np.float64], log_y: NDArray[np.float64], asked: Sequence[Unit]) -> Estimate:
-    """The curvature c, from the units with three places or more."""
+    """Fit the curvature c, by the units with three places or more."""
     able = [unit for unit in asked if len(np.unique(log_x[unit])) > 2]
     if not able:
         return Estimate(math.nan)
@@ -92,7 +92,7 @@ def bend(log_x: NDArray[np.float64], log_y: NDArray[np.float64], asked: Sequence
 
 
 def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.float64]]:
-    """The units that tell most of the last coefficient, and what log y is multiplied with to give each its own.
+    """Find the units that tell most of the last coefficient, and what log y is multiplied with to give each its own.
 
     [unit, coefficient, run], zero for the runs of others.
     """

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[str, float]]:
-    """The number of every run that has one, by its name."""
+    """Find the number of every run that has one, by its name."""
     found: dict[Path, float] = {}
     for point in dict.fromkeys(place.point for place in sweep.runs):
         here = [runs[place.folder] for place in sweep.runs if place.point == point and place.folder in runs]
@@ -47,14 +47,14 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
 
 
 def of_point(runs: Sequence[Run]) -> dict[Path, float]:
-    """The numbers of the seeds at one point; none where there is nothing to compare."""
+    """Find the numbers of the seeds at one point; none where there is nothing to compare."""
     if len(runs) < 2 or len({digest(run) for run in runs}) > 1:
         return {}
     return dict(zip([run.path for run in runs], spread(runs, first_kernel), strict=True))
 
 
 def spread(seeds: Sequence[T], kernel: Callable[[T], NDArray[np.float64]]) -> list[float]:
-    """v_s of every seed. Kernels are large, so each is read twice and none is kept."""
+    """Find v_s of every seed. Kernels are large, so each is read twice and none is kept."""
     n = len(seeds)
     mean = reduce(np.add, map(kernel, seeds)) / n
     size = float((mean**2).sum()) * (n - 1) / n
@@ -62,7 +62,7 @@ def spread(seeds: Sequence[T], kernel: Callable[[T], NDArray[np.float64]]) -> li
 
 
 def dependence(seeds: int) -> float:
-    """The factor by which intervals have to be longer, because n seeds have K̄ in common; two of them have no
+    """Find the factor by which intervals have to be longer, because n seeds have K̄ in common; two of them have no
     interval.
     """
     return math.sqrt((seeds - 1) / (seeds - 2)) if seeds > 2 else math.inf
@@ -77,12 +77,12 @@ def kept_start(run: Run) -> bool:
 
 
 def first_kernel(run: Run) -> NDArray[np.float64]:
-    """K_0 among the training examples, or at all points that were read if those were not."""
+    """Read K_0 among the training examples, or at all points that were read if those were not."""
     steps = read_steps(run.path / KERNELS).tolist()
     kernel = read_snapshot(run.path / KERNELS, steps.index(0))
     return kernel[: kernel.shape[2]] if "train" in run.read else kernel
 
 
 def digest(run: Run) -> str:
-    """What tells apart the data that runs learned."""
+    """Digest what tells apart the data that runs learned."""
     return sha256(read_data(run.path / "data.npz")["train_inputs"].tobytes()).hexdigest()

@@ -28,7 +28,7 @@ OF_A_RUN = ("run", "seed", "state", "reason")
 
 @dataclass(frozen=True)
 class Analysis:
-    """A sweep with its tables and laws, and what a seed draws."""
+    """A sweep has these tables and laws, and a seed draws this."""
 
     sweep: Sweep
     runs: pd.DataFrame
@@ -38,17 +38,17 @@ class Analysis:
 
     @property
     def quantities(self) -> list[str]:
-        """The names of the numbers that any run yields."""
+        """Numbers that any run yields have these names."""
         return [str(name) for name in self.runs if name not in (*self.sweep.axes, *OF_A_RUN)]
 
     @property
     def fits(self) -> pd.DataFrame:
-        """The laws as a table."""
+        """The laws stand in a table."""
         return pd.DataFrame([row_of(law) for law in self.laws])
 
 
 def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
-    """What a sweep says, from those of its runs that could be read."""
+    """Analyse a sweep, from those of its runs that could be read."""
     table = tabulate(sweep, runs)
     laws = tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
     return Analysis(
@@ -57,7 +57,7 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 
 
 def write_tables(path: Path) -> tuple[Path, ...]:
-    """Read the record of a sweep and its runs, and write the tables beside it; the files written."""
+    """Read the record of a sweep and its runs, and write the tables beside it; the files written are given back."""
     sweep, runs = read_sweep(path), {}
     for place in sweep.runs:
         try:
@@ -68,7 +68,7 @@ def write_tables(path: Path) -> tuple[Path, ...]:
 
 
 def draws(runs: Iterable[Run]) -> str:
-    """What every seed draws, and so what intervals over seeds are about."""
+    """Say what every seed draws, and so what intervals over seeds are about."""
     own = {run.config.get("data", {}).get("seed") is not None for run in runs}
     if own == {True}:
         return "each drawing weights alone, on the same data"
@@ -76,7 +76,7 @@ def draws(runs: Iterable[Run]) -> str:
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
-    """The tables as files."""
+    """Write the tables as files."""
     tables = {"runs": analysis.runs, "points": analysis.points, "fits": analysis.fits}
     written = []
     for kind, table in tables.items():
@@ -87,7 +87,7 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
 
 
 def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
-    """A row a run; numbers that a run does not yield are NaN."""
+    """Tabulate a row a run; numbers that a run does not yield are NaN."""
     heads = [
         {"run": place.folder.name, **place.axes, "seed": place.seed, "state": place.state, "reason": place.reason}
         for place in sweep.runs
@@ -102,7 +102,7 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
 
 
 def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
-    """A row a point; the count is that of runs which yield the number."""
+    """Tabulate a row a point; the count is that of runs which yield the number."""
     names = [str(name) for name in table if name not in (*sweep.axes, *OF_A_RUN)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []

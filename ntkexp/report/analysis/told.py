@@ -17,7 +17,7 @@ SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 
 
 def told(found: Fitted, law: PowerLaw) -> str:
-    """One law, and how it stands to theory."""
+    """Tell one law, and how it stands to theory."""
     where = "".join(f", {key}={value}" for key, value in found.others.items())
     bent = "; it bends" if law.curved else ""
     missing = f"; {law.left_out} of {law.runs + law.left_out} runs left out" if law.left_out else ""
@@ -25,7 +25,7 @@ def told(found: Fitted, law: PowerLaw) -> str:
 
 
 def fitted(found: Fitted, law: PowerLaw) -> str:
-    """The exponent and its interval."""
+    """Tell the exponent and its interval."""
     name = found.fit.axis.rpartition(".")[2].replace("_", " ")
     sure = law.exponent.covers(0.0) is False
     verb = "goes" if not sure else "grows" if law.exponent.value > 0 else "falls"
@@ -35,7 +35,7 @@ def fitted(found: Fitted, law: PowerLaw) -> str:
 
 
 def over(law: PowerLaw) -> str:
-    """The interval, and what it is over."""
+    """Tell the interval, and what it is over."""
     many = law.units == law.seeds
     what = counted(law.seeds, "seed") if many else f"{law.seeds} seeds, put together as {law.units}"
     if not law.exponent.known:
@@ -44,7 +44,7 @@ def over(law: PowerLaw) -> str:
 
 
 def judged(found: Fitted, law: PowerLaw) -> str:
-    """Theory's exponent, its margin, and the verdict."""
+    """Tell theory's exponent, its margin, and the verdict."""
     expected, verdict = found.fit.expected, found.verdict
     if expected is None or verdict is None:
         return ""
@@ -52,7 +52,7 @@ def judged(found: Fitted, law: PowerLaw) -> str:
 
 
 def limit(expected: Expected) -> str:
-    """What theory says, in few letters.
+    """Spell what theory says, in few letters.
 
     >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
     ('≤ −0.5', '1')
@@ -61,13 +61,13 @@ def limit(expected: Expected) -> str:
 
 
 def allowed(found: Fitted) -> str | None:
-    """Theory's exponent with its margin; nothing where it has none."""
+    """Spell theory's exponent with its margin; nothing where it has none."""
     expected = found.fit.expected
     return None if expected is None else f"{limit(expected)} ± {short(expected.margin)}"
 
 
 def said(verdict: Verdict, law: PowerLaw) -> str:
-    """The verdict, and what would decide it."""
+    """Spell the verdict, and what would decide it."""
     if verdict.word != "undecided" or not law.exponent.known:
         return verdict.word
     if verdict.more is None:
@@ -76,7 +76,7 @@ def said(verdict: Verdict, law: PowerLaw) -> str:
 
 
 def summary(laws: Sequence[Fitted], draws: str) -> str:
-    """All laws of a sweep together; nothing of none.
+    """Sum up all laws of a sweep; nothing of none.
 
     >>> summary([], "each drawing weights alone")
     ''
@@ -92,7 +92,7 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
 
 
 def verdicts(laws: Sequence[Fitted]) -> str:
-    """How those stand to theory of which it speaks."""
+    """Count how those stand to theory of which it speaks."""
     judged = [(law.fit.expected, law.verdict) for law in laws if law.fit.expected and law.verdict]
     if not judged:
         return ""
@@ -103,7 +103,7 @@ def verdicts(laws: Sequence[Fitted]) -> str:
 
 
 def extent(numbers: Sequence[float]) -> str:
-    """The extent from the least to the greatest.
+    """Spell the extent from the least to the greatest.
 
     >>> extent([5, 3, 5]), extent([0.1, 0.1])
     ('3–5', '0.1')
@@ -112,7 +112,7 @@ def extent(numbers: Sequence[float]) -> str:
 
 
 def number(exponent: float) -> str:
-    """An exponent to two digits after the point.
+    """Spell an exponent to two digits after the point.
 
     >>> number(-0.5), number(1.0)
     ('−0.5', '1')
@@ -121,7 +121,7 @@ def number(exponent: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Things by their number.
+    """Spell things by their number.
 
     >>> counted(1, "seed"), counted(3, "seed")
     ('1 seed', '3 seeds')

@@ -23,7 +23,7 @@ Unit: TypeAlias = NDArray[np.int64]
 
 
 def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
-    """The runs at these places with these seeds, unit by unit.
+    """Sort runs at these places with these seeds into units.
 
     >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), np.array([0, 0, 1, 1, 2]))]
     [[0, 1], [2, 3]]
@@ -36,14 +36,14 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
 
 
 def gathered(single: Sequence[Unit], x: NDArray[np.float64]) -> list[Unit]:
-    """Seeds that were run at one place each, the k-th of every place together."""
+    """Put together seeds that were run at one place each, the k-th of every place."""
     places = [[unit for unit in single if x[unit[0]] == place] for place in np.unique(x)]
     rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*places))
     return [np.concatenate(turn) for turn in rounds if len(turn) > 1]
 
 
 def most_informative(known: Sequence[float]) -> list[int]:
-    """Which units to ask, by how much each knows: those that make the expected interval shortest.
+    """Choose the units to ask, by how much each knows: those that make the expected interval shortest.
 
         t_{k−1} √(Σ 1/known)/k    of the k that know most
 

@@ -37,14 +37,16 @@ MOST = 1000
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word, and of what is undecided how many more repetitions would probably decide it; None if far too many."""
+    """The verdict is a word, and says of what is undecided how many more repetitions would probably decide it; None if
+    far too many.
+    """
 
     word: Word
     more: int | None = None
 
 
 def judge(estimate: Estimate, expected: Expected) -> Verdict:
-    """The verdict on an estimate."""
+    """Judge an estimate by what was expected."""
     if not estimate.known:
         return Verdict("undecided")
     if expected.low <= estimate.low and estimate.high <= expected.high:
@@ -55,7 +57,7 @@ def judge(estimate: Estimate, expected: Expected) -> Verdict:
 
 
 def missing(estimate: Estimate, expected: Expected) -> int | None:
-    """How many more repetitions decide with a probability of 80 %, if value and spread are what they seem.
+    """Find how many more repetitions decide with a probability of 80 %, if value and spread are what they seem.
 
         (t_{m−1, 97.5 %} + t_{m−1, 90 %}) s/√m  ≤  the way from the value to the nearest end of the range
 
@@ -69,7 +71,7 @@ def missing(estimate: Estimate, expected: Expected) -> int | None:
 
 @cache
 def reaches() -> NDArray[np.float64]:
-    """What is asked of way/s above, for m = 1, 2, …"""
+    """Find what is asked of way/s above, for m = 1, 2, …"""
     total = np.arange(1, MOST + 1)
     quantiles = stdtrit(total[1:] - 1, (1 + CONFIDENCE) / 2) + stdtrit(total[1:] - 1, (1 + POWER) / 2)
     return np.append(math.inf, quantiles / np.sqrt(total[1:]))

@@ -27,7 +27,7 @@ PER_PAGE = 25
 
 
 def write(material: Material, folder: Path, command: str) -> Path:
-    """The page and the files beside it; the page's path."""
+    """Write the page and the files beside it; the page's path is given back."""
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "index.html"
     for analysis in material.analyses:
@@ -38,7 +38,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
 
 
 def render(material: Material, folder: Path, command: str) -> str:
-    """The page as text."""
+    """Write the page as text."""
     script = (HERE / "script.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,

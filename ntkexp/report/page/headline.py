@@ -14,7 +14,7 @@ from ntkexp.text import listed
 
 
 def what_was_run(material: Material) -> str:
-    """The first sentence."""
+    """Write the first sentence."""
     if len(material.runs) == 1:
         return f"{material.runs[0].name}, {material.runs[0].outcome or 'one run'}."
     failed = sum(map(diverged, material.runs))
@@ -29,7 +29,7 @@ def what_was_run(material: Material) -> str:
 
 
 def extent(sweep: Sweep) -> str:
-    """The axes of a sweep.
+    """Say how far the axes of a sweep go.
 
     >>> from pathlib import Path
     >>> axes = {"model.width": (128, 32, 64)}
@@ -49,7 +49,7 @@ def extent(sweep: Sweep) -> str:
 
 
 def what_came_out(runs: Sequence[Run]) -> str:
-    """The second: how far the machines that are spoken of are from the networks, of all runs."""
+    """Write the second: how far the machines that are spoken of are from the networks, of all runs."""
     if len(runs) == 1:
         return sentence(runs[0].ladder)
     clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]

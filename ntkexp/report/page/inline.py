@@ -30,7 +30,7 @@ PALETTE = frozenset({
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:
-    """The picture, with its title for those who cannot see it."""
+    """Put the picture inline, with its title for those who cannot see it."""
     start, end = svg.find("<svg"), svg.rfind("</svg>")
     if start < 0 or end < 0 or svg.count("<svg") > 1:
         raise Mistake("it is no plain picture: it has no single <svg>")
@@ -46,13 +46,15 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
 
 
 def themed(found: re.Match[str]) -> str:
-    """Colours of the palette by their names on the page; others, of a scale, mixed so that they stand out from it."""
+    """Call colours of the palette by their names on the page; others, of a scale, are mixed so that they stand out from
+    it.
+    """
     written = "font-size" in found[0]
     return COLOURED.sub(lambda colour: f"{colour[1]}: {on_page(colour[2], colour[1], written)}", found[0])
 
 
 def on_page(colour: str, use: str, written: bool) -> str:
-    """A colour for letters, lines or areas."""
+    """Find the page's colour for letters, lines or areas."""
     if colour in PALETTE:
         return f"var(--c{colour}, #{colour})"
     if written:
@@ -61,7 +63,7 @@ def on_page(colour: str, use: str, written: bool) -> str:
 
 
 def opened(head: str, title: str) -> str:
-    """The first tag: as wide as there is room, up to four thirds of its size in print."""
+    """Write the first tag: as wide as there is room, up to four thirds of its size in print."""
     width = re.search(r'width="([\d.]+)pt"', head)
     points = float(width[1]) if width else 480.0
     sized = re.sub(r' (width|height)="[^"]*"', "", head)
@@ -70,7 +72,7 @@ def opened(head: str, title: str) -> str:
 
 
 def slug(name: str) -> str:
-    """A name that can be an anchor.
+    """Make a name that can be an anchor.
 
     >>> slug("mlp-w512 <b>")
     'mlp-w512--b-'

@@ -30,7 +30,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture on the page."""
+    """One picture stands on the page."""
 
     title: str
     svg: Markup
@@ -40,7 +40,7 @@ class Shown:
 
 
 def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown:
-    """A picture that was drawn for the page; it and its numbers are kept beside the page too."""
+    """Show a picture that was drawn for the page; it and its numbers are kept beside the page too."""
     drawn, numbers = svg(picture.figure), picture.table.to_csv(index=False, lineterminator="\n")
     name = f"{prefix}.{picture.name}"
     (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
@@ -51,7 +51,7 @@ def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown
 
 
 def of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
-    """The pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
+    """Show the pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
     command = command_of(run)
     for path in sorted((run.path / "plots").glob("*.svg"), key=interest):
         title = f"{path.stem.replace('_', ' ')} of {run.name}"
@@ -65,17 +65,17 @@ def of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
 
 
 def interest(path: Path) -> tuple[bool, str]:
-    """The ladder first."""
+    """Sort the ladder first."""
     return path.stem != "ladder", path.stem
 
 
 def link(path: Path, folder: Path) -> str:
-    """Where a file lies, from the page's folder: a path, whatever address its name looks like."""
+    """Link a file from the page's folder by a path, whatever address its name looks like."""
     return quote(Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix())
 
 
 def command_of(run: Run) -> str:
-    """What makes the run again."""
+    """Spell what makes the run again."""
     try:
         return str(read_object(run.path / PROVENANCE).get("command", ""))
     except Mistake:

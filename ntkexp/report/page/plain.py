@@ -58,7 +58,9 @@ PIXELS = re.compile(r"data:image/png;base64,[\w+/=\s]*")
 
 
 def refuse_other(svg: str) -> None:
-    """The text is well-formed and every part of it listed; nothing is expanded, since nothing can be declared."""
+    """Refuse text that is not well-formed or has a part that is not listed; nothing is expanded, since nothing can be
+    declared.
+    """
     if "<!" in svg or "<?" in svg:
         raise other("a declaration")
     parser = expat.ParserCreate()
@@ -70,7 +72,7 @@ def refuse_other(svg: str) -> None:
 
 
 def refuse_element(name: str, attributes: dict[str, str]) -> None:
-    """An element with its attributes."""
+    """Refuse an element with other attributes than those listed."""
     if name not in ELEMENTS:
         raise other(f"<{name}>")
     for key, value in attributes.items():
@@ -80,5 +82,5 @@ def refuse_element(name: str, attributes: dict[str, str]) -> None:
 
 
 def other(what: str) -> Mistake:
-    """The refusal."""
+    """Make the refusal."""
     return Mistake(f"it is no plain picture: it has {what}")

@@ -14,7 +14,7 @@ from ntkexp.text import MISSING
 
 @dataclass(frozen=True)
 class Cell:
-    """What is read, what it is sorted by, and where it leads."""
+    """A cell is read so, is sorted by this, and leads there."""
 
     text: str
     key: str
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading."""
+    """A column has a heading."""
 
     name: str
     number: bool
@@ -31,7 +31,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows with a name that the page can link to."""
+    """A table has columns, rows, and a name that the page can link to."""
 
     name: str
     caption: str
@@ -40,7 +40,7 @@ class Table:
 
 
 def table(frame: pd.DataFrame, name: str, caption: str, links: Sequence[str] = ()) -> Table:
-    """A data frame; the first cell of each row leads where `links` says."""
+    """Show a data frame; the first cell of each row leads where `links` says."""
     numbers = [pd.api.types.is_numeric_dtype(frame[key]) for key in frame]
     rows = list(zip(*(frame[key].tolist() for key in frame), strict=True))
     return tabled(list(map(str, frame)), numbers, rows, name, caption, links)
@@ -54,7 +54,7 @@ def tabled(
     caption: str,
     links: Sequence[str] = (),
 ) -> Table:
-    """Rows of values."""
+    """Show rows of values."""
     columns = tuple(map(Column, header, numbers))
     cells = [[cell(value) for value in row] for row in rows]
     for row, link in zip(cells, links, strict=False):
@@ -63,7 +63,7 @@ def tabled(
 
 
 def cell(value: object) -> Cell:
-    """One value: as many digits as mean something, sorted by all of them."""
+    """Show one value: as many digits as mean something, sorted by all of them."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return Cell(MISSING, "")
     return Cell(written(value), str(value))

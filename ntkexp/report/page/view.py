@@ -33,7 +33,7 @@ TELLING = ("drift", "weights_moved", "loss")
 
 @dataclass(frozen=True)
 class SweepView:
-    """A sweep on the page."""
+    """The page shows this of a sweep."""
 
     anchor: str
     name: str
@@ -50,7 +50,7 @@ class SweepView:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run on the page."""
+    """The page shows this of a run."""
 
     anchor: str
     name: str
@@ -66,7 +66,7 @@ class RunView:
 
 
 def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepView:
-    """A sweep: its pictures, its laws, its points."""
+    """Show a sweep: its pictures, its laws, its points."""
     sweep, name = analysis.sweep, slug(analysis.sweep.name)
     pictures = exhibition(analysis, material.by_folder)
     reasons = dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None)
@@ -88,7 +88,7 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
 
 
 def fits(analysis: Analysis) -> pd.DataFrame:
-    """The laws in few columns."""
+    """Show the laws in few columns."""
     found = analysis.fits.assign(theory=pd.Series(map(allowed, analysis.laws), dtype=object))
     judged = ["quantity", *analysis.sweep.axes, "exponent", "low", "high", "theory", "verdict", "more_seeds", "curved"]
     kept = [column for column in [*judged, "axis", "from", "to", "points", "seeds", "left_out"] if column in found]
@@ -96,7 +96,7 @@ def fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def describe_or_name(quantity: str) -> str:
-    """The quantity in words, with the name to be used in commands."""
+    """Spell the quantity in words, with the name to be used in commands."""
     try:
         return f"{describe(quantity)} [{quantity}]"
     except ValueError:
@@ -104,7 +104,7 @@ def describe_or_name(quantity: str) -> str:
 
 
 def points(analysis: Analysis) -> pd.DataFrame:
-    """The means that tell most, each with half the width of its interval, and of how many runs; the CSV has all."""
+    """Show the means that tell most, each with half its interval's width, and of how many runs; the CSV has all."""
     table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
     chosen = [q for q in analysis.quantities if q in TELLING or q.endswith(f".{split}")]
     found = table[list(analysis.sweep.axes)].copy()
@@ -117,7 +117,7 @@ def points(analysis: Analysis) -> pd.DataFrame:
 
 
 def from_to(counts: Sequence[int]) -> str:
-    """How many runs numbers are means of, which need not be as many for each.
+    """Count how many runs numbers are means of, which need not be as many for each.
 
     >>> from_to([5, 5]), from_to([5, 3]), from_to([])
     ('5', '3 to 5', '0')
@@ -127,13 +127,13 @@ def from_to(counts: Sequence[int]) -> str:
 
 
 def lead(material: Material, command: str, folder: Path) -> Shown | None:
-    """The first picture where there is no sweep to begin with."""
+    """Find the first picture where there is no sweep to begin with."""
     picture = strip(material.runs)
     return None if picture is None else of_sweep(picture, "runs", command, folder)
 
 
 def run_views(material: Material, folder: Path) -> Iterator[RunView]:
-    """Every run; pictures of those that stand for a point first, as long as there is room."""
+    """Show every run; pictures of those that stand for a point come first, as long as there is room."""
     configs = {run.path: flat(run.config) for run in material.runs}
     keys = differing(list(configs.values()))
     names, pictured = anchors(material.runs), pictures(material, folder)
@@ -143,7 +143,7 @@ def run_views(material: Material, folder: Path) -> Iterator[RunView]:
 
 
 def anchors(runs: Sequence[Run]) -> dict[Path, str]:
-    """What each run is called in links; of namesakes from several places, the later ones are numbered."""
+    """Find what each run is called in links; of namesakes from several places, the later ones are numbered."""
     taken: dict[str, Path] = {}
     for run in runs:
         plain = f"run-{slug(run.name)}"
@@ -154,7 +154,7 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
 def run_view(
     run: Run, anchor: str, differences: tuple[tuple[str, str], ...], figures: tuple[Shown, ...], folder: Path
 ) -> RunView:
-    """One run."""
+    """Show one run."""
     header, rungs = ladder_rows(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
     rows = [(name, detail, *numbers) for name, detail, numbers in rungs]
     caption = f"The ladder of {run.name}: relative errors"
@@ -177,7 +177,7 @@ def run_view(
 
 
 def pictures(material: Material, folder: Path) -> dict[Path, tuple[Shown, ...]]:
-    """The pictures of as many runs as there is room for."""
+    """Show the pictures of as many runs as there is room for."""
     left, found, names = ROOM, {}, anchors(material.runs)
     for run in representatives(material):
         if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
@@ -187,7 +187,7 @@ def pictures(material: Material, folder: Path) -> dict[Path, tuple[Shown, ...]]:
 
 
 def representatives(material: Material) -> list[Run]:
-    """The runs, the first seed of every point of a sweep before all others."""
+    """Sort the runs, the first seed of every point of a sweep before all others."""
     first: dict[tuple[object, ...], Run] = {}
     for analysis in material.analyses:
         for place in analysis.sweep.runs:
@@ -197,6 +197,6 @@ def representatives(material: Material) -> list[Run]:
 
 
 def overview(material: Material) -> Table:
-    """All runs in one table."""
+    """Show all runs in one table."""
     links = [f"#{name}" for name in anchors(material.runs).values()]
     return table(combined(material.runs), "all-runs", "Every run, what sets it apart, and its relative errors", links)

@@ -21,7 +21,7 @@ PROCESSES = {"ntk": ("NTK process", "frozen_limit"), "nngp": ("NNGP process", "n
 
 @dataclass(frozen=True)
 class Panel:
-    """Networks and their process, along the places."""
+    """Networks and their process are drawn along the places."""
 
     title: str
     process: str
@@ -31,7 +31,7 @@ class Panel:
 
 
 def draw(places: Curve, panels: Sequence[Panel], learned: tuple[Curve, Curve], axis: str, answer: str) -> Figure:
-    """Panels side by side, on one scale."""
+    """Draw panels side by side, on one scale."""
     figure = Figure(figsize=(WIDE, 2.9), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         band(axes, places, panel)
@@ -44,7 +44,7 @@ def draw(places: Curve, panels: Sequence[Panel], learned: tuple[Curve, Curve], a
 
 
 def band(axes: Axes, places: Curve, panel: Panel) -> None:
-    """One kind of networks."""
+    """Draw one kind of networks."""
     name, machine = PROCESSES[panel.process]
     ink = colour(machine)
     for network in panel.networks[:LINES]:

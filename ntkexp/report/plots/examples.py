@@ -26,7 +26,7 @@ POINT, FIRST, ACROSS = 24, 180, 147  # pixels: where points and examples begin, 
 
 @dataclass(frozen=True)
 class Explained:
-    """A point and the examples that contributed most."""
+    """A point is explained by the examples that contributed most."""
 
     role: str
     said: str  # what the network gives the point
@@ -41,7 +41,7 @@ def draw(rows: list[Explained]) -> Figure:
 
 
 def fitting(name: str) -> str:
-    """A name that fits below an image.
+    """Shorten a name so that it fits below an image.
 
     >>> fitting("boot"), fitting("ankle boot (left)")
     ('boot', 'ankle boot…')
@@ -50,7 +50,7 @@ def fitting(name: str) -> str:
 
 
 def picture(shown: NDArray[Any]) -> NDArray[Any] | None:
-    """[height, width] or [height, width, colour], if this is an image."""
+    """Give [height, width] or [height, width, colour], if this is an image."""
     if shown.ndim == 2:
         return shown
     if shown.ndim == 3 and shown.shape[0] in (1, 3):
@@ -59,7 +59,7 @@ def picture(shown: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def pictures(rows: list[Explained]) -> Figure:
-    """A row per point: the point, then the examples with their contributions."""
+    """Draw a row per point: the point, then the examples with their contributions."""
     figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
     tall = HEAD + ROW * len(rows)
     remark(figure, POINT, "point")
@@ -74,18 +74,18 @@ def pictures(rows: list[Explained]) -> Figure:
 
 
 def point_label(row: Explained) -> str:
-    """The point's class, why it was chosen, and what is explained."""
+    """Say the point's class, why it was chosen, and what is explained."""
     return f"{row.point.name}\n{row.role}\n{row.said}"
 
 
 def remark(figure: Figure, x: int, text: str) -> None:
-    """What a column of images is, over it."""
+    """Say what a column of images is, over it."""
     wide, tall = figure.get_figwidth() * DPI, figure.get_figheight() * DPI
     figure.text(x / wide, 1 - (HEAD - 14) / tall, text, fontsize=7, color=GREY)
 
 
 def image(figure: Figure, shown: NDArray[Any], x: int, y: int) -> Axes:
-    """An example on whole pixels, each of its own as a square."""
+    """Draw an example on whole pixels, each of its own as a square."""
     pixels = picture(shown)
     assert pixels is not None
     times = max(1, CELL // max(pixels.shape[:2]))
@@ -103,7 +103,7 @@ def image(figure: Figure, shown: NDArray[Any], x: int, y: int) -> Axes:
 
 
 def bars(rows: list[Explained]) -> Figure:
-    """A panel per point, a bar per example, named by its class or target."""
+    """Draw a panel per point, a bar per example, named by its class or target."""
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
     for axes, row in zip(figure.subplots(1, len(rows)), rows, strict=True):
         axes.barh(range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7)
@@ -118,15 +118,15 @@ def bars(rows: list[Explained]) -> Figure:
 
 
 def ink(value: float) -> str:
-    """Blue raises the output, vermilion lowers it."""
+    """Choose blue for what raises the output, and vermilion for what lowers it."""
     return BLUE if value >= 0 else VERMILION
 
 
 def signed(value: float) -> str:
-    """A contribution with its sign."""
+    """Spell a contribution with its sign."""
     return "+" + short(value) if value >= 0 else minus(value)
 
 
 def minus(value: float) -> str:
-    """A number with the sign that the axes use."""
+    """Spell a number with the sign that the axes use."""
     return short(value).replace("-", "−")

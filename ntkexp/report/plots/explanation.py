@@ -17,7 +17,7 @@ from ntkexp.text import percent
 
 
 def save(explanations: Sequence[Explanation], path: Path) -> None:
-    """The picture as a file, SVG or PNG by its name."""
+    """Write the picture as a file, SVG or PNG by its name."""
     rows = [row(explanation) for explanation in explanations]
     with rc_context(RC):
         figure = draw(rows)
@@ -26,7 +26,7 @@ def save(explanations: Sequence[Explanation], path: Path) -> None:
 
 
 def row(explanation: Explanation) -> Explained:
-    """A point in the terms of the picture that a run draws of itself."""
+    """Put a point in the terms of the picture that a run draws of itself."""
     top = explanation.parts[:TOP]
     return Explained(
         role=f"{explanation.split} {explanation.number}",
@@ -38,12 +38,12 @@ def row(explanation: Explanation) -> Explained:
 
 
 def labelled(example: Example) -> Example:
-    """An example with a name that fits below it."""
+    """Give an example a name that fits below it."""
     return replace(example, name=fitting(example.name))
 
 
 def answer(explanations: Sequence[Explanation]) -> str:
-    """The title."""
+    """Write the title."""
     masses = [explanation.mass for explanation in explanations]
     largest = [sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations]
     share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class End(NamedTuple):
-    """Where a line ends, in the units of the data, and its name."""
+    """A line ends here, in the units of the data, and has a name."""
 
     text: str
     height: float
@@ -31,7 +31,7 @@ def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
 
 
 def spread(places: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Places within [0, 1] in the same order, moved as little as it takes to keep the gap, where there is room.
+    """Move places within [0, 1] as little as it takes to keep the gap and their order, where there is room.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]
@@ -46,7 +46,7 @@ def spread(places: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
 
 
 def isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest sequence that does not fall: neighbours that do are replaced by their mean.
+    """Find the nearest sequence that does not fall: neighbours that do are replaced by their mean.
 
     >>> isotonic(np.array([1.0, 3.0, 2.0])).tolist()
     [1.0, 2.5, 2.5]

@@ -26,13 +26,13 @@ METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
-    """The name of each picture and the function that draws it: the files in `figures`."""
+    """Find the name of each picture and the function that draws it: the files in `figures`."""
     for name in files(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
 
 
 def numbers(name: str) -> Table:
-    """The function that gives the numbers in a picture."""
+    """Find the function that gives the numbers in a picture."""
     table: Table = import_module(f"{figures.__name__}.{name}").table
     return table
 
@@ -54,7 +54,7 @@ def files_of(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def save(run: Run, folder: Path) -> tuple[Path, ...]:
-    """Draw every picture that applies to the run; the files written."""
+    """Draw every picture that applies to the run; the files written are given back."""
     written = []
     for name, content in files_of(run):
         written.append(folder / name)
@@ -63,7 +63,7 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
 
 
 def write(figure: Figure, path: Path, kind: str) -> Path:
-    """One figure as one file."""
+    """Write one figure as one file."""
     write_atomically(path, drawn(figure, kind))
     return path
 
@@ -75,13 +75,13 @@ def png(figure: Figure) -> bytes:
 
 
 def svg(figure: Figure) -> str:
-    """A figure as text."""
+    """Draw a figure as text."""
     with rc_context(RC):
         return drawn(figure, "svg").decode()
 
 
 def drawn(figure: Figure, kind: str) -> bytes:
-    """The bytes of a figure, whose places are found once for all kinds of files, without drawing it for that."""
+    """Draw a figure as bytes; its places are found once for all kinds of files."""
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)

@@ -24,7 +24,7 @@ LEAST = 1e-17  # where an error of exactly zero is drawn
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:
-    """The picture, if any machine was compared with any network."""
+    """Draw the picture, if any machine was compared with any network."""
     rows = {
         (k, row.machine): (
             *(run.name, row.machine, row.split, row.relative_error),
@@ -43,7 +43,7 @@ def strip(runs: Sequence[Run]) -> Picture | None:
 
 
 def draw(table: pd.DataFrame, runs: int) -> Figure:
-    """One row a machine, in the order of the ladder."""
+    """Draw one row a machine, in the order of the ladder."""
     names = list(dict.fromkeys(table["machine"]))
     figure = Figure(figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -68,7 +68,7 @@ def draw(table: pd.DataFrame, runs: int) -> Figure:
 
 
 def beside(errors: pd.Series[float]) -> str:
-    """The errors of a machine in words: one, or the median and the worst, and how many are no number.
+    """Say the errors of a machine in words: one, or the median and the worst, and how many are no number.
 
     >>> beside(pd.Series([1e-15])), beside(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')
@@ -81,7 +81,9 @@ def beside(errors: pd.Series[float]) -> str:
 
 
 def answer(table: pd.DataFrame, runs: int) -> str:
-    """The title: which machine is nearest to the network in most runs, controls aside; exact ones are equally near."""
+    """Write the title: which machine is nearest to the network in most runs, controls aside; exact ones are equally
+    near.
+    """
     own = table[~table["control"].astype(bool) & np.isfinite(table["relative_error"])]
     ranks = own["relative_error"].mask(own["exact"].astype(bool), 0.0)
     least = ranks.groupby(level=0).transform("min")

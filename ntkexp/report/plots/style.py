@@ -71,7 +71,7 @@ def colour(machine: str) -> str:
 
 
 def drawn(name: str) -> str:
-    """The first colour of a digest of the name that can be told from those that mean something else.
+    """Draw the first colour of a digest of the name that can be told from those that mean something else.
 
     >>> drawn("my_machine") == drawn("my_machine") != drawn("your_machine")
     True
@@ -86,13 +86,13 @@ def drawn(name: str) -> str:
 
 
 def heading(figure: Figure, text: str) -> None:
-    """The picture's answer, over its whole width."""
+    """Write the picture's answer over its whole width."""
     lines = wrapped(text.rstrip("."), int(14 * figure.get_figwidth()))
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=8, fontweight="bold")
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The text in as few lines as the width allows, of about equal length; numbers keep their units.
+    """Break the text into as few lines as the width allows, of about equal length; numbers keep their units.
 
     >>> wrapped("one two three four", 16)
     ['one two', 'three four']

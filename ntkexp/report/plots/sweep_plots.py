@@ -20,7 +20,7 @@ from ntkexp.report.run import Run
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, what it is called, and the numbers in it."""
+    """A figure is called so, and these are the numbers in it."""
 
     name: str
     figure: Figure
@@ -28,7 +28,7 @@ class Picture:
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """What the files in `together` draw of it, those with laws first."""
+    """Draw what the files in `together` make of it, those with laws first."""
     with rc_context(RC):
         for name in sorted(files(together), key=lambda name: name != "laws"):
             for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):

@@ -23,7 +23,7 @@ from ntkexp.text import percent, short
 
 
 class Read(NamedTuple):
-    """What is known of the points of a split."""
+    """So much is known of the points of a split."""
 
     rule: str
     split: str
@@ -33,7 +33,7 @@ class Read(NamedTuple):
 
 
 def read(run: Run) -> Read | None:
-    """The contributions to the points that the run is judged by, if there are any."""
+    """Read the contributions to the points that the run is judged by, if there are any."""
     rule = explained_rule(run.rules)
     split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
     if rule is None or split is None:
@@ -70,7 +70,9 @@ def table(run: Run) -> pd.DataFrame:
 def explain(
     run: Run, split: str, known: NDArray[np.int64], parts: NDArray[np.float64], outputs: NDArray[np.float64]
 ) -> list[Explained]:
-    """Three of the points that are known, by how far their largest output is from zero or from the next one."""
+    """Explain three of the points that are known, chosen by how far their largest output is from zero or from the next
+    one.
+    """
     sure = np.abs(outputs[:, 0]) if outputs.shape[1] == 1 else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
     order = known[np.argsort(sure[known], kind="stable")]
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
@@ -86,13 +88,13 @@ def explain(
 
 
 def labelled(run: Run, split: str, k: int) -> Example:
-    """One example under a name that fits: its class, or its values with the sign that the axes use."""
+    """Put one example under a name that fits: its class, or its values with the sign that the axes use."""
     found = example(run, split, k)
     return replace(found, name=fitting(found.name if len(run.data["classes"]) else found.name.replace("-", "−")))
 
 
 def answer(parts: NDArray[np.float64], facts: dict[str, Any]) -> str:
-    """The title: how concentrated the contributions are, and how well their parts are known."""
+    """Write the title: how concentrated the contributions are, and how well their parts are known."""
     rows = np.abs(parts).reshape(-1, parts.shape[-1])
     sizes = np.sort(rows[read_at(rows)], axis=1)[:, ::-1]
     total = sizes.sum()
@@ -103,7 +105,7 @@ def answer(parts: NDArray[np.float64], facts: dict[str, Any]) -> str:
 
 
 def known(facts: dict[str, Any]) -> str:
-    """How far the parts can be trusted, where that was measured."""
+    """Say how far the parts can be trusted, where that was measured."""
     error, cancellation = facts.get("error_bar"), facts.get("cancellation")
     accuracy = [f"are known to {percent(error)}"] if error is not None and np.isfinite(error) else []
     cancels = [f"cancel {short(cancellation)}-fold"] if cancellation is not None and np.isfinite(cancellation) else []

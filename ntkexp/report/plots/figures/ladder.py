@@ -53,7 +53,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def write_numbers(axes: Axes, rows: list[Result], names: list[tuple[str, str]]) -> None:
-    """The errors of the split that counts, beside the axes."""
+    """Write the errors of the split that counts beside the axes."""
     here = main_split(rows)
     for row in (row for row in rows if row.split == here):
         axes.annotate(
@@ -63,7 +63,7 @@ def write_numbers(axes: Axes, rows: list[Result], names: list[tuple[str, str]]) 
 
 
 def explain(axes: Axes, rows: list[Result]) -> None:
-    """What the band and the marks mean."""
+    """Explain what the band and the marks mean."""
     axes.annotate(
         "exact to rounding", (0, 1), xytext=(2, 2), xycoords="axes fraction", textcoords="offset points",
         fontsize=6, color=GREY,

@@ -40,7 +40,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:
-    """Lines over the steps, with dots where there are few points; where they end."""
+    """Draw lines over the steps, with dots where there are few points, and find where they end."""
     ends = []
     for column, (name, colour) in columns.items():
         series = run.series(column)
@@ -51,7 +51,7 @@ def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End
 
 
 def answer(run: Run) -> str:
-    """The title."""
+    """Write the title."""
     broken = run.metrics.loc[~np.isfinite(run.metrics["loss"]), "step"]
     if len(broken):
         return f"Training diverges: at step {int(broken.iloc[0])} the loss is no number"
@@ -66,7 +66,7 @@ def answer(run: Run) -> str:
 
 
 def change(first: float, last: float) -> str:
-    """How a positive number changed.
+    """Say how a positive number changed.
 
     >>> change(2.0, 0.02), change(1.0, 0.9), change(1.0, 3.0)
     ('falls 100-fold', 'falls by 10 %', 'rises 3-fold')

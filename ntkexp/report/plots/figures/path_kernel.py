@@ -24,7 +24,7 @@ MOST = 256  # more examples than this are averaged in blocks: a page has no room
 
 
 def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-    """The path kernel among training examples, traced over outputs, and their order by class or target."""
+    """Read the path kernel among training examples, traced over outputs, and their order by class or target."""
     rule = explained_rule(name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_"))
     if rule is None or "train" not in run.points:
         return None
@@ -61,7 +61,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
-    """Colours centred on zero if signs differ; an axis runs over examples, whatever is averaged."""
+    """Draw colours centred on zero if signs differ; an axis runs over examples, whatever is averaged."""
     examples = len(kernel)
     image, top = coarse(kernel), float(np.abs(kernel).max())
     signed = bool((kernel < 0).any() and (kernel > 0).any())
@@ -77,14 +77,14 @@ def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
 
 
 def coarse(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means over blocks of equal size, so that no more than MOST remain a side; a last, smaller block is left out."""
+    """Average over blocks of equal size, so that no more than MOST remain a side; a last, smaller block is left out."""
     block = -(-len(kernel) // MOST)
     side = len(kernel) // block
     return np.asarray(kernel[: side * block, : side * block].reshape(side, block, side, block).mean(axis=(1, 3)))
 
 
 def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
-    """Lines between classes, and their names in the middle of each."""
+    """Draw lines between classes, and write their names in the middle of each."""
     ends = np.searchsorted(labels, np.arange(len(classes)), side="right")
     middles = (np.concatenate([[0], ends[:-1]]) + ends) / 2
     for end in ends[:-1]:
@@ -100,7 +100,7 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
 
 
 def answer(kernel: NDArray[np.float64], labels: NDArray[Any] | None) -> str:
-    """The title: how much more two examples of a class share than two of different ones."""
+    """Write the title: how much more two examples of a class share than two of different ones."""
     apart = ~np.eye(len(kernel), dtype=bool)
     if labels is None:
         itself, other = short(mean(kernel[~apart])), short(mean(kernel[apart]))
@@ -113,5 +113,5 @@ def answer(kernel: NDArray[np.float64], labels: NDArray[Any] | None) -> str:
 
 
 def mean(values: NDArray[np.float64]) -> float:
-    """The mean, or NaN of nothing."""
+    """Average, or give NaN of nothing."""
     return float(values.mean()) if values.size else float("nan")

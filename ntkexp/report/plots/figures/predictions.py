@@ -50,7 +50,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def scatter(axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str) -> None:
-    """New points in the machine's colour over training points in grey; what lies outside is counted."""
+    """Draw new points in the machine's colour over training points in grey; what lies outside is counted."""
     low, high = float(network.min()), float(network.max())
     margin = 0.15 * (high - low) or 1.0
     limits = (low - margin, high + margin)

@@ -43,13 +43,13 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def positive(run: Run, *columns: str) -> pd.DataFrame:
-    """What a log axis can hold; rounding makes some zero eigenvalues negative."""
+    """Keep what a log axis can hold; rounding makes some zero eigenvalues negative."""
     series = run.series(*columns)
     return series.loc[(series[list(columns)] > 0).all(axis=1)]
 
 
 def eigenvalues(axes: Axes, spectra: list[pd.DataFrame]) -> list[End]:
-    """One line each, from dark to light; the first and the last are named."""
+    """Draw one line each, from dark to light; the first and the last are named."""
     ends = []
     for k, series in enumerate(spectra, start=1):
         shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
@@ -59,7 +59,7 @@ def eigenvalues(axes: Axes, spectra: list[pd.DataFrame]) -> list[End]:
 
 
 def edge(axes: Axes, run: Run) -> list[End]:
-    """The edge of stability, where it is known."""
+    """Draw the edge of stability, where it is known."""
     series = positive(run, "lambda_max", "stability")
     heights = (series["lambda_max"] / series["stability"]).to_numpy()
     axes.plot(series["step"], heights, "--", color=VERMILION, linewidth=1)
@@ -67,13 +67,13 @@ def edge(axes: Axes, run: Run) -> list[End]:
 
 
 def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
-    """The title."""
+    """Write the title."""
     edge = f", {part(stability[-1])} the edge of stability" if len(stability) else ""
     return f"The largest eigenvalue of the kernel {moved(largest)}{edge}"
 
 
 def moved(values: NDArray[np.float64]) -> str:
-    """Where numbers go, and how far they went on the way.
+    """Say where numbers go, and how far they went on the way.
 
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')
@@ -89,7 +89,7 @@ def moved(values: NDArray[np.float64]) -> str:
 
 
 def part(ratio: float) -> str:
-    """A ratio before what it is a ratio to.
+    """Spell a ratio before what it is a ratio to.
 
     >>> part(0.5), part(46.0)
     ('50 % of', '46 times')

@@ -46,14 +46,14 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of the mass of steps that falls in each tenth of the time they take."""
+    """Find the share of the mass of steps that falls in each tenth of the time they take."""
     elapsed = np.concatenate([[0.0], np.cumsum(length)])
     gathered = np.concatenate([[0.0], np.cumsum(mass)])
     return np.asarray(np.diff(np.interp(TENTHS * elapsed[-1], elapsed, gathered)) / gathered[-1])
 
 
 def answer(shares: dict[str, NDArray[np.float64]]) -> str:
-    """The title."""
+    """Write the title."""
     parts = percent(shares["contribution_mass"][0])
     kernel = f" and {percent(shares['kernel_mass'][0])} of the kernel" if "kernel_mass" in shares else ""
     return f"The first tenth of the path makes {parts} of the contributions{kernel}"

@@ -36,14 +36,14 @@ def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Fi
 
 
 def machines(analysis: Analysis, split: str) -> dict[str, str]:
-    """The machines that have an error there, and their columns."""
+    """Find the machines that have an error there, and their columns."""
     assert split in SPLITS
     ends = f".{split}"
     return {name.removesuffix(ends): name for name in analysis.quantities if name.endswith(ends)}
 
 
 def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping[str, str], split: str) -> Figure:
-    """A line a machine."""
+    """Draw a line a machine."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
@@ -66,7 +66,7 @@ def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping
 
 
 def horizontal(axes: Axes, levels: list[object]) -> list[float]:
-    """Where each level stands: numbers to scale, by their logarithms where they are positive; others side by side."""
+    """Place the levels: numbers to scale, by their logarithms where they are positive; others side by side."""
     if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
         return [float(k) for k in range(len(levels))]
@@ -80,7 +80,9 @@ def horizontal(axes: Axes, levels: list[object]) -> list[float]:
 
 
 def answer(table: pd.DataFrame, axis: str, found: Mapping[str, str], levels: list[object]) -> str:
-    """The title: what becomes of the frozen kernel, which is what theory speaks of, or of the machine that is worst."""
+    """Write the title: what becomes of the frozen kernel, which is what theory speaks of, or of the machine that is
+    worst.
+    """
     name = "frozen_start" if "frozen_start" in found else max(found, key=lambda each: table[found[each]].max())
     column = found[name]
     means = {level: mean for level in levels if (mean := geometric_mean(table, axis, level, column)) is not None}
@@ -96,7 +98,7 @@ def answer(table: pd.DataFrame, axis: str, found: Mapping[str, str], levels: lis
 
 
 def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
-    """The mean of a column at a level; nothing where it has no number.
+    """Average the logarithms of a column at a level; nothing where it has no number.
 
     >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 1.0, 0.0, float("nan")]})
     >>> [geometric_mean(table, "width", level, "error") for level in (1, 2, 3)]

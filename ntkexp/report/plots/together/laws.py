@@ -34,7 +34,7 @@ def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Fi
 
 
 def chosen(analysis: Analysis, found: Fitted) -> pd.DataFrame:
-    """The runs that were fitted."""
+    """Choose the runs that were fitted."""
     here = analysis.runs
     for key, value in found.others.items():
         here = here[here[key] == value]
@@ -43,7 +43,7 @@ def chosen(analysis: Analysis, found: Fitted) -> pd.DataFrame:
 
 
 def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
-    """One law."""
+    """Draw one law."""
     axis, quantity = found.fit.axis, found.fit.quantity
     figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
     axes = figure.subplots()
@@ -62,7 +62,7 @@ def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
 
 
 def fit_line(axes: Axes, law: PowerLaw) -> End:
-    """The fitted law over its range, with the wedge of its exponents."""
+    """Draw the fitted law over its range, with the wedge of its exponents."""
     x = np.geomspace(law.start, law.stop, 50)
     pivot = np.sqrt(law.start * law.stop)
     height = law.at(np.array([pivot]))[0]
@@ -74,7 +74,7 @@ def fit_line(axes: Axes, law: PowerLaw) -> End:
 
 
 def theory_line(axes: Axes, law: PowerLaw, expected: Expected) -> End:
-    """The theory's slope through the middle of the fit."""
+    """Draw the theory's slope through the middle of the fit."""
     x = np.array([law.start, law.stop])
     pivot = np.sqrt(law.start * law.stop)
     heights = law.at(np.array([pivot])) * (x / pivot) ** expected.value
@@ -83,7 +83,7 @@ def theory_line(axes: Axes, law: PowerLaw, expected: Expected) -> End:
 
 
 def tick(axes: Axes, places: list[float]) -> None:
-    """The values that were run, as many as there is room for."""
+    """Mark the values that were run, as many as there is room for."""
     every = -(-len(places) // 7)
     axes.set_xticks(places[::every], [short(place) for place in places[::every]])
     axes.xaxis.set_minor_locator(NullLocator())

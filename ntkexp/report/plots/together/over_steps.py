@@ -32,7 +32,7 @@ def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Fi
 
 
 def chosen(analysis: Analysis, runs: Mapping[Path, Run]) -> dict[str, Run]:
-    """The first seed at every point that has one, by what the point is called; evenly fewer of too many."""
+    """Choose the first seed at every point that has one, by what the point is called; evenly fewer of too many."""
     found: dict[str, Run] = {}
     for place in analysis.sweep.runs:
         name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in place.axes.items())
@@ -43,7 +43,7 @@ def chosen(analysis: Analysis, runs: Mapping[Path, Run]) -> dict[str, Run]:
 
 
 def picture(lines: Mapping[str, Run], shown: list[str]) -> Figure:
-    """A panel a quantity, a line a point."""
+    """Draw a panel a quantity, a line a point."""
     figure = Figure(figsize=(WIDE, 2.5), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         ends = panel(axes, lines, column)
@@ -59,7 +59,7 @@ def picture(lines: Mapping[str, Run], shown: list[str]) -> Figure:
 
 
 def panel(axes: Axes, lines: Mapping[str, Run], column: str) -> list[End]:
-    """The lines; the first and the last are named."""
+    """Draw the lines; the first and the last are named."""
     ends = []
     for k, (name, run) in enumerate(lines.items()):
         series = run.series(column)
@@ -71,7 +71,7 @@ def panel(axes: Axes, lines: Mapping[str, Run], column: str) -> list[End]:
 
 
 def answer(lines: Mapping[str, Run]) -> str:
-    """The title."""
+    """Write the title."""
     ends = {name: float(run.metrics.reindex(columns=["drift"])["drift"].iloc[-1]) for name, run in lines.items()}
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
     if len(known) < 2:
