@@ -9,7 +9,7 @@ import pandas as pd
 from ntkexp.report.analysis.told import summary
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import what_came_out, what_was_run
-from ntkexp.report.page.view import fits, points
+from ntkexp.report.page.sweep_view import fits, points
 from ntkexp.report.table import combined, written
 
 

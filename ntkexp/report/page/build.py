@@ -17,8 +17,9 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.records.version import package_version
 from ntkexp.report.analysis.tables import save
 from ntkexp.report.material import Material
-from ntkexp.report.page import view
 from ntkexp.report.page.headline import what_came_out, what_was_run
+from ntkexp.report.page.run_view import lead, overview, run_views
+from ntkexp.report.page.sweep_view import sweep_view
 from ntkexp.report.table import combined
 
 HERE = Path(__file__).parent
@@ -48,10 +49,10 @@ def render(material: Material, folder: Path, command: str) -> str:
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
-        lead=None if material.analyses else view.lead(material, command, folder),
-        sweeps=[view.sweep_view(analysis, material, folder) for analysis in material.analyses],
-        runs=list(view.run_views(material, folder)),
-        overview=view.overview(material),
+        lead=None if material.analyses else lead(material, command, folder),
+        sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
+        runs=list(run_views(material, folder)),
+        overview=overview(material),
         command=command,
         version=package_version(),
         style=(HERE / "style.css").read_text(encoding="utf-8"),
