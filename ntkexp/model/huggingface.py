@@ -20,24 +20,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from ntkexp.component import Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.foreign.adapted import adapted
+from ntkexp.model.foreign.body import Body, DenseByRow, rows
 from ntkexp.model.foreign.optional_library import Option, library
 from ntkexp.model.foreign.remote_options import refuse_elsewhere, refuse_parts_elsewhere
 from ntkexp.model.learning_task import LearningTask
-from ntkexp.model.transformer import along, dividing, fitting
+from ntkexp.model.transformer import dividing, fitting
 from ntkexp.records.json_file import read_object
 
 
@@ -156,41 +155,6 @@ class Huggingface(AbstractArchitecture):
             return nn.Identity(), "input_ids"
         features = rows(task.shape)[1]
         return DenseByRow(init.dense(model.config.hidden_size).build((features,), generator)), "inputs_embeds"
-
-
-class Body(nn.Module):
-    """A model without its head, read at the last position or at the mean over positions."""
-
-    def __init__(self, model: nn.Module, entrance: nn.Module, key: str, last: bool) -> None:
-        super().__init__()
-        self.entrance, self.model, self.key, self.last = entrance, model, key, last
-
-    def forward(self, x: Tensor) -> Float[Tensor, "example width"]:
-        hidden: Tensor = self.model(**{self.key: self.entrance(x)}).last_hidden_state
-        if hidden.dim() == 4:  # a convolutional model's pixels
-            return hidden.flatten(2).mean(2)
-        return hidden[:, -1] if self.last else hidden.mean(1)
-
-
-class DenseByRow(nn.Module):
-    """A dense layer for each row of an example."""
-
-    def __init__(self, dense: nn.Module) -> None:
-        super().__init__()
-        self.dense = dense
-
-    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
-        return along(self.dense, x.reshape(len(x), *rows(x.shape[1:])))
-
-
-def rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The positions of an example, and the features of each: the rows of images with all channels, else the first axis.
-
-    >>> rows((3, 8, 4)), rows((5, 7)), rows((6,))
-    ((8, 12), (5, 7), (6, 1))
-    """
-    positions = shape[-2] if len(shape) > 2 else shape[0]
-    return positions, prod(shape) // positions
 
 
 @contextmanager
