@@ -81,6 +81,16 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def several(names: Sequence[str]) -> str:
+    """Name some of many.
+
+    >>> several(["a", "b"]), several("abcde")
+    ('a, b', 'a, b, c and 2 others')
+    """
+    rest = len(names) - 3
+    return f"{', '.join(names[:3])} and {rest} others" if rest > 0 else ", ".join(names)
+
+
 def duration(seconds: float) -> str:
     """Spell how long something takes: in seconds, minutes, hours, days or years.
 

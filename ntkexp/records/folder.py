@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, Literal, TypeAlias
 
 from ntkexp.mistake import Mistake, NoPlace
@@ -26,6 +25,8 @@ from ntkexp.records.atomic import PARTIAL, write_atomically
 from ntkexp.records.json_file import Json, read_object, to_text
 from ntkexp.records.lock import acquire, is_held
 from ntkexp.records.seal import Damaged, Seals, broken, read_sealed, sealed, sealed_text
+from ntkexp.records.size import size_of
+from ntkexp.text import several
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
 
@@ -185,27 +186,6 @@ class RunFolder:
                 entry.unlink()
 
 
-def several(names: Sequence[str]) -> str:
-    """Name some of many.
-
-    >>> several(["a", "b"]), several("abcde")
-    ('a, b', 'a, b, c and 2 others')
-    """
-    rest = len(names) - 3
-    return f"{', '.join(names[:3])} and {rest} others" if rest > 0 else ", ".join(names)
-
-
 def looks_like_a_run(path: Path) -> bool:
     """Whether this is a run folder, in whatever state."""
     return (path / CONFIG).is_file() and any((path / name).exists() for name in (LOCK, DONE))
-
-
-def size_of(path: Path) -> int | None:
-    """The bytes of a file, or of all files in a folder; None if there is neither."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    if S_ISREG(found.st_mode):
-        return found.st_size
-    return sum(os.stat(os.path.join(place, name)).st_size for place, _, names in os.walk(path) for name in names)

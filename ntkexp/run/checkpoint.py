@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder, several
+from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
 from ntkexp.records.seal import Damaged, Seals, being_sealed, broken, sealed_for
+from ntkexp.text import several
 
 CHECKPOINT, TRAJECTORY, METRICS = "checkpoint.pt", "trajectory.bin", "metrics.csv"
 

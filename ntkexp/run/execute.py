@@ -16,11 +16,12 @@ from ntkexp.experiment.identity import folder_name, identity
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.command import command
-from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder, several
+from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder
 from ntkexp.records.provenance import PROVENANCE, refuse_other_version
 from ntkexp.records.seal import Damaged, read_sealed
 from ntkexp.run.attempt import RunRequest, attempt
 from ntkexp.run.checkpoint import State, load
+from ntkexp.text import several
 
 
 def execute(

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.records.atomic import PARTIAL, write_atomically
-from ntkexp.records.folder import several
 from ntkexp.records.json_file import read_object, to_text
 from ntkexp.records.kernel_file.tiles import Tiling
 from ntkexp.records.kernels import KERNEL_DIMS
 from ntkexp.records.seal import SEAL, Damaged, Seals, broken, seal, sealed
 from ntkexp.records.store import Facts, create_store, preallocate, put_array
+from ntkexp.text import several
 
 SELF, DONE, GROUP = "_self", "done", "zarr.json"
 SEALS = "seals"
