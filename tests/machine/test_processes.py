@@ -103,6 +103,18 @@ def test_fixed_coefficients_are_means_over_the_path() -> None:
     torch.testing.assert_close(FixedCoefficients().predict(found).outputs, expected, rtol=RTOL, atol=ATOL)
 
 
+def test_coefficients_that_are_no_means_are_fitted_to_the_training_points_alone() -> None:
+    """They know nothing of the contributions elsewhere, which they are to predict."""
+    found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=2))
+    true = random(TRAIN, 2, seed=8)
+    learned = torch.einsum("qcnd,nd->qcn", found.path.kernel, true)
+    parts = torch.cat([learned[:TRAIN], found.path.contributions[TRAIN:]])
+    remembering = replace(found.training, mean_coefficients=None)
+    there = replace(found, training=remembering, paths={"secant": replace(found.path, contributions=parts)})
+    outputs = FixedCoefficients().predict(there).outputs
+    torch.testing.assert_close(outputs, found.start + learned.sum(2), rtol=RTOL, atol=ATOL)
+
+
 def test_frozen_at_the_limit_takes_it_for_every_output() -> None:
     found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=3))
     theta = found.kernel_start[:, 0, :, 0]

@@ -108,11 +108,13 @@ def test_a_kernel_of_zeros_and_one_of_nan_are_kept(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_snapshot(tmp_path / "k", index), value)
 
 
-def test_a_snapshot_that_was_broken_off_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["kernel", "output_gradient"])
+def test_a_snapshot_that_was_broken_off_is_none(tmp_path: Path, part: str) -> None:
+    """Wherever that was: a step can be read when all that belongs to it can."""
     create_kernels(tmp_path / "k", 5, 2, 3, 2)
-    no_numbers: Any = np.full((3, 2), "broken off")
+    whole: dict[str, Any] = {"kernel": kernel(0), "output_gradient": kernel(0)[0, 0]}
     with pytest.raises(ValueError, match="broken off"):
-        write_snapshot(tmp_path / "k", 0, 10, kernel(0), no_numbers)
+        write_snapshot(tmp_path / "k", 0, 10, **whole | {part: np.full(whole[part].shape, "broken off")})
     assert read_steps(tmp_path / "k").tolist() == [NOT_YET, NOT_YET]
 
 

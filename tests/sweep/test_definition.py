@@ -13,7 +13,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.fit import Fit
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.parse import define, from_yaml
-from ntkexp.sweep.plan import plan
+from ntkexp.sweep.plan import longest_first, plan
 
 CHOICES = Choices(folders(None))
 SHIPPED = CHOICES.options("sweep")
@@ -28,6 +28,20 @@ def test_every_file_composes_to_different_runs(name: str, tmp_path: Path) -> Non
     made = plan(swept(name), composer(), tmp_path)
     assert made.sweep.name == name
     assert len(made.distinct) == len(made.runs) == len(made.sweep.points) > 1
+
+
+def test_no_worker_is_left_alone_with_a_long_run_at_the_end(tmp_path: Path) -> None:
+    """The longest are begun first, and runs that are as long in the order of their points."""
+    runs = plan(swept("steps=10,30,20", "seed=0..1"), composer(), tmp_path).runs
+    begun = longest_first(runs, [float(run.experiment.steps) for run in runs])
+    assert [(run.experiment.steps, run.point.seed) for run in begun] == [
+        (30, 0),
+        (30, 1),
+        (20, 0),
+        (20, 1),
+        (10, 0),
+        (10, 1),
+    ]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
