@@ -11,7 +11,9 @@ Completion and advice ask here, without Hydra and without importing a component.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ class Choices:
 def read(file: Path) -> dict[str, Any]:
     """A YAML file, which must be a mapping."""
     try:
-        found = parsed(file.read_text(encoding="utf-8"))
+        found = deepcopy(known(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise Mistake(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -80,6 +82,12 @@ def read(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict | None):
         raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
     return found or {}
+
+
+@lru_cache(maxsize=1000)
+def known(text: str) -> Any:
+    """What a text says, parsed once: a list of all choices reads the same few files again and again."""
+    return parsed(text)
 
 
 def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
