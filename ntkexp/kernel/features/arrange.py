@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.features import Block, Factored, Features, Key, Rows, spread
 from ntkexp.kernel.features.scatter import BY_COMPARISON, refuse_unowned, scatter
+from ntkexp.kernel.secant.patches import Window
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
@@ -92,25 +93,41 @@ def by_group(
     use: Grouped, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
 ) -> Iterator[tuple[Source, Float[Tensor, "example out size"]]]:
     """The gradients of kernels and of their bias: one product of matrices for each example and group."""
-    inputs, outputs = factors(use, cotangent, owner, examples)
-    count, uses = outputs.shape[1:3]
-    left = (
-        outputs.mT.reshape(examples, count, use.groups, -1, uses)
-        .transpose(1, 2)
-        .reshape(examples * use.groups, -1, uses)
-    )
-    right = inputs.mT.reshape(examples * use.groups, -1, uses)
-    found = torch.bmm(left, right.mT).view(examples, use.groups, count, -1)
-    yield use.weight, found.transpose(1, 2).flatten(2)
+    if isinstance(use.factor, Window) and cotangent.shape[1] == examples and in_turn(owner, examples) is None:
+        turns, outputs = use.factor.turns(), cotangent.flatten(3).transpose(0, 1)
+    else:
+        inputs, rows = factors(use, cotangent, owner, examples)
+        turns, outputs = iter([(slice(None), inputs.mT)]), rows.mT
+    yield use.weight, multiplied_by_group(turns, outputs, use.groups)
     if use.bias is not None:
-        yield use.bias, outputs.sum(2)
+        yield use.bias, outputs.sum(3)
+
+
+def multiplied_by_group(
+    turns: Iterator[tuple[slice, Float[Tensor, "part in_ use"]]],
+    outputs: Float[Tensor, "example out features use"],
+    groups: int,
+) -> Float[Tensor, "example out size"]:
+    """Σ_u β a, in every group, for a few examples at a time."""
+    examples, count, features, uses = outputs.shape
+    left = outputs.reshape(examples, count, groups, features // groups, uses).transpose(1, 2)
+    left = left.reshape(examples, groups, count * features // groups, uses)
+    found: Tensor | None = None
+    for part, shown in turns:
+        right = shown.reshape(len(shown) * groups, -1, uses).mT
+        if found is None:
+            found = left.new_empty(*left.shape[:3], right.shape[2])
+        torch.bmm(left[part].flatten(0, 1), right, out=found[part].flatten(0, 1))
+    assert found is not None
+    return found.view(examples, groups, count, -1).transpose(1, 2).flatten(2)
 
 
 def factors(
     use: Product | Grouped, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
     """The factors of a product at the rows of each example."""
-    inputs, places = use.factor, in_turn(owner, examples)
+    inputs = use.factor.rows if isinstance(use.factor, Window) else use.factor
+    places = in_turn(owner, examples)
     if places is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
         outputs = cotangent.flatten(3).mT  # pixels are uses, and need not become rows
     else:

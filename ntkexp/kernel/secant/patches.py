@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import torch
 from jaxtyping import Float
@@ -36,3 +38,58 @@ def patches(
 def with_shift(factor: Float[Tensor, "row size *use"], shift: float | None) -> Float[Tensor, "row size_ *use"]:
     """The factor of a product, and before its columns one of `shift` for the bias, if there is one."""
     return factor if shift is None else torch.cat([torch.full_like(factor[:, :1], shift), factor], dim=1)
+
+
+AT_ONCE = 16  # examples whose patches are brought together: they are multiplied while they are in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """What the window of a convolution shows, brought together when it is multiplied."""
+
+    x: Float[Tensor, "example channel *pixels"]
+    size: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    @property
+    def rows(self) -> Float[Tensor, "example use size"]:
+        """All patches."""
+        return patches(self.x, self.size, self.stride, self.padding, self.dilation)
+
+    def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
+        """The patches of a few examples at a time, transposed; each time in the memory of the time before."""
+        pixel = [1] * len(self.size)
+        bare = list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding)
+        step = min(AT_ONCE, len(self.x))
+        if bare:
+            yield slice(None), self.x.flatten(2)
+            return
+        border = self.x.new_zeros(step, self.x.shape[1], *self.padded)
+        shown = self.x.new_empty(shown_by(border, self).shape)
+        for at in range(0, len(self.x), step):
+            part = self.x[at : at + step]
+            inner = [slice(p, p + n) for p, n in zip(self.padding, part.shape[2:], strict=True)]
+            border[(slice(len(part)), slice(None), *inner)] = part
+            rows = shown[: len(part)].copy_(shown_by(border[: len(part)], self))
+            yield slice(at, at + step), rows.view(len(part), part.shape[1] * prod(self.size), -1)
+
+    @property
+    def padded(self) -> list[int]:
+        """The pixels of an image with its border."""
+        return [n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)]
+
+
+def shown_by(
+    image: Float[Tensor, "example channel *pixels"], window: Window
+) -> Float[Tensor, "example channel *offsets_and_pixels"]:
+    """A view of an image with its border: for every offset in the window, what is seen there from every pixel."""
+    strides = image.stride()
+    counts = [
+        (n - d * (w - 1) - 1) // s + 1
+        for n, w, s, d in zip(image.shape[2:], window.size, window.stride, window.dilation, strict=True)
+    ]
+    offsets = [step * d for step, d in zip(strides[2:], window.dilation, strict=True)]
+    pixels = [step * s for step, s in zip(strides[2:], window.stride, strict=True)]
+    return image.as_strided((*image.shape[:2], *window.size, *counts), (*strides[:2], *offsets, *pixels))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ntkexp.kernel.record.tape import Entry, Slot
-from ntkexp.kernel.secant.patches import patches, with_shift
+from ntkexp.kernel.secant.patches import Window, with_shift
 from ntkexp.kernel.secant.uses import Element, Grouped, Product, Trained, Use, View
 
 
@@ -99,11 +100,17 @@ def convolution(met: Meeting) -> list[Use]:
     if transposed or met.is_trained(left):
         raise NotPlain
     bias = met.source(added) if met.is_trained(added) else None
-    how = (met.value(left), met.value(right).shape[2:], stride, padding, dilation)
-    if groups > 1:
-        return [Grouped(met.tap, patches(*how), groups, met.source(right, lambda kernel: kernel.flatten(1)), bias)]
+    window = Window(met.value(left), met.value(right).shape[2:], stride, padding, dilation)
+    if groups > 1 or not keeps_factors(met.value(right).shape, met.tap.shape):
+        return [Grouped(met.tap, window, groups, met.source(right, lambda kernel: kernel.flatten(1)), bias)]
     weight = met.source(right, lambda kernel: kernel.flatten(1).t())
-    return [Product(met.tap, patches(*how, shift=None if bias is None else 1.0), weight, bias)]
+    return [Product(met.tap, with_shift(window.rows.mT, None if bias is None else 1.0).mT, weight, bias)]
+
+
+def keeps_factors(kernel: torch.Size, result: torch.Size) -> bool:
+    """Whether a kernel is cheaper from factors, by a sum over pairs of pixels, than from gradients multiplied out."""
+    uses, inputs, features = prod(result[2:]), prod(kernel[1:]), kernel[0]
+    return uses**2 * (inputs + features + 1) < inputs * features
 
 
 def layer_norm(met: Meeting) -> list[Use]:

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ntkexp.kernel.record.tape import Slot, Tape, storage
+from ntkexp.kernel.secant.patches import Window
 
 
 class View(NamedTuple):
@@ -78,7 +79,7 @@ class Grouped:
     """z_g = a_g W_g + b_g, for groups that follow each other in the columns of `factor` and in the tap's channels."""
 
     tap: Float[Tensor, "example out *pixels"]
-    factor: Float[Tensor, "example use in"]
+    factor: Float[Tensor, "example use in"] | Window
     groups: int
     weight: Source  # of all groups, feature by feature
     bias: Source | None
