@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from ntkexp.mistake import WrongArgument
 
@@ -63,6 +63,9 @@ Tell: TypeAlias = Callable[[Event], None]
 
 class AbstractJob(ABC):
     """A job is what a worker does, as plain data: a frozen dataclass that can be pickled."""
+
+    loads: ClassVar[tuple[str, ...]] = ()
+    """Modules that it imports late, and that a server of workers loads once for all."""
 
     @abstractmethod
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:

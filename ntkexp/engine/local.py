@@ -57,7 +57,7 @@ class Local(AbstractEngine):
             while True:
                 while len(crew) < self.count and (task := next(tasks, None)) is not None:
                     yield Began(task.name)
-                    start_server(type(task.job).__module__)
+                    start_server(type(task.job).__module__, *task.job.loads)
                     worker = start_worker(replace(task, threads=self.threads))
                     crew[worker.line] = worker
                 if not crew:

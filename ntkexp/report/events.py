@@ -57,12 +57,14 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     """Go through what there is to see, with its step."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
-    from ntkexp.report.plots.run_plots import figures_of, png  # noqa: PLC0415  slow, and wanted after a run
+    from ntkexp.report.plots.run_plots import figure_of, gallery, png  # noqa: PLC0415  slow, and wanted after a run
 
     for step, tag, value in scalars(run):
         yield step, Summary(value=[Summary.Value(tag=tag, simple_value=value)])
     last = int(run.metrics["step"].iloc[-1])
-    for name, figure in figures_of(run):
+    for name, draw in gallery():
+        if (figure := figure_of(run, draw)) is None:
+            continue
         content = png(figure)
         width, height = size(content)
         image = Summary.Image(width=width, height=height, encoded_image_string=content)

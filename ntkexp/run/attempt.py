@@ -15,8 +15,7 @@ from ntkexp.records.kernels import KERNELS, create_kernels
 from ntkexp.records.metrics import RETRACED
 from ntkexp.records.provenance import PROVENANCE
 from ntkexp.records.timings import MACHINE, write_timings
-from ntkexp.report.plots.run_plots import save as save_plots
-from ntkexp.report.run import read_run
+from ntkexp.report.painter import Paint, painter
 from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, State
 from ntkexp.run.clock import Clock
 from ntkexp.run.environment import fix_circumstances, provenance
@@ -49,31 +48,56 @@ class RunRequest:
     progress: AbstractProgress
 
 
+@dataclass(frozen=True, kw_only=True)
+class Attempted:
+    """What is to be told of a run when all of it is written."""
+
+    setting: Setting
+    outcome: Outcome
+    pictures: tuple[str, ...]
+    clock: Clock
+
+
 def attempt(asked: RunRequest, saved: State | None) -> None:
     """Run, with everything that happens kept in the folder."""
-    experiment, folder = asked.experiment, asked.folder
-    clock = Clock()
     try:
-        with clock.times("prepare"):
-            of = identity(experiment)
-            threads = fix_circumstances(experiment, saved["threads"] if saved else None)
-            setting = prepare(experiment)
-        if saved is None:
-            begin(folder, setting, asked.overrides)
-        make_room(folder, setting)
-        folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
-        with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress) as listener:
-            outcome = run(setting, listener, saved["run"] if saved else None)
-        with clock.times("write"):
-            write(folder, setting, outcome)
-        with clock.times("draw"):
-            save_plots(read_run(folder.path), folder.path / "plots")
+        with painter() as paint:
+            attempted = go_through(asked, saved, paint)
     except (Exception, KeyboardInterrupt):
-        folder.note_error(traceback.format_exc())
+        asked.folder.note_error(traceback.format_exc())
         raise
     finally:
         asked.progress.stop()
-    finish(folder, setting, outcome, clock)
+    finish(asked.folder, attempted)
+
+
+def go_through(asked: RunRequest, saved: State | None, paint: Paint) -> Attempted:
+    """Prepare, run, write and draw."""
+    experiment, folder, clock = asked.experiment, asked.folder, Clock()
+    with clock.times("prepare"):
+        of = identity(experiment)
+        threads = fix_circumstances(experiment, saved["threads"] if saved else None)
+        setting = prepare(experiment)
+    if saved is None:
+        begin(folder, setting, asked.overrides)
+    make_room(folder, setting)
+    folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
+    with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress) as listener:
+        outcome = run(setting, listener, saved["run"] if saved else None)
+    with clock.times("write"):
+        write(folder, setting, outcome)
+    with clock.times("draw"):
+        pictures = draw(folder, paint)
+    return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)
+
+
+def draw(folder: RunFolder, paint: Paint) -> tuple[str, ...]:
+    """The pictures, written; their names."""
+    names = set()
+    for name, content in paint(folder.path):
+        folder.write(f"plots/{name}", content)
+        names.add(f"plots/{name}")
+    return tuple(sorted(names))
 
 
 def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None:
@@ -93,16 +117,16 @@ def make_room(folder: RunFolder, setting: Setting) -> None:
     create_kernels(folder.path / KERNELS, points, outputs, train, room)
 
 
-def finish(folder: RunFolder, setting: Setting, outcome: Outcome, clock: Clock) -> None:
+def finish(folder: RunFolder, attempted: Attempted) -> None:
     """The timings, and the word that the run is finished."""
+    setting, outcome = attempted.setting, attempted.outcome
     machines = {MACHINE + rung.name: rung.seconds for rung in outcome.rungs}
-    write_timings(folder.path / "timings.csv", clock.seconds | machines)
+    write_timings(folder.path / "timings.csv", attempted.clock.seconds | machines)
     steps = setting.experiment.steps
     folder.write_sealed("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
     retraced = [RETRACED] if (folder.path / RETRACED).is_file() else []
-    pictures = sorted(f"plots/{file.name}" for file in (folder.path / "plots").iterdir())
     folder.finish(
-        [*SAME_BYTES, *retraced, *pictures],
+        [*SAME_BYTES, *retraced, *attempted.pictures],
         *OTHERS,
         outcome=outcome.sentence,
         diverged=outcome.diverged,

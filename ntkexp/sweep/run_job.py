@@ -25,6 +25,8 @@ PAUSE = 0.2  # seconds between two words on how far a run is
 class RunJob(AbstractJob):
     """A run to be carried out; its task has the name of its folder."""
 
+    loads = ("ntkexp.report.plots.run_plots",)
+
     fields: dict[str, Any]
     overrides: tuple[str, ...]
     out: str

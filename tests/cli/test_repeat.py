@@ -15,6 +15,7 @@ from ntkexp.report.page.picture import command_of
 from ntkexp.report.run import load_run
 from ntkexp.run.execute import begun_by
 from tests.cli.conftest import Command
+from tests.torture.kind.kills import no_pictures
 
 NET = """
 from torch import nn
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, to work in; runs draw nothing there."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ntkexp.run.attempt.save_plots", lambda run, folder: folder.mkdir())
+    monkeypatch.setattr("ntkexp.run.attempt.painter", no_pictures)
     return folder
 
 

@@ -12,7 +12,7 @@ from ntkexp.cli.main import run
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_results
 from ntkexp.report.events import PLACE
-from ntkexp.report.plots.run_plots import figures_of, png
+from ntkexp.report.plots.run_plots import figure_of, gallery, png
 from ntkexp.report.run import load_run
 from tests.run.commands import TINY, only_run
 
@@ -53,7 +53,8 @@ def test_the_ladder_is_there(finished: Path, events: EventAccumulator) -> None:
 
 
 def test_pictures_are_those_of_the_run(finished: Path, events: EventAccumulator) -> None:
-    drawn = {f"plots/{name}": png(figure) for name, figure in figures_of(load_run(finished))}
+    figures = {name: figure_of(load_run(finished), draw) for name, draw in gallery()}
+    drawn = {f"plots/{name}": png(figure) for name, figure in figures.items() if figure is not None}
     assert {tag: events.Images(tag)[0].encoded_image_string for tag in events.Tags()["images"]} == drawn
     assert drawn.keys() == {f"plots/{path.stem}" for path in (finished / "plots").glob("*.svg")}
 

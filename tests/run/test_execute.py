@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from ntkexp.cli.main import run
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import folder_name
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.painter import Paint
 from tests.run.commands import TINY, only_run, promised
 
 SHORT = (*TINY, "steps=6")
@@ -38,13 +40,13 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than so small a run."""
-    monkeypatch.setattr(ntkexp.run.attempt, "save_plots", stand_in)
+    monkeypatch.setattr(ntkexp.run.attempt, "painter", stand_in)
 
 
-def stand_in(run: object, folder: Path) -> None:
+@contextmanager
+def stand_in() -> Iterator[Paint]:
     """A file in place of the pictures."""
-    folder.mkdir(exist_ok=True)
-    (folder / "none.svg").write_text("<svg/>")
+    yield lambda folder: iter([("none.svg", "<svg/>")])
 
 
 def train(out: Path, *overrides: str) -> tuple[str, ...]:
@@ -132,7 +134,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.attempt, "save_plots", stand_in)
+        patch.setattr(ntkexp.run.attempt, "painter", stand_in)
         assert run(train(out)) == 0
     return promised(only_run(out))
 

@@ -37,26 +37,29 @@ def numbers(name: str) -> Table:
     return table
 
 
-def figures_of(run: Run) -> Iterator[tuple[str, Figure]]:
-    """The name and the figure of every picture that applies to the run."""
+def figure_of(run: Run, draw: Draw) -> Figure | None:
+    """Draw one picture, if it applies to the run."""
     with rc_context(RC):
-        for name, draw in gallery():
-            figure = draw(run)
-            if figure is not None:
-                yield name, figure
+        return draw(run)
 
 
-def files_of(run: Run) -> Iterator[tuple[str, str]]:
-    """The name and the content of every file in `plots/`: each picture, and the numbers in it."""
-    for name, figure in figures_of(run):
+def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
+    """Give the names and contents of the files of one picture: it, and the numbers in it."""
+    if (figure := figure_of(run, draw)) is not None:
         yield f"{name}.svg", svg(figure)
         yield f"{name}.csv", numbers(name)(run).to_csv(index=False, lineterminator="\n")
+
+
+def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
+    """Give the names and contents of the files of every picture."""
+    for name, draw in gallery():
+        yield from files_of(run, name, draw)
 
 
 def save(run: Run, folder: Path) -> tuple[Path, ...]:
     """Draw every picture that applies to the run; the files written are given back."""
     written = []
-    for name, content in files_of(run):
+    for name, content in all_files_of(run):
         written.append(folder / name)
         write_atomically(written[-1], content)
     return tuple(written)
@@ -69,7 +72,7 @@ def write(figure: Figure, path: Path, kind: str) -> Path:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as pixels."""
+    """Draw a figure as pixels."""
     with rc_context(RC):
         return drawn(figure, "png")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from unittest import mock
 
+from ntkexp.report.painter import Paint
 from tests.torture.command import Command, ntkexp
 from tests.torture.judge import Ended, Fault, Outcome, agree, judged
 from tests.torture.stage import SMALL, Stage, contents
@@ -30,13 +32,14 @@ UNPROMISED = ("DONE.json", "provenance.json", "timings.csv", "progress.json", "j
 
 def undrawn(arguments: Sequence[str]) -> int:
     """The command without its pictures, which take longer than such a run."""
-    with mock.patch("ntkexp.run.attempt.save_plots", no_pictures):
+    with mock.patch("ntkexp.run.attempt.painter", no_pictures):
         return ntkexp(arguments)
 
 
-def no_pictures(run: object, folder: Path) -> None:
-    """An empty folder."""
-    folder.mkdir(exist_ok=True)
+@contextmanager
+def no_pictures() -> Iterator[Paint]:
+    """Nothing to draw with."""
+    yield lambda folder: iter(())
 
 
 def play(luck: Random, stage: Stage) -> Outcome:
