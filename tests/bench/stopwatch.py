@@ -40,5 +40,9 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def milliseconds(value: float) -> str:
-    """As many digits as mean something."""
-    return f"{1000 * value:.3g}"
+    """As many digits as mean something.
+
+    >>> milliseconds(0.00123456), milliseconds(12.3456)
+    ('1.23', '12346')
+    """
+    return f"{1000 * value:.3g}" if value < 1 else f"{1000 * value:.0f}"

@@ -6,6 +6,8 @@ the training examples themselves, or as many other points.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -19,19 +21,19 @@ from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points, StepBlock
 from ntkexp.path.rule.secant import Secant
 from ntkexp.schedule.constant import Constant
+from tests.bench.cell import Cell
+from tests.bench.machine import Machine
 from tests.bench.network import mlp, points
-from tests.bench.stopwatch import medians, milliseconds, table
+from tests.bench.stopwatch import medians
 
 STEP_SIZE = 0.05
-HEADER = ("probes", "points", "plain ms", "path kernel ms", "ratio")
+TITLE = "A step of training with the secant path kernel, MLP 64-w-w-w-1, w = 512, N = Q = 256"
 
 
-def report(*, quick: bool) -> str:
-    """A row for each choice of probes."""
-    examples, width, steps, times = (32, 32, 2, 2) if quick else (256, 512, 10, 5)
-    rows = [row(name, width, examples, others, steps, times) for name, others in choices(examples)]
-    title = f"A step of training with the secant path kernel, MLP 64-w-w-w-1, w = {width}, N = Q = {examples}"
-    return table(title, HEADER, rows)
+def cells(_: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
+    """A cell for each choice of probes."""
+    examples, width, steps, times = (32, 32, 2, 2) if quick else (256, 512, 10, 7)
+    return [cell(name, width, examples, others, steps, times) for name, others in choices(examples)]
 
 
 def choices(examples: int) -> tuple[tuple[str, int], ...]:
@@ -39,7 +41,7 @@ def choices(examples: int) -> tuple[tuple[str, int], ...]:
     return (("training examples", 0), ("other points", examples))
 
 
-def row(name: str, width: int, examples: int, others: int, steps: int, times: int) -> list[str]:
+def cell(name: str, width: int, examples: int, others: int, steps: int, times: int) -> Cell:
     """One choice."""
     module, inputs = mlp(width, 1), points(examples + others, 1)
     targets = points(examples, 2)[:, :1]
@@ -48,8 +50,7 @@ def row(name: str, width: int, examples: int, others: int, steps: int, times: in
         "path": lambda: with_path_kernel(module, inputs, targets, steps),
     }
     found = medians(acts, times)
-    shown = [milliseconds(found[each] / steps) for each in ("plain", "path")]
-    return [name, str(examples + others), *shown, f"{found['path'] / found['plain']:.2f}×"]
+    return Cell(f"probes: {name}", found["path"] / steps, {"plain step": found["plain"] / steps})
 
 
 def plainly(module: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> None:

@@ -1,0 +1,67 @@
+"""How many operations a tangent kernel takes at least, of N inputs with C outputs, counted from a module's layers.
+
+forward     what the module's own forward takes
+backward    C times that, but for the first layer, whose inputs need no gradients
+Gram        per layer with i inputs, o outputs and u uses an example, by factors or multiplied out, for half of all
+            pairs since the kernel is symmetric: u² (i + C² o), or C² i o after C u i o per example
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ntkexp.kernel.record.taping import plain_kernels
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with weights: its uses per example, and per group inputs and outputs."""
+
+    uses: int
+    inputs: int
+    outputs: int
+    groups: int
+
+    def forward(self, examples: int) -> float:
+        """Operations of all its products."""
+        return 2.0 * examples * self.uses * self.inputs * self.outputs * self.groups
+
+    def gram(self, examples: int, outputs: int) -> float:
+        """Operations of its part of the kernel."""
+        pairs, both = examples * (examples + 1) / 2, float(outputs) ** 2
+        factored = 2 * pairs * self.uses**2 * (self.inputs + both * self.outputs)
+        rows = 2 * examples * outputs * self.uses * self.inputs * self.outputs
+        return self.groups * min(factored, rows + 2 * pairs * both * self.inputs * self.outputs)
+
+
+def operations(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
+    """Operations of the tangent kernel, and numbers that it has to write."""
+    layers, examples = layers_of(module, inputs), len(inputs)
+    with plain_kernels(), FlopCounterMode(display=False) as counter:
+        outputs = module(inputs)[0].numel()
+    forward = float(counter.get_total_flops())
+    passes = forward + outputs * (forward - layers[0].forward(examples))
+    return passes + sum(layer.gram(examples, outputs) for layer in layers), float((examples * outputs) ** 2)
+
+
+def layers_of(module: nn.Module, inputs: Tensor) -> list[Layer]:
+    """The layers in the order in which they are called."""
+    found: list[Layer] = []
+
+    def note(layer: nn.Module, _: object, result: Tensor) -> None:
+        weight = layer.get_parameter("weight")
+        groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
+        uses = result.numel() // len(inputs) // weight.shape[0]
+        found.append(Layer(uses, weight[0].numel(), weight.shape[0] // groups, groups))
+
+    affine = [each for each in module.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
+    hooks = [each.register_forward_hook(note) for each in affine]
+    with torch.no_grad(), plain_kernels():
+        module(inputs)
+    for hook in hooks:
+        hook.remove()
+    return found

@@ -1,0 +1,101 @@
+"""Tangent kernels, beside per-example Jacobians multiplied out and, with `--peers`, other programs at their best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.library import tangent_kernel
+from tests.bench.architectures import Encoder, cnn
+from tests.bench.cell import Cell
+from tests.bench.count import operations
+from tests.bench.machine import Machine
+from tests.bench.network import INPUTS, mlp
+from tests.bench.peers import measured
+from tests.bench.stopwatch import Act, medians
+
+TITLE = "Tangent kernels: MLP 64-w-w-w-C, CNN of 3×64 channels on 14×14, one block of a transformer"
+PROGRAMS = ("nngeometry", "neural_tangents")
+
+
+def depthwise(outputs: int, channels: int, side: int) -> nn.Module:
+    """Two depthwise convolutions behind a plain one."""
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1), nn.ReLU()]
+    for _ in range(2):
+        layers += [nn.Conv2d(channels, channels, 3, padding=1, groups=channels), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, outputs))
+
+
+def cells(machine: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
+    """A cell for every network and number of outputs; ten outputs of a CNN get fewer examples, as their peers must."""
+    some, few, times = (8, 4, 1) if quick else (256, 48, 5)
+    widths, channels, side = ((16,), 4, 6) if quick else ((128, 512, 1024), 64, 14)
+    found = [
+        cell(f"MLP w={width}", mlp(width, outputs), (INPUTS,), some, times, machine, peers, ("mlp", width))
+        for outputs in (1, 10)
+        for width in widths
+    ]
+    for outputs, examples in ((1, some), (1, few), (10, few)):
+        net = cnn(outputs, channels, side, 3)
+        found.append(cell("CNN", net, (1, side, side), examples, max(times // 2, 1), machine, peers, ("cnn", channels)))
+    half = channels // 2
+    for outputs in (1, 10):
+        found.append(cell("transformer", Encoder(outputs), (8, 8), some, times, machine))
+        found.append(
+            cell("depthwise", depthwise(outputs, half, 8), (3, 8, 8), some if outputs == 1 else few, 3, machine)
+        )
+    return found
+
+
+def cell(
+    name: str,
+    module: nn.Module,
+    shape: tuple[int, ...],
+    examples: int,
+    times: int,
+    machine: Machine,
+    peers: Path | None = None,
+    of: tuple[str, int] | None = None,
+) -> Cell:
+    """One network, `of` the kind and width by which other programs know it."""
+    torch.manual_seed(0)
+    module = module.double().eval()
+    inputs = torch.randn(examples, *shape, dtype=torch.float64)
+    outputs = module(inputs[:1]).shape[1]
+    acts: dict[str, Act] = {"ours": lambda: tangent_kernel(module, inputs)}
+    with plain_kernels():  # torch cannot batch the derivative of its fused attention
+        if outputs == 1:  # of more, the Jacobians alone would take gigabytes
+            check(module, inputs[:8])
+            acts["jacrev"] = lambda: multiplied_out(module, inputs)
+        found = medians(acts, times)
+    theirs = {"jacrev": found["jacrev"]} if outputs == 1 else {}
+    if peers is not None and of is not None and not (of[0] == "cnn" and examples > 8):  # others take minutes for more
+        for program in PROGRAMS:
+            given = (peers, program, "tangent", *of, outputs, examples, times, torch.get_num_threads())
+            theirs[program] = min(measured(*given).values())
+    floor = machine.floor(*operations(module, inputs))
+    return Cell(f"{name}, C={outputs}, N={examples}", found["ours"], theirs, floor)
+
+
+def multiplied_out(module: nn.Module, inputs: Tensor) -> Tensor:
+    """J Jᵀ from the Jacobians of single examples."""
+
+    def single(weights: dict[str, Tensor], example: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(module, weights, (example[None],))[0]
+        return outputs
+
+    weights = {name: weight.detach() for name, weight in module.named_parameters()}
+    jacobians: dict[str, Tensor] = vmap(jacrev(single), (None, 0))(weights, inputs)
+    shares = (torch.einsum("qcp,ndp->qcnd", rows.flatten(2), rows.flatten(2)) for rows in jacobians.values())
+    first, *others = shares
+    return sum(others, start=first)
+
+
+def check(module: nn.Module, inputs: Tensor) -> None:
+    """What is compared is the same."""
+    expected = multiplied_out(module, inputs)
+    torch.testing.assert_close(tangent_kernel(module, inputs), expected, rtol=1e-11, atol=1e-11)
