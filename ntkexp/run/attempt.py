@@ -16,7 +16,7 @@ from ntkexp.records.metrics import RETRACED
 from ntkexp.records.provenance import PROVENANCE
 from ntkexp.records.timings import MACHINE, write_timings
 from ntkexp.report.painter import Paint, painter
-from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, State
+from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, Checkpoint
 from ntkexp.run.clock import Clock
 from ntkexp.run.environment import fix_circumstances, provenance
 from ntkexp.run.folder_listener import listen
@@ -58,7 +58,7 @@ class Attempted:
     clock: Clock
 
 
-def attempt(asked: RunRequest, saved: State | None) -> None:
+def attempt(asked: RunRequest, saved: Checkpoint | None) -> None:
     """Run, with everything that happens kept in the folder."""
     try:
         with painter() as paint:
@@ -71,7 +71,7 @@ def attempt(asked: RunRequest, saved: State | None) -> None:
     finish(asked.folder, attempted)
 
 
-def go_through(asked: RunRequest, saved: State | None, paint: Paint) -> Attempted:
+def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Attempted:
     """Prepare, run, write and draw."""
     experiment, folder, clock = asked.experiment, asked.folder, Clock()
     with clock.times("prepare"):

@@ -1,5 +1,7 @@
 """checkpoint.pt: where an unfinished run stands, and the seals of all files that the rest of it relies on.
 
+What it holds of the run is said in `run.state`, and when one is written in `run.folder_listener`.
+
 It is sealed for its run. Nothing is made of it before its own seal and theirs have been looked at: a run goes on to the
 same bytes, or begins anew.
 """
@@ -21,22 +23,23 @@ CHECKPOINT, TRAJECTORY, METRICS = "checkpoint.pt", "trajectory.bin", "metrics.cs
 BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 """What is written before the first step."""
 
-State: TypeAlias = Mapping[str, Any]
+Checkpoint: TypeAlias = Mapping[str, Any]
+"""A state in plain tensors and numbers, with the seals."""
 
 
-def save(folder: RunFolder, state: State, of: str) -> None:
+def save(folder: RunFolder, state: Checkpoint, of: str) -> None:
     """Keep a state; `seals` is part of it."""
     with being_sealed(folder.path / CHECKPOINT, of) as file:
         torch.save(dict(state), file)
 
 
-def load(folder: RunFolder, of: str) -> State | None:
+def load(folder: RunFolder, of: str) -> Checkpoint | None:
     """The state that was kept, if one was, with the folder taken back to it; or `Damaged`."""
     path = folder.path / CHECKPOINT
     if not path.is_file():
         return None
     refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
-    state: State = torch.load(path, map_location="cpu", weights_only=True)
+    state: Checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     seals: Seals = state["seals"]
     cut(folder, seals[METRICS][0])
     refuse(folder, broken(folder.path, seals))
@@ -45,7 +48,7 @@ def load(folder: RunFolder, of: str) -> State | None:
 
 
 def refuse(folder: RunFolder, wrong: list[str]) -> None:
-    """A folder whose files are not as they were written."""
+    """Refuse a folder whose files are not as they were written."""
     if wrong:
         raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
 

@@ -20,7 +20,7 @@ from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder
 from ntkexp.records.provenance import PROVENANCE, refuse_other_version
 from ntkexp.records.seal import Damaged, read_sealed
 from ntkexp.run.attempt import RunRequest, attempt
-from ntkexp.run.checkpoint import State, load
+from ntkexp.run.checkpoint import Checkpoint, load
 from ntkexp.text import several
 
 
@@ -83,7 +83,7 @@ def digits(name: str) -> str:
     return name.rpartition("-")[2]
 
 
-def state_left(asked: RunRequest) -> State | None:
+def state_left(asked: RunRequest) -> Checkpoint | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
     folder, progress = asked.folder, asked.progress
     if (folder.path / DONE).is_file():
@@ -99,7 +99,7 @@ def state_left(asked: RunRequest) -> State | None:
     return saved
 
 
-def attempt_twice(asked: RunRequest, saved: State | None) -> None:
+def attempt_twice(asked: RunRequest, saved: Checkpoint | None) -> None:
     """Run; once more from the beginning, if a file turns out to be damaged on the way."""
     try:
         attempt(asked, saved)

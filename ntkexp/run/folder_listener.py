@@ -17,7 +17,7 @@ from ntkexp.records.kernels import KERNELS, snapshot_places, write_snapshot
 from ntkexp.records.metrics import RETRACED, MetricsWriter
 from ntkexp.records.seal import sealed
 from ntkexp.records.trajectory import Trajectory
-from ntkexp.run.checkpoint import METRICS, TRAJECTORY, State, save
+from ntkexp.run.checkpoint import METRICS, TRAJECTORY, Checkpoint, save
 from ntkexp.run.interrupt import Interrupt, deferred_interrupt
 from ntkexp.run.listener import AbstractListener
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
@@ -117,7 +117,7 @@ class FolderListener(AbstractListener):
 
 @contextmanager
 def listen(
-    folder: RunFolder, setting: Setting, saved: State | None, of: str, threads: int, progress: AbstractProgress
+    folder: RunFolder, setting: Setting, saved: Checkpoint | None, of: str, threads: int, progress: AbstractProgress
 ) -> Iterator[FolderListener]:
     """The listener of a run, which goes on where it was left."""
     columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}

@@ -14,7 +14,7 @@ MULTIPLYING = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.
 
 
 def keep_full_precision() -> list[str]:
-    """From now on every product is one of full numbers; the precisions that were chosen before.
+    """Let every product be one of full numbers from now on; the precisions that were chosen before are given back.
 
     >>> with full_precision():
     ...     torch.backends.cudnn.conv.fp32_precision
