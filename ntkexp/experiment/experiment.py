@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init.base import AbstractInit
-from ntkexp.kernel.record.allowance import Allowance
+from ntkexp.kernel.record.memory_limit import MemoryLimit
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake
@@ -44,7 +44,7 @@ class Experiment(Component):
 
     def draw(self) -> Data:
         """The data, if there is memory for it."""
-        with Allowance(self.memory_gb, "the data", "data.train, data.probe, data.test or the size of an example"):
+        with MemoryLimit(self.memory_gb, "the data", "data.train, data.probe, data.test or the size of an example"):
             return self.data.split(self.seed)
 
     @field_validator("device")

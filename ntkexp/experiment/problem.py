@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.kernel.record.allowance import Allowance
+from ntkexp.kernel.record.memory_limit import MemoryLimit
 from ntkexp.model.functional import weights_of
 from ntkexp.model.output import ScaledOutput
 from ntkexp.path.budget import copies_of_drawn
@@ -82,6 +82,6 @@ def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float
     """The module with weights drawn from the experiment's seed, if there is memory for so many copies of them."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
-    with Allowance(experiment.memory_gb, "the network", "model.width, model.depth or the size of an example", copies):
+    with MemoryLimit(experiment.memory_gb, "the network", "model.width, model.depth or the size of an example", copies):
         module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()

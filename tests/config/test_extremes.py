@@ -20,7 +20,7 @@ from ntkexp.component import Component
 from ntkexp.config.compose import compose
 from ntkexp.config.field_types import flat
 from ntkexp.config.references import refuse_growth
-from ntkexp.kernel.record.allowance import Allowance
+from ntkexp.kernel.record.memory_limit import MemoryLimit
 from ntkexp.mistake import Mistake
 from ntkexp.path.effort import refuse_endless
 from ntkexp.run.setting import prepare
@@ -104,7 +104,7 @@ def test_beyond_reason(words: str, advice: str, command: Command, tmp_path: Path
 
 
 def test_what_is_made_of_nothing_is_counted_together() -> None:
-    with Allowance(1e-3, "the data", "data.train"):
+    with MemoryLimit(1e-3, "the data", "data.train"):
         torch.zeros(500, 100)  # 4 bytes each, as every number that nobody asks otherwise
         torch.randn(50_000, dtype=torch.float64).exp()  # as large as what was counted
         with pytest.raises(Mistake, match=r"\[100001\], with which there are 0\.001 GB; lower data.train"):
@@ -112,13 +112,13 @@ def test_what_is_made_of_nothing_is_counted_together() -> None:
 
 
 def test_the_copies_that_will_be_held_count_as_well() -> None:
-    with Allowance(1e-3, "the network", "model.width", copies=5) as allowance:
+    with MemoryLimit(1e-3, "the network", "model.width", copies=5) as limit:
         torch.zeros(40_000)
         with pytest.raises(
             Mistake, match=r"\[10001\], with which there are 0\.001 GB in all copies that are held; lower"
         ):
             torch.zeros(10_001)
-    assert allowance.taken == 5 * 4 * 50_001
+    assert limit.taken == 5 * 4 * 50_001
 
 
 def test_what_a_run_cannot_hold_is_refused_before_much_of_it_is_drawn() -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.arrange import arrange
-from ntkexp.kernel.record.memory import is_out_of_memory
+from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import columns, plain_kernels, unfused
 from ntkexp.kernel.secant.ownership import Owners

@@ -35,7 +35,7 @@ from ntkexp.kernel.read.parts import (
     varying,
 )
 from ntkexp.kernel.record.inputs import tensors
-from ntkexp.kernel.record.memory import is_out_of_memory
+from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, trace
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.inputs import as_inputs, examples, tensors
-from ntkexp.kernel.record.leaving import Leaving
-from ntkexp.kernel.record.memory import is_out_of_memory
+from ntkexp.kernel.record.out_of_memory import is_out_of_memory
+from ntkexp.kernel.record.out_of_torch import OutOfTorch
 from ntkexp.kernel.record.recorder import Recorder
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
@@ -97,12 +97,12 @@ def functional_tape(
 ) -> Tape:
     """One run and its tape, as a pure program where torch can make one of it."""
     try:
-        with Leaving(in_memory=False):
+        with OutOfTorch(in_memory=False):
             return put_on_tape(torch.func.functionalize(run), weights, inputs, differentiable)
     except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, and no list or array
         if is_out_of_memory(error):
             raise
-        with Leaving(in_memory=True):
+        with OutOfTorch(in_memory=True):
             return put_on_tape(run, weights, inputs, differentiable)
 
 

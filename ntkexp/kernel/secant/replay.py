@@ -15,11 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.memory import is_out_of_memory
+from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
 from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.chord import Chord
-from ntkexp.kernel.secant.level import Level
+from ntkexp.kernel.secant.gradient_scale import GradientScale
 from ntkexp.kernel.secant.rules import RULES
 from ntkexp.kernel.secant.rules.base import NoRule, Rule
 from ntkexp.kernel.secant.uses import Trained, Use
@@ -109,7 +109,7 @@ class Replay:
             if delta is not None:
                 self.chord.deltas[slot] = delta
                 if self.chord.scramble is not None and delta.requires_grad:
-                    delta.register_hook(Level())  # type: ignore[no-untyped-call]  # torch's own
+                    delta.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
                 self.unknown[slot] = f"no difference rule for this result of {entry.op}"
 

@@ -6,7 +6,6 @@ from ntkexp.kernel.secant.rules import (
     choice,
     convolution,
     elementwise,
-    length,
     linear,
     lookup,
     mask,
@@ -16,6 +15,7 @@ from ntkexp.kernel.secant.rules import (
     power,
     smooth,
     softmax,
+    vector_norm,
 )
 from ntkexp.kernel.secant.rules.base import Rule
 
@@ -34,6 +34,6 @@ CHAPTERS = (
     pool,
     binary,
     norm,
-    length,
+    vector_norm,
 )
 RULES: dict[str, Rule] = {name: rule for chapter in CHAPTERS for name, rule in chapter.RULES.items()}

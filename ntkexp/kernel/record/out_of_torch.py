@@ -1,4 +1,4 @@
-"""Leaving torch: numbers that a module takes out of tensors as lists or arrays, and may put back as constants.
+"""Numbers go out of torch: a module takes them out of tensors as lists or arrays, and may put them back as constants.
 
 No operation tells of it, so an equation is written down in its place: these are the numbers that were read. A program
 that was made of the tape holds as long as it does. `functionalize` cannot follow: its tensors have no memory to read.
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 WAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 
 
-class Leaving(TorchFunctionMode):
+class OutOfTorch(TorchFunctionMode):
     """Notes what leaves torch; refuses it where values are not in memory."""
 
     def __init__(self, in_memory: bool) -> None:

@@ -1,8 +1,8 @@
 """Memory that is refused before it is taken: what a configuration asks for may be beyond every machine.
 
-New arrays are counted as torch is asked for them, by their shapes; the one that goes beyond the allowance is not made.
+New arrays are counted as torch is asked for them, by their shapes; the one that goes beyond the limit is not made.
 
->>> with Allowance(1.0, "the data", "the number of examples"):  # doctest: +ELLIPSIS
+>>> with MemoryLimit(1.0, "the data", "the number of examples"):  # doctest: +ELLIPSIS
 ...     numbers = torch.zeros(10**6, 10**6)
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: memory_gb=1: the data takes an array of [1000000, 1000000], with which there are 4000 GB; ...
@@ -19,7 +19,7 @@ from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
 
 
-class Allowance(DispatchMode):
+class MemoryLimit(DispatchMode):
     """So much memory for the new arrays of something, in GB, of which so many copies will be held in the end; `remedy`
     says what makes it smaller."""
 

@@ -1,11 +1,11 @@
-"""A level: what is pulled back through hundreds of layers of random coefficients outgrows the numbers of a computer.
+"""Gradients are scaled: what is pulled back through hundreds of layers of random coefficients outgrows numbers.
 
 Whoever asks only what reaches what may scale a gradient on its way, if it is scaled alike each time that it comes by:
 
 >>> import torch
 >>> x = torch.ones(1, dtype=torch.float64, requires_grad=True)
 >>> y = 3 * x
->>> _ = y.register_hook(Level())
+>>> _ = y.register_hook(GradientScale())
 >>> [float(torch.autograd.grad(y, x, torch.full_like(y, size), retain_graph=True)[0]) for size in (2.0**900, 2.0**901)]
 [3.0, 6.0]
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 REACH = 300  # powers of two: a gradient in between is left as it is, bit for bit
 
 
-class Level:
+class GradientScale:
     """A hook of a tensor: the first gradient that passes decides by which power of two it and all later ones shrink."""
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class Level:
         if gradient is None or gradient.numel() == 0:  # nothing depends on the tensor
             return gradient
         if self.scale is None:
-            self.scale = levelling(float(gradient.abs().amax()))
+            self.scale = scale_for(float(gradient.abs().amax()))
         return gradient if self.scale == 1.0 else gradient * self.scale
 
 
-def levelling(largest: float) -> float:
+def scale_for(largest: float) -> float:
     """The power of two that brings a number back to about one from far away.
 
-    >>> levelling(5.0), levelling(2.0**600) == 2.0**-600, levelling(2.0**-600) == 2.0**600
+    >>> scale_for(5.0), scale_for(2.0**600) == 2.0**-600, scale_for(2.0**-600) == 2.0**600
     (1.0, True, True)
     """
     if largest == 0 or not isfinite(largest):
