@@ -110,6 +110,14 @@ def test_what_overflows_has_no_owner() -> None:
             owner(above, below)
 
 
+def test_what_norms_cancel_is_no_coupling() -> None:
+    """An element that is 1e-7 of the largest may be off by 1e-5 of itself, as in transformers of twelve layers."""
+    below = torch.tensor([1.0, 1e-7], dtype=torch.float64)
+    assert owner(3 * below + torch.tensor([0.0, 3e-12]), below).tolist() == [2, 2]
+    with pytest.raises(Mistake, match="couples the examples"):
+        owner(3 * below + torch.tensor([0.0, 3e-8]), below)
+
+
 def test_the_depth_of_a_network_is_no_coupling() -> None:
     """Coefficients in [1, 2] over 350 layers of 6 units grow to 10³³⁴."""
     layers = [part for _ in range(350) for part in (nn.Linear(6, 6), nn.ReLU())]

@@ -29,7 +29,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
-ROUNDING = 1000  # times eps of the largest element: terms that a norm centres are not all positive, and may cancel
+ROUNDING = 10**6  # times eps of the largest element: what norms centre cancels, layer after layer
 
 
 @dataclass(frozen=True, eq=False)
