@@ -25,6 +25,8 @@ Purpose: TypeAlias = Literal[
     "batches",
     "trial",  # inputs that a network is tried on before it meets the data
     "ownership",  # numbers by which a module shows which example owns what
+    "sketch",  # where the elements of a parameter go, and with which signs
+    "sketch error",  # vectors by which a sketch is held against what it is a sketch of
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
 ]
 

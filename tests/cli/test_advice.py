@@ -18,7 +18,7 @@ from ntkexp.config.folders import folders
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 
 PACKAGE = Path(ntkexp.__file__).parent
-LIBRARY = ("kernel", "library.py", "limit", "closed_form")
+LIBRARY = ("kernel", "library", "limit", "closed_form")
 
 
 def commands(command: object) -> Iterator[object]:

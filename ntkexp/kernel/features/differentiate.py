@@ -5,20 +5,22 @@ The outputs are differentiated at the taps of every use of a weight, one output 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.arrange import arrange
-from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.uses import Use
 from ntkexp.shapes import Weights
 
+Jacobian = TypeVar("Jacobian")
+
 
 def differentiate(
+    arranged: Callable[..., Jacobian],
     output: Float[Tensor, "example out"],
     uses: Sequence[Use],
     owned: Owners,
@@ -26,12 +28,15 @@ def differentiate(
     chosen: Sequence[int],
     *,
     at_once: bool = False,
-) -> Features:
-    """The features of the chosen outputs; `leaves` are the weights, or the differences of weights, that are trained."""
+) -> Jacobian:
+    """The Jacobian of the chosen outputs, as it is arranged from what is pulled back to every use (`arrange.arrange`).
+
+    `leaves` are the weights, or the differences of weights, that are trained.
+    """
     taps, columns = [use.tap for use in uses], each_output(output, chosen)
     pull = pull_at_once if at_once and len(chosen) > 1 else pull_one_by_one
     cotangents = pull(output, taps, columns) if taps else []
-    return arrange(uses, cotangents, owned.of_uses, len(output), len(chosen), leaves)
+    return arranged(uses, cotangents, owned.of_uses, len(output), len(chosen), leaves)
 
 
 def pull_one_by_one(

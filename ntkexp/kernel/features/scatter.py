@@ -22,7 +22,7 @@ def scatter(
     use: Element, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
 ) -> Float[Tensor, "example out size"]:
     """The gradient of each example with respect to the elements that a weight was expanded from."""
-    cotangent = cotangent if isinstance(use.gain, float) and use.gain == 1 else cotangent * use.gain
+    cotangent = with_gain(use, cotangent)
     reached = owner >= 0
     if not reached.all():
         refuse_unowned(cotangent.masked_fill(reached, 0.0))
@@ -34,6 +34,11 @@ def scatter(
     target = (owner * size + positions.to(owner.device))[reached]
     flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
     return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
+
+
+def with_gain(use: Element, cotangent: Float[Tensor, "out ..."]) -> Float[Tensor, "out ..."]:
+    """The gradient of the expanded weight, where the tap is a result that it was multiplied into."""
+    return cotangent if isinstance(use.gain, float) and use.gain == 1 else cotangent * use.gain
 
 
 def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], examples: int) -> int | None:

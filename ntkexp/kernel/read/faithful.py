@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.arrange import arrange
+from ntkexp.kernel.features.use_by_use import keep_uses
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import columns, plain_kernels, unfused
@@ -69,8 +69,8 @@ def gradients_at(
     """Gradients, put together from those at the uses."""
     taps = [use.tap for use in uses]
     pulled = torch.autograd.grad(output, taps, cotangent, retain_graph=True, materialize_grads=True) if taps else ()
-    found = arrange(uses, [part[None] for part in pulled], owned.of_uses, len(cotangent), 1, leaves)
-    return found.total({name: leaf.detach() for name, leaf in leaves.items()})
+    found = keep_uses(uses, [part[None] for part in pulled], owned.of_uses, len(cotangent), 1, leaves)
+    return found.add_to({name: torch.zeros_like(leaf.detach()) for name, leaf in leaves.items()})
 
 
 def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:

@@ -8,15 +8,17 @@ a module whose gradients are not the derivatives of its values, is read example 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.differentiate import differentiate
+from ntkexp.kernel.features.arrange import arrange
+from ntkexp.kernel.features.differentiate import Jacobian, differentiate
 from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.use_by_use import UseByUse, keep_uses
 from ntkexp.kernel.read.answers import Answers
 from ntkexp.kernel.read.faithful import UNFAITHFUL, is_as_it_runs, is_faithful
 from ntkexp.kernel.read.jacobian import jacobian
@@ -94,13 +96,23 @@ class Reader:
         """The features of a point through whose operations differences can be passed."""
         if self.programs is not None:
             return self.along(tape, tape, chosen)
+        return self.differentiated(arrange, tape, chosen)
+
+    def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> UseByUse:
+        """The Jacobian of a point through whose operations differences can be passed, use by use."""
+        return self.differentiated(keep_uses, tape, chosen)
+
+    def differentiated(
+        self, arranged: Callable[..., Jacobian], tape: Tape, chosen: Sequence[int] | None = None
+    ) -> Jacobian:
+        """The Jacobian of a point, from its own graph or by the difference rules."""
         owned = self.owned(tape)
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         uses = plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
         if uses is not None and self.is_as_it_runs(tape, uses):
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
-            return differentiate(tape[tape.output], uses, owned, weights, chosen_outputs(tape, chosen))
-        return self.secant(tape, tape, chosen).features
+            return differentiate(arranged, tape[tape.output], uses, owned, weights, chosen_outputs(tape, chosen))
+        return self.replayed(arranged, tape, tape, chosen)[0]
 
     def along(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J̄(x) of a segment."""
@@ -111,16 +123,22 @@ class Reader:
         def usual(at_once: bool) -> Features:
             replay = Replay(start, end, self.trained, owned.constants)
             wanted = chosen_outputs(start, chosen)
-            return differentiate(replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
+            return differentiate(arrange, replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
 
         return self.programs.read(start, end, tuple(chosen_outputs(start, chosen)), owned, usual)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""
-        replay = Replay(start, end, self.trained, self.owned(start).constants)
+        return Reading(*self.replayed(arrange, start, end, chosen))
+
+    def replayed(
+        self, arranged: Callable[..., Jacobian], start: Tape, end: Tape, chosen: Sequence[int] | None = None
+    ) -> tuple[Jacobian, Float[Tensor, "example out"]]:
+        """The Jacobian of a segment by the difference rules, and J̄Δθ."""
+        replay, wanted = Replay(start, end, self.trained, self.owned(start).constants), chosen_outputs(start, chosen)
         owned = self.owned_faithfully(start)
-        pieces = differentiate(replay.delta, replay.uses, owned, replay.leaves, chosen_outputs(start, chosen))
-        return Reading(pieces, replay.delta.detach())
+        found = differentiate(arranged, replay.delta, replay.uses, owned, replay.leaves, wanted)
+        return found, replay.delta.detach()
 
     def closures(self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> list[Closure]:
         """The closures of a secant: as it was pushed and, where no other weights move, as its features say."""

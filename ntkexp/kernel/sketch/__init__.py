@@ -1,0 +1,1 @@
+"""Sketches: Jacobians projected at random, for kernels whose features would not fit."""

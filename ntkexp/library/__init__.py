@@ -1,0 +1,21 @@
+"""Kernels of any module are computed by functions, without a run.
+
+>>> import torch
+>>> layer = torch.nn.Linear(2, 1, dtype=torch.float64)
+>>> x = torch.tensor([[1.0, 2.0], [0.0, 3.0]], dtype=torch.float64)
+>>> tangent_kernel(layer, x)[:, 0, :, 0]
+tensor([[ 6.,  7.],
+        [ 7., 10.]], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+from ntkexp.kernel.record.full_precision import full_precision
+from ntkexp.library.module import reader_of
+from ntkexp.library.secant import secant_kernel
+from ntkexp.library.tangent import tangent_kernel
+from ntkexp.limit import infinite_kernel as infinite
+
+infinite_kernel = full_precision()(infinite.infinite_kernel)
+
+__all__ = ["infinite_kernel", "reader_of", "secant_kernel", "tangent_kernel"]

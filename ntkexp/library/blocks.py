@@ -1,0 +1,53 @@
+"""The kernel of features that are read for some outputs at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from warnings import warn
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.gram import gram, trace
+from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.inputs import examples
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.rules.base import NoRule
+
+
+def tangent(reader: Reader, tape: Tape, chosen: Sequence[int]) -> Features:
+    """The features of a point; where no rules lead through the module, it is said why, and Jacobians are taken."""
+    try:
+        return reader.factored(tape, chosen)
+    except NoRule as error:
+        warn(error.remark, stacklevel=6)
+        return reader.dense(tape, chosen)
+
+
+def kernel(
+    left: Callable[[Sequence[int]], Features],
+    right: Callable[[Sequence[int]], Features],
+    tapes: Sequence[Tape],
+    outputs: Outputs,
+) -> Float[Tensor, "probe out train out_"]:
+    """The kernel of features that are read for some outputs at a time."""
+    count = tapes[0].outputs.shape[1]
+    chosen = wanted(outputs, count)
+    if outputs != "trace":
+        return between(left, right, chosen, gram)
+    largest = max(tapes, key=lambda tape: examples(tape.given))
+    first, *rest = (between(left, right, chunk, trace) for chunk in chunks(largest, count))
+    return sum(rest, start=first)
+
+
+def between(
+    left: Callable[[Sequence[int]], Features],
+    right: Callable[[Sequence[int]], Features],
+    chosen: Sequence[int],
+    inner: Callable[[Features, Features], Tensor],
+) -> Tensor:
+    """The kernel of some outputs; features of the same tape are read once."""
+    ones = left(chosen)
+    return inner(ones, ones if left is right else right(chosen))

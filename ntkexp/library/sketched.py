@@ -1,0 +1,48 @@
+"""The tangent kernel of any module from sketches of its Jacobian."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from warnings import warn
+
+from ntkexp.kernel.features.use_by_use import UseByUse, of_features
+from ntkexp.kernel.read.outputs import Outputs, wanted
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read.sketched import Side, SketchedKernel, sketched_kernel
+from ntkexp.kernel.record.inputs import as_inputs, part
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Inputs, Weights
+
+
+def sketched_tangent(
+    reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, outputs: Outputs, size: int, seed: int
+) -> SketchedKernel:
+    """K̂ of the chosen outputs, by so many dimensions."""
+    refuse_size(size)
+    if outputs == "trace":
+        raise Mistake("sketch, with outputs='trace': a trace is not sketched; give 'all' or a list of outputs")
+    tape = reader.record(weights, part(as_inputs(x1), slice(0, 2)))
+    chosen = wanted(outputs, tape.outputs.shape[1])
+    record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
+    left = Side(record, read, as_inputs(x1))
+    right = left if x2 is None else Side(record, read, as_inputs(x2))
+    trained = {name: weight for name, weight in weights.items() if name in reader.trained}
+    return sketched_kernel(left, right, trained, size, seed)
+
+
+def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:
+    """The Jacobian of some examples; where no rules lead through the module, it is said why."""
+    try:
+        return reader.use_by_use(tape, chosen)
+    except NoRule as error:
+        warn(error.remark, stacklevel=2)
+        return of_features(reader.dense(tape, chosen))
+
+
+def refuse_size(size: int) -> None:
+    """Refuse what is no number of dimensions."""
+    if size < 1:
+        raise Mistake(f"sketch={size}: give the number of dimensions that gradients are projected to, such as 1024")

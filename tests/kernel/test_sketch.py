@@ -1,0 +1,118 @@
+"""Sketches are linear maps of weight space whose mean is right; closing and error bars hold on them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.sketch import sketch as chapter
+from ntkexp.kernel.sketch.closing import Sketched, sketched_gram
+from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
+from ntkexp.kernel.sketch.sketch import Sketch
+from tests.kernel.compare import agree
+from tests.kernel.known import Known, known
+from tests.kernel.problems import KINDS
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def shapes(network: Known) -> dict[str, torch.Size]:
+    """Those of the trained weights."""
+    return {name: p.shape for name, p in network.given.module.named_parameters() if p.requires_grad}
+
+
+def matrix(sketch: Sketch) -> Tensor:
+    """S, a row for every weight."""
+    sizes = [shape.numel() for shape in sketch.shapes.values()]
+    each = torch.split(torch.eye(sum(sizes), dtype=torch.float64), sizes, dim=1)
+    rows = []
+    for parts in zip(*each, strict=True):
+        vector = {name: part.view(shape) for (name, shape), part in zip(sketch.shapes.items(), parts, strict=True)}
+        rows.append(sketch.of_weights(vector))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("out", [True, False], ids=["multiplied out", "convolved"])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_way_is_the_jacobian_times_one_matrix(name: str, out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From factors, from copies and from rows: ties between parameters may be of any kind."""
+    network = known(name)
+    monkeypatch.setattr(chapter, "multiplied_out_is_cheaper", lambda *sizes: out)
+    sketch = Sketch(7, 3, shapes(network))
+    jacobian = torch.cat(list(network.jacobians.values()), 2)[:5]
+    expected = jacobian @ matrix(sketch)
+    scale = jacobian.abs().sum(2).max()
+    agree(sketch.of(network.reader.use_by_use(network.tape).parts), expected, 100 * EPS, scale)
+    agree(sketch.of(network.features.blocks.values()), expected, 100 * EPS, scale)
+
+
+def test_the_mean_over_sketches_is_the_kernel() -> None:
+    """400 of them: what is left is a twentieth of the error of one, and a bias of a tenth of that would show."""
+    network = known("two heads")
+    parts, kernel = network.reader.use_by_use(network.tape).parts, network.kernel[:, :, :5]
+    found = []
+    for seed in range(400):
+        rows = Sketched(Sketch(8, seed, shapes(network)).of(parts))
+        found.append(sketched_gram(rows, rows) - kernel)
+    errors = torch.stack(found)
+    typical = errors.square().mean(0).sqrt()
+    assert bool((errors.mean(0).abs() < 4 * typical / 20).all())  # 4 deviations, at 225 entries
+
+
+@pytest.mark.parametrize("name", ["relu", "convolution", "encoder, norm before"])
+def test_the_error_falls_like_the_root_of_the_size(name: str) -> None:
+    network = known(name)
+    parts, kernel = network.reader.use_by_use(network.tape).parts, network.kernel[:, :, :5]
+
+    def error(size: int) -> float:
+        squares = []
+        for seed in range(30):
+            rows = Sketched(Sketch(size, seed, shapes(network)).of(parts))
+            squares.append((sketched_gram(rows, rows) - kernel).square().sum())
+        return float(torch.stack(squares).mean().sqrt() / kernel.norm())
+
+    few, many = error(16), error(1024)
+    assert few < 2.0  # a sketch of a ⊗ β errs at most like √(8/k) of its norm, and sums of several by less
+    assert 0.5 < few / many / 8 < 2.0  # √64, from 30 seeds each
+
+
+def test_the_bar_is_as_large_as_the_error_in_95_of_100_cases() -> None:
+    """200 cases, of all networks and sizes; the worst there is, an error in one direction, among them."""
+    covered = 0
+    for case in range(150):
+        network = known(KINDS[case % len(KINDS)])
+        if network.kernel.norm() == 0:
+            continue
+        parts, kernel = network.reader.use_by_use(network.tape).parts, network.kernel[:, :, :5]
+        rows = Sketched(Sketch(4 ** (1 + case % 4), case, shapes(network)).of(parts))
+        covered += holds(sketched_gram(rows, rows) - kernel, case)
+    for case in range(50):
+        one = torch.randn(5, 2, 1, generator=torch.Generator().manual_seed(case), dtype=torch.float64)
+        covered += holds(torch.einsum("qck,ndk->qcnd", one, one), case)
+    assert covered >= 190
+
+
+def holds(error: Tensor, seed: int) -> bool:
+    """Whether the bar covers this error."""
+    vectors = random_vectors(error.shape[2:], seed, error)
+    return error_bar(torch.einsum("qcnd,vnd->vqc", error, vectors)) >= float(error.norm()) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 10, 500])
+@pytest.mark.parametrize("name", ["relu", "convolution", "encoder, norm before"])
+def test_a_step_of_gradient_descent_closes_however_small_its_sketch(name: str, size: int) -> None:
+    network = known(name)
+    step = network.step(0.3)
+    rate, right = 0.7, network.features
+    pull = torch.randn(network.tape.outputs.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    gradient = right.weighted(pull).total(dict(network.given.start))
+    length = torch.stack([part.square().sum() for part in gradient.values()]).sum().sqrt()
+    direction = {key: part / length for key, part in gradient.items()}
+    sketch, left = Sketch(size, 1, shapes(network)), step.reading.features
+    along = sketch.of_weights(direction)
+    one = Sketched(sketch.of(left.blocks.values())).apart(left.applied(direction), along)
+    other = Sketched(sketch.of(right.blocks.values())).apart(right.applied(direction), along)
+    parts = -rate * torch.einsum("qcnd,nd->qcn", sketched_gram(one, other), pull)
+    change = -rate * left.applied(gradient)
+    agree(parts.sum(2), change, 1000 * EPS, parts.abs().sum(2).max() + change.abs().max())
