@@ -128,8 +128,9 @@ class ProgramCache:
         key = (start.program, start is end, chosen, owned.digest)
         if start.program != end.program or not self.comes_again(key):
             return at_once(usual)
-        fed = [value for tape in ([start] if start is end else [start, end]) for value in varying(tape)]
-        return self.features.result(key, fed, lambda: at_once(usual), lambda: write_features(usual, fed))
+        tapes = [start] if start is end else [start, end]
+        fed = [value for tape in tapes for value in varying(tape)]
+        return self.features.result(key, fed, lambda: at_once(usual), lambda: write_features(usual, fed, tapes))
 
     def comes_again(self, key: Hashable) -> bool:
         """Whether tapes of this program were read before, with these owners."""
@@ -174,7 +175,7 @@ def write_tape(tape: Tape) -> tuple[Tape, Written[Tape] | None]:
 
 
 def write_features(
-    usual: Callable[[bool], Features], fed: Sequence[Tensor]
+    usual: Callable[[bool], Features], fed: Sequence[Tensor], tapes: Sequence[Tape]
 ) -> tuple[Features, Written[Features] | None]:
     """Features, and how they follow from the values on tapes."""
     found: list[Features] = []
@@ -183,7 +184,7 @@ def write_features(
         found[:] = [at_once(usual)]
         return parts(found[0])
 
-    written = trace(act, fed)
+    written = trace(act, fed, tapes)
     return found[0], Written(written, features_mould(found[0]), fill_features)
 
 

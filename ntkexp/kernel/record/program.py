@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
+from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
 from ntkexp.kernel.record.recorder import Recorder
-from ntkexp.kernel.record.tape import Entry, Slot
-
-SAME = ("detach", "alias", "lift_fresh")  # operations that return what they are given, where nothing is overwritten
+from ntkexp.kernel.record.simplify import Simplification
+from ntkexp.kernel.record.tape import Entry, Slot, Tape
 
 
 class DoesNotHold(Exception):
@@ -45,10 +45,17 @@ class Program:
 
 
 def program(
-    entries: Sequence[Entry], values: Sequence[Tensor], fed: Sequence[Slot], results: Sequence[Slot]
+    entries: Sequence[Entry],
+    values: Sequence[Tensor],
+    fed: Sequence[Slot],
+    results: Sequence[Slot],
+    known: Sequence[Entry] = (),
 ) -> Program:
-    """The program that leads from the fed slots to the results."""
-    entries = [without_input(entry, values, fed) for entry in entries]
+    """The program that leads from the fed slots to the results; `known` are operations whose results are fed."""
+    simple = Simplification(values)
+    simple.rest(known)
+    entries = simple.rest(without_input(entry, values, fed) for entry in entries)
+    results = [simple.slot(slot) for slot in results]
     moving = reach(entries, set(fed))
     wanted, kept = set(results), []
     for entry in reversed(entries):
@@ -93,11 +100,7 @@ def compile_entries(
         nodes[slot] = graph.placeholder(f"v{k}")
     read: list[tuple[fx.Node, Any]] = []
     for entry in entries:
-        if entry.name in SAME:
-            nodes[entry.results[0]] = nodes[entry.slots[0]]
-            continue
-        args, kwargs = tree_map(node, (entry.args, entry.kwargs))
-        whole = graph.call_function(entry.op, args, kwargs)
+        whole = call(graph, entry, *tree_map(node, (entry.args, entry.kwargs)))
         if entry.places is None:
             nodes |= dict.fromkeys(entry.results, whole)
             read += [(whole, scalar) for scalar in entry.scalars if scalar is not None]
@@ -108,9 +111,27 @@ def compile_entries(
     return fx.GraphModule({}, graph).forward, [scalar for _, scalar in read]
 
 
-def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor]) -> Program:
-    """What an act does with tensors, as a program of those that are fed; its results are no use."""
+def call(graph: fx.Graph, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    """The line that runs an operation."""
+    if entry.op in METHODS:
+        return graph.call_method(METHODS[entry.op], args, kwargs)
+    return graph.call_function(FUNCTIONS.get(entry.op, entry.op), args, kwargs)
+
+
+def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()) -> Program:
+    """What an act does with tensors, as a program of those that are fed, such as the values on tapes."""
     with Recorder() as recorder:
         slots = [recorder.slot(value) for value in fed]
+        known = [told(entry, tape, recorder) for tape in tapes for entry in tape.entries]
         results = [recorder.slot(result) for result in act()]
-    return program(recorder.entries, recorder.values, slots, results)
+    return program(recorder.entries, recorder.values, slots, results, known)
+
+
+def told(entry: Entry, tape: Tape, recorder: Recorder) -> Entry:
+    """An operation on a tape, in the slots that a recorder has for its values."""
+
+    def slot(leaf: Any) -> Any:
+        return recorder.slot(tape[leaf]) if isinstance(leaf, Slot) else leaf
+
+    args, kwargs = tree_map(slot, (entry.args, entry.kwargs))
+    return replace(entry, args=args, kwargs=kwargs, results=tuple(map(slot, entry.results)))

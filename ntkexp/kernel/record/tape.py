@@ -24,7 +24,14 @@ from ntkexp.shapes import Inputs
 
 
 class Slot(int):
-    """The place of a tensor on a tape."""
+    """The place of a tensor on a tape, which is not written like a number.
+
+    >>> [Slot(2), 2]
+    [@2, 2]
+    """
+
+    def __repr__(self) -> str:
+        return f"@{int(self)}"
 
 
 @dataclass(frozen=True, eq=False)
