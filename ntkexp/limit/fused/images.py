@@ -66,32 +66,41 @@ def images(
             stacked(banded, inside, 1, rows, stride, o1, 0, down, size)
             for i in range(first_count):
                 for j in range(i if same else 0, second_count):
-                    first, second = i * fields * size, j * fields * size
-                    multiplied(one, two, first, second, channels, work[0], margin, size)
-                    work[1, :] = 0
                     # An example and itself, pixel by pixel: every correlation is one.
                     itself = same and i == j and o1 == 0 and o2 == 0
-                    walked(
-                        operations,
-                        weights,
-                        work,
-                        margin,
-                        size,
-                        stride,
-                        weights.dtype.type(2) if itself else equal,
-                        one,
-                        two,
-                        first + channels * size,
-                        second + channels * size,
-                        size,
-                        size,
-                        inside,
+                    near = weights.dtype.type(2) if itself else equal
+                    first, second = i * fields * size, j * fields * size
+                    paired(
+                        operations, weights, work, margin, size, stride, near, one, two, first, second, channels, inside
                     )
                     if kept.shape[0]:
                         stored(work, margin, stride, down, across, o1, o2, kept[:, i, j, k1, :, k2, :])
                     else:
                         sums[0, i, j] += total(work[0], margin, size)
                         sums[1, i, j] += total(work[1], margin, size)
+
+
+@compiled
+def paired(
+    operations: Array,
+    weights: Array,
+    work: Array,
+    margin: int,
+    size: int,
+    stride: int,
+    equal: Any,
+    one: Array,
+    two: Array,
+    first: int,
+    second: int,
+    channels: int,
+    inside: Array,
+) -> None:
+    """The tile of two images at one offset: from the products of their inputs through all layers."""
+    multiplied(one, two, first, second, channels, work[0], margin, size)
+    work[1, :] = 0
+    roots, other_roots = first + channels * size, second + channels * size
+    walked(operations, weights, work, margin, size, stride, equal, one, two, roots, other_roots, size, size, inside)
 
 
 @compiled
