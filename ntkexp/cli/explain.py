@@ -21,8 +21,8 @@ def explain(
     """Explain the points that were asked for: by number, or those that the network misses most."""
     from ntkexp.report import explain as explanations
     from ntkexp.report.explain_text import all_told
+    from ntkexp.report.ladder import main_split
     from ntkexp.report.run import load_run
-    from ntkexp.report.table import main_split
 
     if numbers and worst is not None:
         raise Mistake("--probe names points and --worst looks for them; give one of the two")

@@ -10,13 +10,17 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible
 from ntkexp.cli.progress import listener
 from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
 from ntkexp.mistake import Mistake
-from ntkexp.records.folder import BEGUN
+from ntkexp.records.folder import BEGUN, DONE
+
+if TYPE_CHECKING:
+    from ntkexp.records.results import Result
 
 
 def train(
@@ -106,20 +110,26 @@ def wrap(text: str) -> str:
 
 
 def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
-    """Show what came out: the ladder, what it means, and where everything lies."""
-    from ntkexp.records.json_file import to_text
-    from ntkexp.records.timings import of_machines, read_timings
-    from ntkexp.report.run import load_run
-    from ntkexp.report.sentence import sentence
-    from ntkexp.report.table import ladder_table
-
+    """Show what came out of a run that is known to be whole: the ladder, what it means, and where everything lies."""
     if quiet and not as_json:
         return
-    run = load_run(folder)
+    from ntkexp.records.json_file import to_text
+    from ntkexp.records.results import read_results
+    from ntkexp.records.seal import read_sealed
+
+    outcome, ladder = str(read_sealed(folder / DONE)["outcome"]), read_results(folder / "results.csv")
     if as_json:
-        rows = [asdict(row) for row in run.ladder]
-        sys.stdout.write(to_text({"folder": str(folder), "outcome": run.outcome, "results": rows}))
+        rows = [asdict(row) for row in ladder]
+        sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
     else:
-        table = ladder_table(run.ladder, of_machines(read_timings(folder / "timings.csv")))
-        told = wrap(sentence(run.ladder))
-        sys.stdout.write(f"\n{wrap(run.outcome)}\n\n{table.rstrip()}\n\n{told}\n{folder}\n")
+        sys.stdout.write(f"\n{wrap(outcome)}\n\n{in_words(folder, ladder)}\n{folder}\n")
+
+
+def in_words(folder: Path, ladder: Sequence[Result]) -> str:
+    """Lay out the ladder with the seconds that each machine took, and say what it means."""
+    from ntkexp.records.timings import of_machines, read_timings
+    from ntkexp.report.ladder import ladder_table
+    from ntkexp.report.sentence import sentence
+
+    table = ladder_table(ladder, of_machines(read_timings(folder / "timings.csv")))
+    return f"{table.rstrip()}\n\n{wrap(sentence(ladder))}"

@@ -26,6 +26,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.metrics import cell
 
+SPLITS = ("train", "probe", "test")
 AT_POINTS = re.compile(r"at (\d+) of (\d+) points")
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.report.run import SPLITS, Run
+from ntkexp.records.results import SPLITS
+from ntkexp.report.run import Run
 from ntkexp.text import spoken
 
 START_VARIANCE = "start_variance"

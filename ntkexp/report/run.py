@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
@@ -26,11 +25,13 @@ from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_ru
 from ntkexp.records.json_file import read_object
 from ntkexp.records.metrics import RETRACED
 from ntkexp.records.provenance import refuse_other_version
-from ntkexp.records.results import COLUMNS, Result, read_results
+from ntkexp.records.results import COLUMNS, SPLITS, Result, read_results
 from ntkexp.records.seal import read_sealed
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 TABLES = (CONFIG, "metrics.csv", "results.csv")
-SPLITS = ("train", "probe", "test")
 NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int)
 """What the columns of metrics.csv hold."""
 
@@ -182,6 +183,8 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 def open_store(path: Path) -> xr.Dataset:
     """Open a zarr store with its dimensions named; the numbers are read when they are used."""
+    import xarray as xr  # noqa: PLC0415  slow, and tables need none
+
     try:
         store: xr.Dataset = xr.open_zarr(path, consolidated=False, chunks=None)
     except (OSError, ValueError, KeyError) as error:

@@ -15,6 +15,8 @@ from typing import IO, NamedTuple
 
 import pytest
 
+from tests.run.commands import TINY, only_run
+
 HEAVY = ("torch", "hydra", "pandas", "numpy", "matplotlib", "sklearn", "xarray", "rich.progress")
 ANSWERING = """
 import atexit, json, os, sys
@@ -90,6 +92,14 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
     assert (ended.status, ended.err) == (0, "")
     assert word in ended.out
     assert "\x1b" not in ended.out
+
+
+def test_a_run_is_carried_out_and_told_without_what_draws_and_reads_it(start: Start, tmp_path: Path) -> None:
+    ended = start("train", *TINY, f"--out={tmp_path}", "--quiet")
+    assert (ended.status, ended.err) == (0, "torch hydra numpy")
+    again = start("train", *TINY, f"--out={tmp_path}")
+    assert again.out.endswith(f"{only_run(tmp_path)}\n")
+    assert again.err.endswith("torch hydra numpy")
 
 
 def test_a_run_loads_no_compiler() -> None:

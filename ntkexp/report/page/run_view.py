@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ntkexp.records.timings import of_machines, read_timings
 from ntkexp.report.configuration import differing, flat
+from ntkexp.report.ladder import ladder_rows, notes
 from ntkexp.report.material import Material
 from ntkexp.report.page.inline import slug
 from ntkexp.report.page.picture import Shown, command_of, link, of_run, of_sweep
@@ -16,7 +17,7 @@ from ntkexp.report.page.table import Table, table, tabled
 from ntkexp.report.plots.strip import strip
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
-from ntkexp.report.table import combined, ladder_rows, notes
+from ntkexp.report.table import combined
 
 ROOM = 4_000_000
 """Bytes for pictures of single runs; what does not fit is linked to."""

@@ -13,11 +13,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from ntkexp.report.ladder import main_split
 from ntkexp.report.likeness import Likeness, likeness
 from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
-from ntkexp.report.table import main_split
 from ntkexp.text import listed, short, spoken
 
 LEAST = 1e-17  # where an error of exactly zero is drawn

@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from ntkexp.records.results import SPLITS
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import WIDE, colour, heading
-from ntkexp.report.run import SPLITS, Run
+from ntkexp.report.run import Run
 from ntkexp.text import short, spoken
 
 LEAST = 1e-17  # where an error of exactly zero is drawn
