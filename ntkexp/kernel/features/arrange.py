@@ -114,10 +114,13 @@ def multiplied_by_group(
     left = left.reshape(examples, groups, count * features // groups, uses)
     found: Tensor | None = None
     for part, shown in turns:
-        right = shown.reshape(len(shown) * groups, -1, uses).mT
+        rows, right = left[part].flatten(0, 1), shown.reshape(len(shown) * groups, -1, uses).mT
+        if part == slice(None):  # nothing is overwritten, so that a program can be made of it
+            found = torch.bmm(rows, right).view(*left.shape[:3], right.shape[2])
+            break
         if found is None:
             found = left.new_empty(*left.shape[:3], right.shape[2])
-        torch.bmm(left[part].flatten(0, 1), right, out=found[part].flatten(0, 1))
+        torch.bmm(rows, right, out=found[part].flatten(0, 1))
     assert found is not None
     return found.view(examples, groups, count, -1).transpose(1, 2).flatten(2)
 
