@@ -94,3 +94,9 @@ Tiles: TypeAlias = Annotated[
     int | None,
     typer.Option("--workers", metavar="N", min=1, help="How many tiles at once; one for each core if not given."),
 ]
+Engine: TypeAlias = Annotated[
+    str, typer.Option("--engine", metavar="ENGINE", help="Who computes: local, dask:ADDRESS or slurm:KEY=VALUE,…")
+]
+FillDryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Say about how many core hours it would take, and compute nothing.")
+]

@@ -21,7 +21,7 @@ import typer
 from ntkexp.cli.advice import with_advice
 from ntkexp.cli.app import app
 from ntkexp.cli.surroundings import refuse_unfit, settle
-from ntkexp.engine.fault import DENIED, FAULTS, exhausted, in_words
+from ntkexp.engine.fault import DENIED, FAULTS, exhausted, in_words, unfinished
 from ntkexp.mistake import Mistake
 
 # Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
@@ -67,7 +67,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
             return in_words(error), 2 if error.errno in DENIED else 1
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() if said := exhausted(error):
+        case RuntimeError() | MemoryError() if said := unfinished(error) or exhausted(error):
             return said, 1
     return None
 

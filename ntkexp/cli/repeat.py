@@ -13,6 +13,11 @@ OUTPUTS = Path("outputs")
 """Where results go if nobody says."""
 
 
+def trusted(entries: Sequence[str]) -> tuple[str, ...]:
+    """What is trusted, as it is spelled in any folder."""
+    return tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in entries)
+
+
 def options(out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None) -> list[str]:
     """The options without which the words of a command mean something else, or its results lie elsewhere."""
     place = [f"--out={out}"] if out != OUTPUTS else []

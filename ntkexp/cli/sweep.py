@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible, polite_kill
-from ntkexp.cli.repeat import options
+from ntkexp.cli.repeat import options, trusted
 from ntkexp.cli.train import ensure_writable, keep_events
 from ntkexp.records.command import command
 
@@ -91,8 +91,7 @@ def carry_out(
     from ntkexp.sweep.cost import Estimator
     from ntkexp.sweep.status import statuses
 
-    trust = tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in asked.trust)
-    conductor = Conductor(plan, engine, listener(asked.quiet), trust, asked.fail_fast)
+    conductor = Conductor(plan, engine, listener(asked.quiet), trusted(asked.trust), asked.fail_fast)
     write_down(plan, before, changed=False)
     if begun:
         estimate = Estimator()

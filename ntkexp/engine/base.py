@@ -95,9 +95,18 @@ class AbstractEngine(ABC):
     def workers(self) -> int:
         """How many jobs are done at once."""
 
+    @property
+    @abstractmethod
+    def near(self) -> bool:
+        """Whether its workers are on this machine."""
+
     @abstractmethod
     def limit_threads(self) -> None:
         """Leave jobs their cores: libraries read their number of threads when torch is imported, which comes next."""
+
+    @abstractmethod
+    def refuse_longer(self, seconds: float) -> None:
+        """Refuse work that cannot be kept before so many seconds are over, if no worker has them."""
 
     @abstractmethod
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
@@ -115,6 +124,10 @@ class AbstractElsewhere(AbstractEngine):
     @property
     def workers(self) -> int:
         return self.count
+
+    @property
+    def near(self) -> bool:
+        return False
 
     def limit_threads(self) -> None:
         pass  # nothing is computed here

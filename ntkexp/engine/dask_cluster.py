@@ -47,6 +47,9 @@ class Dask(AbstractElsewhere):
     count: int
     token: str = field(default_factory=lambda: uuid4().hex)
 
+    def refuse_longer(self, seconds: float) -> None:
+        pass  # nobody ends a worker
+
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
         at_work: dict[Any, str] = {}
         try:

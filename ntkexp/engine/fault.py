@@ -33,6 +33,15 @@ SAID = {
 }
 
 
+class Unfinished(RuntimeError):
+    """Workers did not finish what they were given; the message is one line, and the same command goes on."""
+
+
+def unfinished(error: BaseException) -> str | None:
+    """Say that workers did not finish, if that is what an exception is."""
+    return f"{error}; the same command goes on" if isinstance(error, Unfinished) else None
+
+
 def in_words(error: OSError) -> str:
     """Say where a fault happened, and what it was.
 

@@ -43,6 +43,10 @@ class Local(AbstractEngine):
         return self.count
 
     @property
+    def near(self) -> bool:
+        return True
+
+    @property
     def threads(self) -> int:
         """How many threads each worker has."""
         return max(1, cores() // self.count)
@@ -50,6 +54,9 @@ class Local(AbstractEngine):
     def limit_threads(self) -> None:
         threads = str(self.threads)
         os.environ |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+
+    def refuse_longer(self, seconds: float) -> None:
+        pass  # nobody ends a worker
 
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
         crew: dict[Connection, Worker] = {}

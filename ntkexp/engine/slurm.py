@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, Wro
 from ntkexp.engine.child import ignored
 from ntkexp.engine.work import work
 from ntkexp.mistake import nearest
+from ntkexp.text import duration
 
 JOBS, PAUSE, GRACE = 100, 1.0, 60.0
 REQUEUES = 1000  # of a job that runs out of time: unlike one that starts anew, it comes further each time
@@ -46,6 +48,12 @@ class Slurm(AbstractElsewhere):
     cluster: str
     parameters: dict[str, Any]
     count: int
+
+    def refuse_longer(self, seconds: float) -> None:
+        minutes = self.parameters["timeout_min"]
+        if seconds > 60 * minutes:
+            what = f"a job ends after time={minutes} minutes, and nothing is kept before {duration(seconds)}"
+            raise WrongEngine(f"slurm: {what}, about; write such as time={ceil(seconds / 30)}")
 
     def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
         jobs: dict[str, Any] = {}

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ntkexp.config.compose import compose
+from ntkexp.data.base import Data
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.kernel_file.fill.crew import ThreadCrew
+from ntkexp.kernel_file.fill.fill import fill
 from ntkexp.kernel_file.fill.filler import AbstractFiller
+from ntkexp.kernel_file.fill.recipe import AbstractRecipe
 from ntkexp.kernel_file.fill.subject import Subject
+from ntkexp.progress import Silent
+from ntkexp.records.kernel_file.store import KernelMatrix
 
 SIZES = ("data.train=70", "data.probe=30", "data.test=45")  # 32 divides none of them
+
+
+def filled(path: Path, of: Subject, filler: AbstractFiller, *, workers: int = 1, force: bool = False) -> KernelMatrix:
+    """The file, filled by threads."""
+    return fill(path, of, filler, ThreadCrew(of, filler, workers), force=force, progress=Silent())
 
 
 def subject(*overrides: str) -> Subject:
     """Some digits."""
     experiment = compose([*SIZES, *overrides])
-    return Subject(experiment, experiment.data.split(), {"kind": "products"}, 1)
+    return Subject(experiment, experiment.draw(), {"kind": "products"}, 1)
 
 
 @dataclass
@@ -58,6 +71,14 @@ class Products(AbstractFiller):
 
     def among(self, points: Tensor) -> Mapping[str, Tensor]:
         return self.between(points, points)
+
+
+@dataclass(frozen=True)
+class ProductsRecipe(AbstractRecipe):
+    """The same wherever it is followed."""
+
+    def filler(self, experiment: Experiment, data: Data, workers: int) -> Products:
+        return Products()
 
 
 def products_of(left: Tensor, right: Tensor) -> Tensor:

@@ -10,13 +10,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from ntkexp.kernel_file.fill.fill import fill
 from ntkexp.kernel_file.predict.entries import Entries
 from ntkexp.mistake import Mistake
-from ntkexp.progress import Silent
 from ntkexp.records.kernel_file.store import open_matrix
 from tests.kernel_file import subjects
-from tests.kernel_file.subjects import Products
+from tests.kernel_file.subjects import Products, filled
 from tests.torture.damage import damage
 
 subject = cache(subjects.subject)
@@ -27,10 +25,10 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ran
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file left alone, the same broken off, and one of other data."""
     place = tmp_path_factory.mktemp("places")
-    fill(place / "whole", subject(), Products(), workers=1, force=False, progress=Silent())
-    fill(place / "twin", subject("data.seed=1"), Products(), workers=1, force=False, progress=Silent())
+    filled(place / "whole", subject(), Products())
+    filled(place / "twin", subject("data.seed=1"), Products())
     with pytest.raises(KeyboardInterrupt):
-        fill(place / "begun", subject(), Products(fails_after=5), workers=1, force=False, progress=Silent())
+        filled(place / "begun", subject(), Products(fails_after=5))
     return place
 
 
@@ -44,10 +42,10 @@ def test_it_is_filled_again(places: Path, tmp_path: Path, state: str, seed: int)
     path = Path(shutil.copytree(places / state, tmp_path / "k.zarr"))
     done = damage(Random(seed), path, places / "twin")
     try:
-        fill(path, subject(), Products(), workers=1, force=False, progress=Silent())
+        filled(path, subject(), Products())
     except Mistake as mistake:
         assert str(path) in str(mistake)  # noqa: PT017  either end is right
-        fill(path, subject(), Products(), workers=1, force=True, progress=Silent())
+        filled(path, subject(), Products(), force=True)
     assert contents(path) == contents(places / "whole"), done
 
 
@@ -66,7 +64,7 @@ def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: 
     (path / name).unlink()
     with pytest.raises(Mistake, match=r"compute it anew$"):
         open_matrix(path)
-    fill(path, subject(), Products(), workers=1, force=True, progress=Silent())
+    filled(path, subject(), Products(), force=True)
     assert contents(path) == contents(places / "whole")
 
 
@@ -76,7 +74,7 @@ def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> 
     for row in range(2):
         marks = np.frombuffer((path / "done" / "c" / str(row) / "0").read_bytes(), "<u8")
         (path / "done" / "c" / str(row) / "0").write_bytes(np.where(marks, marks, 7).tobytes())
-    fill(path, subject(), Products(), workers=1, force=False, progress=Silent())
+    filled(path, subject(), Products())
     assert contents(path) == contents(places / "whole")
 
 

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel_file.fill.fill import fill
 from ntkexp.kernel_file.predict.entries import Entries
 from ntkexp.kernel_file.predict.predict import Answer, predict
 from ntkexp.kernel_file.predict.question import Question, Solver
 from ntkexp.mistake import Mistake
-from ntkexp.progress import Silent
 from ntkexp.records.kernel_file.store import open_matrix
-from tests.kernel_file.subjects import Products, subject, whole
+from tests.kernel_file.subjects import Products, filled, subject, whole
 
 TRAIN = 70
 RIDGE = 0.3
@@ -26,7 +24,7 @@ ALL = "data.classes=all"
 @pytest.fixture(scope="module", params=[(), (ALL,)], ids=["two classes", "ten"])
 def entries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Entries:
     path = tmp_path_factory.mktemp("kernel") / "k.zarr"
-    return Entries(fill(path, subject(*request.param), Products(), workers=1, force=False, progress=Silent()))
+    return Entries(filled(path, subject(*request.param), Products()))
 
 
 def kernels(entries: Entries) -> dict[str, Tensor]:
@@ -130,13 +128,13 @@ def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:
 def test_a_file_that_is_not_finished_says_so(tmp_path: Path) -> None:
     path = tmp_path / "k.zarr"
     with pytest.raises(KeyboardInterrupt):
-        fill(path, subject(), Products(fails_after=5), workers=1, force=False, progress=Silent())
+        filled(path, subject(), Products(fails_after=5))
     with pytest.raises(Mistake, match="is not finished, or damaged: 5 of 12 tiles are there"):
         Entries(open_matrix(path))
 
 
 def test_a_file_that_lost_a_tile_says_so(tmp_path: Path) -> None:
-    matrix = fill(tmp_path / "k.zarr", subject(), Products(), workers=1, force=False, progress=Silent())
+    matrix = filled(tmp_path / "k.zarr", subject(), Products())
     next((matrix.path / "ntk" / "c").rglob("0/0/0/0")).unlink()
     with pytest.raises(Mistake, match="is not finished, or damaged: 11 of 12 tiles are there"):
         list(predict(Entries(open_matrix(matrix.path)), Question(ridge=RIDGE), lambda text: None))

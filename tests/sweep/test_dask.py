@@ -6,63 +6,24 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from ntkexp.cli.main import run
-from tests.docs.readme import ROOT
+from tests.sweep.cluster import Cluster, dask_cluster
 from tests.sweep.commands import TINY, begun, ended, journal, record, states, swept
 
 FOUR = ("model.width=8,9", "seed=0..1", *TINY)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A scheduler, by its file, and the process groups of two workers."""
-
-    file: Path
-    workers: tuple[subprocess.Popen[bytes], ...]
-
-    @property
-    def engine(self) -> str:
-        return f"--engine=dask:{self.file}"
-
-
-def started(place: Path, *words: str) -> subprocess.Popen[bytes]:
-    """`dask …` in a folder of its own."""
-    place.mkdir()
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with (place / "log.txt").open("wb") as log:
-        command = [sys.executable, "-m", "dask", *words]
-        environment = os.environ | {"PYTHONPATH": path}
-        return subprocess.Popen(command, cwd=place, env=environment, stdout=log, stderr=log, start_new_session=True)
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    file = tmp_path / "scheduler.json"
-    scheduler = started(
-        tmp_path / "scheduler", "scheduler", "--port=0", "--dashboard-address=:0", f"--scheduler-file={file}"
-    )
-    worker = ("worker", f"--scheduler-file={file}", "--nthreads=1", "--no-dashboard")
-    workers = tuple(started(tmp_path / name, *worker) for name in ("one", "two"))
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not all(
-        b"Registered" in (tmp_path / name / "log.txt").read_bytes() for name in ("one", "two")
-    ):
-        time.sleep(0.1)
-    yield Cluster(file, workers)
-    for process in (*workers, scheduler):
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with dask_cluster(tmp_path) as found:
+        yield found
 
 
 @pytest.mark.slow

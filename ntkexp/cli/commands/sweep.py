@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, ConfigDir, Events, Quiet, SweepWords, Trust
+from ntkexp.cli.arguments import AsJson, ConfigDir, Engine, Events, Quiet, SweepWords, Trust
 
 
 def sweep(
@@ -19,10 +19,7 @@ def sweep(
         int | None,
         typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
     ] = None,
-    engine: Annotated[
-        str,
-        typer.Option("--engine", metavar="ENGINE", help="Where runs happen: local, dask:ADDRESS or slurm:KEY=VALUE,…"),
-    ] = "local",
+    engine: Engine = "local",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs, with about the time and memory they take, and begin none.")
     ] = False,

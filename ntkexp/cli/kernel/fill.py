@@ -1,67 +1,42 @@
-"""`ntkexp kernel limit` and `ntkexp kernel tangent`: a kernel is computed into a file."""
+"""`ntkexp kernel limit` and `ntkexp kernel tangent`: which kernel is to be computed into a file, and of what."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.interrupt import interruptible
-from ntkexp.cli.progress import listener
-from ntkexp.cli.train import limit_threads
+from ntkexp.cli.kernel.order import FOLDER, Order, carry_out
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
-    from ntkexp.data.base import Data
-    from ntkexp.experiment.experiment import Experiment
+    from ntkexp.cli.kernel.request import FillRequest
+    from ntkexp.engine.base import AbstractEngine
     from ntkexp.kernel.read.outputs import Outputs
-    from ntkexp.kernel_file.fill.filler import AbstractFiller
-    from ntkexp.records.json_file import Json
-    from ntkexp.records.kernel_file.store import KernelMatrix
-
-
-@dataclass(frozen=True, kw_only=True)
-class FillRequest:
-    """What the commands that compute a kernel file have in common."""
-
-    overrides: Sequence[str]
-    out: Path | None
-    workers: int | None = None
-    force: bool = False
-    quiet: bool
-    as_json: bool
-    trust: Sequence[str]
-    config_dir: Path | None
 
 
 def limit(asked: FillRequest) -> None:
     """Compute the kernels of infinite width into a file."""
-    tell(asked, compute_limit(asked, Path("outputs") / "kernels"))
+    carry_out(order_limit(asked, asked.choose_engine(), FOLDER))
 
 
-def compute_limit(asked: FillRequest, folder: Path) -> KernelMatrix:
-    """Compute the file of a kernel of infinite width, in a folder if the file has no name."""
-    from ntkexp.engine.local import cores
+def order_limit(asked: FillRequest, engine: AbstractEngine, folder: Path) -> Order:
+    """Order the kernels of infinite width, in a folder if the file has no name."""
+    experiment = asked.compose()
+    from ntkexp.kernel_file.fill.limit import LimitRecipe
 
-    experiment = compose_experiment(asked)
-    from ntkexp.kernel_file.fill.limit import limit_of
-
-    data = experiment.draw()
-    return fill_file(asked, experiment, data, limit_of(experiment, data, asked.workers or cores()), folder)
+    return Order(asked, engine, experiment, LimitRecipe(), folder)
 
 
 def tangent(asked: FillRequest, seeds: str | None, outputs: str) -> None:
     """Compute the tangent kernel of networks as they are drawn."""
-    experiment = compose_experiment(asked)
-    from ntkexp.kernel_file.fill.tangent import at_start
+    engine = asked.choose_engine()
+    experiment = asked.compose()
+    from ntkexp.kernel_file.fill.tangent import StartRecipe
     from ntkexp.sweep.axis_values import values
     from ntkexp.sweep.parse import whole_numbers
 
-    chosen = (experiment.seed,) if seeds is None else whole_numbers(values("--seeds", seeds))
-    data = experiment.draw()
-    tell(asked, fill_file(asked, experiment, data, at_start(experiment, data, chosen, read_outputs(outputs))))
+    chosen = (experiment.seed,) if seeds is None else tuple(whole_numbers(values("--seeds", seeds)))
+    carry_out(Order(asked, engine, experiment, StartRecipe(chosen, read_outputs(outputs))))
 
 
 def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Path, when: str) -> None:
@@ -72,9 +47,10 @@ def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Pat
     folder = run.expanduser()
     if not (folder / "config.json").is_file():
         raise Mistake(f"--run={run} is no run folder: it has no config.json")
+    engine = asked.choose_engine()
     from ntkexp.config.build import build
     from ntkexp.config.target import admit
-    from ntkexp.kernel_file.fill.tangent import at_checkpoint
+    from ntkexp.kernel_file.fill.tangent import CheckpointRecipe
     from ntkexp.records.folder import CONFIG, RunFolder
     from ntkexp.run.environment import fix_circumstances
 
@@ -83,10 +59,9 @@ def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Pat
         raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
     written.check(CONFIG, "weights.pt")
     experiment = build(written.read_json(CONFIG), admit(asked.trust))
-    fix_circumstances(experiment)
-    data = experiment.draw()
-    filler = at_checkpoint(experiment, data, folder / "weights.pt", when, read_outputs(outputs))
-    tell(asked, fill_file(asked, experiment, data, filler))
+    fix_circumstances(experiment, experiment.threads or 1)
+    recipe = CheckpointRecipe(str((folder / "weights.pt").absolute()), when, read_outputs(outputs))
+    carry_out(Order(asked, engine, experiment, recipe))
 
 
 def read_outputs(outputs: str) -> Outputs:
@@ -100,55 +75,3 @@ def read_outputs(outputs: str) -> Outputs:
         return [int(number) for number in outputs.split(",")]
     except ValueError:
         raise Mistake(f"--outputs={outputs}: it takes all, trace, or numbers of outputs, such as 0,3") from None
-
-
-def compose_experiment(asked: FillRequest) -> Experiment:
-    """Compose the experiment whose data and network are meant."""
-    limit_threads(asked.overrides)
-    from ntkexp.config.compose import compose
-    from ntkexp.run.environment import fix_circumstances
-
-    experiment = compose(asked.overrides, asked.config_dir, asked.trust)
-    fix_circumstances(experiment)
-    return experiment
-
-
-def fill_file(
-    asked: FillRequest,
-    experiment: Experiment,
-    data: Data,
-    filler: AbstractFiller,
-    folder: Path = Path("outputs/kernels"),
-) -> KernelMatrix:
-    """Fill the kernel file, and finish it."""
-    from ntkexp.engine.local import cores
-    from ntkexp.kernel_file.fill.fill import fill
-    from ntkexp.kernel_file.fill.subject import Subject
-
-    subject = Subject(experiment, data, filler.kernel, filler.outputs)
-    name = f"{experiment.model.option}-{filler.kernel['kind']}-{subject.identity[:12]}.zarr"
-    path = (folder / name if asked.out is None else asked.out).expanduser()
-    with interruptible(lambda: f"; the same command goes on with {path}"):
-        progress = listener(asked.quiet)
-        return fill(path, subject, filler, workers=asked.workers or cores(), force=asked.force, progress=progress)
-
-
-def tell(asked: FillRequest, matrix: KernelMatrix) -> None:
-    """Say what is in the file, and where it is."""
-    from ntkexp.records.json_file import to_text
-
-    layout = matrix.layout
-    if asked.as_json:
-        told: Json = {
-            "file": str(matrix.path),
-            "kernels": layout.kernels,
-            "points": layout.tiling.points,
-            "train": layout.tiling.train,
-            "description": matrix.description,
-        }
-        sys.stdout.write(to_text(told))
-    elif not asked.quiet:
-        kernels = " and ".join(name.upper() for name in layout.kernels)
-        sys.stdout.write(
-            f"{kernels} of {layout.tiling.points} points with {layout.tiling.train} of them\n{matrix.path}\n"
-        )

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.kernel.fill import FillRequest, compute_limit
+from ntkexp.cli.kernel.fill import order_limit
+from ntkexp.cli.kernel.order import FOLDER
 from ntkexp.cli.kernel.predict import ridge
+from ntkexp.cli.kernel.request import FillRequest
 from ntkexp.cli.kernel.tables import rate, save
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
+    from ntkexp.cli.kernel.order import Order
     from ntkexp.kernel_file.predict.question import Question
     from ntkexp.kernel_file.predict.score import Score
 
@@ -35,10 +38,12 @@ def study(asked: StudyRequest) -> None:
     from ntkexp.kernel_file.study import study
 
     found = study(asked.name, Choices(folders(asked.filling.config_dir)))
-    question, place = Question(ridge=ridge(asked.ridge)), asked.filling.out or Path("outputs/kernels")
-    rows: list[list[str | float | None]] = []
+    question, place = Question(ridge=ridge(asked.ridge)), asked.filling.out or FOLDER
+    engine, rows = asked.filling.choose_engine(), list[list[str | float | None]]()
     for name, overrides in found.overrides(asked.filling.overrides).items():
-        for score in scores_of(replace(asked.filling, overrides=overrides, out=None), place, question):
+        for score in scores_of(
+            order_limit(replace(asked.filling, overrides=overrides, out=None), engine, place), question
+        ):
             beside = found.published.get(name) if score.kernel == "ntk" else None
             source = found.published_with if beside else None
             numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
@@ -48,12 +53,12 @@ def study(asked: StudyRequest) -> None:
     show([dict(zip(header, row, strict=True)) for row in rows], file, asked.filling)
 
 
-def scores_of(filling: FillRequest, place: Path, question: Question) -> list[Score]:
+def scores_of(order: Order, question: Question) -> list[Score]:
     """Score one kernel file on its test points."""
     from ntkexp.kernel_file.predict.entries import Entries
     from ntkexp.kernel_file.predict.predict import predict
 
-    entries = Entries(compute_limit(filling, place))
+    entries = Entries(order.fill())
     answers = list(predict(entries, question, lambda text: None))
     return [score for answer in answers for score in answer.scores if score.split == "test"]
 

@@ -1,32 +1,38 @@
 """A kernel file is filled, from wherever an earlier attempt left it: tile by tile, each marked once it is written.
 
-One thread writes, whoever computes, and the file is the same however often it was broken off.
+The file is the same whoever computes its tiles, and however often it was broken off.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
+from ntkexp.kernel_file.fill.crew import AbstractCrew
+from ntkexp.kernel_file.fill.estimate import layout_of
 from ntkexp.kernel_file.fill.filler import AbstractFiller
 from ntkexp.kernel_file.fill.subject import Subject
-from ntkexp.kernel_file.fill.tile import compute_tiles
 from ntkexp.mistake import NoPlace, Useless
 from ntkexp.path.effort import refuse_years
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.json_file import to_text
-from ntkexp.records.kernel_file.layout import Layout, create
+from ntkexp.records.kernel_file.layout import create
 from ntkexp.records.kernel_file.store import KernelMatrix, open_matrix
-from ntkexp.records.kernel_file.tiles import Tiling, side_for
 from ntkexp.records.lock import acquire
 from ntkexp.records.seal import Damaged
 
 
 def fill(
-    path: Path, subject: Subject, filler: AbstractFiller, *, workers: int, force: bool, progress: AbstractProgress
+    path: Path,
+    subject: Subject,
+    filler: AbstractFiller,
+    crew: AbstractCrew,
+    *,
+    force: bool,
+    progress: AbstractProgress,
 ) -> KernelMatrix:
     """Finish a kernel file: it may be new, gone on with, or found as it was."""
     with claim(path):
@@ -41,9 +47,9 @@ def fill(
         before = len(tiling.todo) - len(left)
         progress.start(path.name, len(tiling.todo), before)
         try:
-            for count, each in enumerate(compute_tiles(left, subject, filler, tiling, workers), before + 1):
-                matrix.write(each.row, each.column, each.tile, each.own)
-                progress.step(count, None, None)
+            with closing(crew.complete(matrix, left, progress)) as counts:
+                for count in counts:
+                    progress.step(before + count, None, None)
         finally:
             progress.stop()
         matrix.tidy()
@@ -80,8 +86,8 @@ def open_or_begin(path: Path, subject: Subject, filler: AbstractFiller, force: b
 
 def begin(path: Path, subject: Subject, filler: AbstractFiller) -> KernelMatrix:
     """Begin a file without a tile."""
-    tiling = Tiling(len(subject.inputs), len(subject.data.train.inputs), side_for(len(subject.data.train.inputs)))
-    layout = Layout(filler.names, tiling, filler.outputs, subject.experiment.dtype)
+    layout = layout_of(subject, filler)
+    tiling = layout.tiling
     pairs = tiling.train * (tiling.points - tiling.train / 2)
     what = f"data.train={tiling.train}, {tiling.points} points in all"
     refuse_years(pairs * filler.seconds, what, subject.experiment.device, "them, or model.depth")

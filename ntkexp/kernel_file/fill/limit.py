@@ -11,6 +11,7 @@ from torch import Tensor
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
+from ntkexp.kernel_file.fill.recipe import AbstractRecipe
 from ntkexp.limit.blocks import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.model.learning_task import LearningTask
@@ -59,6 +60,14 @@ class Limit(AbstractFiller):
         found = compute(self.network, place, left, right, memory_gb=self.memory_gb, threads=1)
         scale = self.experiment.init.alpha**2
         return {"nngp": scale * found.nngp[:, None, :, None], "ntk": scale * found.ntk[:, None, :, None]}
+
+
+@dataclass(frozen=True)
+class LimitRecipe(AbstractRecipe):
+    """The limit of the experiment's architecture."""
+
+    def filler(self, experiment: Experiment, data: Data, workers: int) -> Limit:
+        return limit_of(experiment, data, workers)
 
 
 def limit_of(experiment: Experiment, data: Data, workers: int) -> Limit:

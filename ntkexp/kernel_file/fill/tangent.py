@@ -20,6 +20,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
+from ntkexp.kernel_file.fill.recipe import AbstractRecipe
 from ntkexp.library import tangent_kernel
 from ntkexp.model.output import ScaledOutput
 from ntkexp.path.effort import RATE
@@ -70,6 +71,29 @@ class Tangent(AbstractFiller):
             tangent_kernel(module, left, right, outputs=self.wanted, casts=casts) for module in self.modules
         )
         return {"ntk": sum(rest, start=first) / len(self.modules)}
+
+
+@dataclass(frozen=True)
+class StartRecipe(AbstractRecipe):
+    """Networks as they are drawn from these seeds."""
+
+    seeds: tuple[int, ...]
+    wanted: Outputs
+
+    def filler(self, experiment: Experiment, data: Data, workers: int) -> Tangent:
+        return at_start(experiment, data, self.seeds, self.wanted)
+
+
+@dataclass(frozen=True)
+class CheckpointRecipe(AbstractRecipe):
+    """The network of a run, with its weights `when`: at the start or the end."""
+
+    weights: str
+    when: str
+    wanted: Outputs
+
+    def filler(self, experiment: Experiment, data: Data, workers: int) -> Tangent:
+        return at_checkpoint(experiment, data, Path(self.weights), self.when, self.wanted)
 
 
 def at_start(experiment: Experiment, data: Data, seeds: Sequence[int], wanted: Outputs) -> Tangent:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.kernel_file.layout import DONE, MARK, SELF, DamagedKernel, Layout, check_attributes
 from ntkexp.records.kernel_file.tiles import Tiling
+from ntkexp.records.lock import waited_for
 from ntkexp.records.seal import Sealing
 from ntkexp.records.store import drop_partial, get_array, open_store
 
@@ -89,14 +91,24 @@ class KernelMatrix:
         """The file of a row of marks."""
         return self.path / DONE / "c" / str(row) / "0"
 
+    def marks_of(self, tiles: Sequence[tuple[int, int]]) -> list[int]:
+        """The marks of some tiles as they are now."""
+        done = self.done
+        return [int(done[tile]) for tile in tiles]
+
     def unmark(self, tiles: Sequence[tuple[int, int]]) -> None:
         """Let only the marks of other tiles stand."""
-        done = self.done
-        for tile in tiles:
-            done[tile] = 0
-        for row, content in enumerate(map(bytes, done)):
-            if self.marks(row).is_file() and self.marks(row).read_bytes() != content:
-                write_atomically(self.marks(row), content)
+        with self.marking():
+            done = self.done
+            for tile in tiles:
+                done[tile] = 0
+            for row, content in enumerate(map(bytes, done)):
+                if self.marks(row).is_file() and self.marks(row).read_bytes() != content:
+                    write_atomically(self.marks(row), content)
+
+    def marking(self) -> AbstractContextManager[None]:
+        """Be the one who marks: other processes may mark tiles of the same row."""
+        return waited_for(self.path.with_name(f".{self.path.name}.marks.lock"))
 
     def missing(self) -> list[tuple[int, int]]:
         """The tiles that are not written, or not as they were."""
@@ -126,9 +138,11 @@ class KernelMatrix:
                 place[tiling.rows(column), :, within, :] = mirrored
         for name, block in own.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
-        done = self.done[row]
-        done[column] = self.seal(row, column)
-        write_atomically(self.marks(row), done.tobytes())
+        mark = self.seal(row, column)
+        with self.marking():
+            done = self.done[row]
+            done[column] = mark
+            write_atomically(self.marks(row), done.tobytes())
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
         """Read rows of any array."""

@@ -42,6 +42,12 @@ class Tiling:
         """The training examples of a block."""
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
+    def pairs(self, row: int, column: int) -> int:
+        """How many pairs of points a tile has."""
+        rows, columns = self.rows(row), self.columns(column)
+        count: int = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return count
+
     def mirrored(self, row: int, column: int) -> bool:
         """Whether the tile has a mirror image."""
         return row != column and row < self.shape[1]

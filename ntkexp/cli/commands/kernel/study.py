@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, ConfigDir, Overrides, Quiet, Tiles, Trust
+from ntkexp.cli.arguments import AsJson, ConfigDir, Engine, Overrides, Quiet, Tiles, Trust
 
 
 def study(
@@ -25,19 +25,21 @@ def study(
         Path | None, typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table.")
     ] = None,
     workers: Tiles = None,
+    engine: Engine = "local",
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Compare several kernels of infinite width in one table of accuracies."""
-    from ntkexp.cli.kernel.fill import FillRequest
+    from ntkexp.cli.kernel.request import FillRequest
     from ntkexp.cli.kernel.study import StudyRequest, study
 
     filling = FillRequest(
         overrides=overrides or [],
         out=out,
         workers=workers,
+        engine=engine,
         quiet=quiet,
         as_json=as_json,
         trust=trust or [],

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, ConfigDir, KernelFile, Overrides, Quiet, Recompute, Trust
+from ntkexp.cli.arguments import (
+    AsJson,
+    ConfigDir,
+    Engine,
+    FillDryRun,
+    KernelFile,
+    Overrides,
+    Quiet,
+    Recompute,
+    Tiles,
+    Trust,
+)
 
 
 class When(StrEnum):
@@ -44,6 +55,9 @@ def tangent(
             help="Take the weights of the run before training (start) or after it (end).",
         ),
     ] = When.end,
+    workers: Tiles = None,
+    engine: Engine = "local",
+    dry_run: FillDryRun = False,
     force: Recompute = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -51,11 +65,15 @@ def tangent(
     config_dir: ConfigDir = None,
 ) -> None:
     """Compute the tangent kernel of a network as it is drawn, or of a finished run."""
-    from ntkexp.cli.kernel.fill import FillRequest, tangent, tangent_of_run
+    from ntkexp.cli.kernel.fill import tangent, tangent_of_run
+    from ntkexp.cli.kernel.request import FillRequest
 
     asked = FillRequest(
         overrides=overrides or [],
         out=out,
+        workers=workers,
+        engine=engine,
+        dry_run=dry_run,
         force=force,
         quiet=quiet,
         as_json=as_json,

@@ -1,0 +1,67 @@
+"""Kernels by engines, as a user asks for them: what is refused, and what a dry run says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ntkexp.kernel_file.fill import estimate
+from ntkexp.records.kernel_file.store import open_matrix
+from tests.cli.conftest import Command
+from tests.cli.test_mistakes import check
+
+SMALL = ("model.width=8", "data.train=40", "data.probe=10", "data.test=10")
+
+
+@pytest.mark.parametrize("words", [("limit",), ("tangent",), ("study", "images")])
+@pytest.mark.parametrize(
+    ("engine", "advice"),
+    [
+        ("dusk", "did you mean 'dask'"),
+        ("local:3", "write --engine=local"),
+        ("dask:nowhere.json", "there is no such file"),
+        ("slurm:partitoin=x", "did you mean 'partition'"),
+    ],
+)
+def test_an_engine_that_cannot_be_had_is_one_line(
+    command: Command, words: tuple[str, ...], engine: str, advice: str
+) -> None:
+    check(command("kernel", *words, f"--engine={engine}"), advice)
+
+
+@pytest.mark.parametrize("kind", ["limit", "tangent"])
+def test_a_dry_run_says_what_it_takes_and_begins_nothing(command: Command, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "k.zarr"
+    asked = ("kernel", kind, *SMALL, f"--out={path}", "--workers=3", "--dry-run")
+    ended = command(*asked)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith(f"{path}: 3 tiles, about ")
+    told = json.loads(command(*asked, "--json").out)
+    assert (told["file"], told["tiles"], told["workers"]) == (str(path), 3, 3)
+    assert told["elapsed"] == max(told["seconds"] / 3, told["seconds"] / told["tiles"])
+    assert not path.exists()
+
+
+def test_a_job_that_has_no_time_for_a_tile_is_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "k.zarr"
+    monkeypatch.setattr(estimate, "timed", lambda subject, filler: 10.0)
+    monkeypatch.setattr(estimate, "LONG", 0.0)
+    ended = command("kernel", "limit", *SMALL, f"--out={path}", "--engine=slurm:cluster=local", "--quiet")
+    check(ended, "a job ends after time=60 minutes, and nothing is kept before")  # 32 · 32 pairs are 2.8 h
+    assert open_matrix(path).done.sum() == 0
+
+
+def test_a_kernel_that_takes_long_is_said_to(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "timed", lambda subject, filler: 1.0)
+    monkeypatch.setattr(estimate, "LONG", 0.0)
+    ended = command("kernel", "limit", *SMALL, f"--out={tmp_path / 'k.zarr'}", "--workers=2")
+    assert ended.status == 0
+    pairs = 32 * 32 + 28 * 32 + 28 * 8  # a second each
+    said = (
+        f"k.zarr: 3 tiles, about {pairs / 60:.1f} min of one core: {pairs / 120:.1f} min with 2 workers of a core each;"
+    )
+    assert ended.err.splitlines()[0].startswith(said)

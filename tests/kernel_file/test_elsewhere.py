@@ -1,0 +1,120 @@
+"""Processes that compute tiles, here, on a cluster and as jobs: killed, interrupted, resumed, to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ntkexp.records.kernel_file.store import open_matrix
+from tests.docs.readme import ROOT
+from tests.kernel_file.test_fill import contents
+from tests.sweep.cluster import Cluster, dask_cluster
+from tests.sweep.commands import Ended, ended, workers
+
+pytestmark = pytest.mark.slow
+
+SOME = ("data.train=250", "data.probe=40", "data.test=0")
+TANGENT = ("tangent", *SOME, "model.width=1024", "model.depth=3")
+LIMIT = ("limit", *SOME, "model.depth=2")
+
+
+def begun(path: Path, *words: str) -> subprocess.Popen[str]:
+    """`ntkexp kernel …`, running."""
+    command = [sys.executable, "-m", "tests.sweep.commands", "kernel", *words, f"--out={path}"]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def filled(path: Path, *words: str) -> Ended:
+    """The same to its end."""
+    return ended(begun(path, *words))
+
+
+def until_marked(process: subprocess.Popen[str], path: Path, tiles: int) -> None:
+    """Wait until so many tiles are written, of more."""
+    while process.poll() is None and not (path.is_dir() and written(path) >= tiles):
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()
+
+
+def written(path: Path) -> int:
+    """How many tiles are marked."""
+    return int((open_matrix(path).done != 0).sum())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The tangent kernel by one process."""
+    path = tmp_path_factory.mktemp("alone") / "k.zarr"
+    assert filled(path, *TANGENT, "--workers=1").status == 0
+    return contents(path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with dask_cluster(tmp_path) as found:
+        yield found
+
+
+def test_a_killed_worker_costs_a_tile(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    path = tmp_path / "k.zarr"
+    process = begun(path, *TANGENT, "--workers=2")
+    until_marked(process, path, 2)
+    os.kill(workers(process.pid)[0], signal.SIGKILL)
+    found = ended(process)
+    assert found.status == 0, found
+    assert "k.zarr: a worker is lost: its process was killed" in found.err
+    assert contents(path) == alone
+
+
+def test_the_same_command_goes_on_after_a_kill_of_all(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    path = tmp_path / "k.zarr"
+    process = begun(path, *TANGENT, "--workers=2")
+    until_marked(process, path, 3)
+    process.kill()
+    process.communicate()
+    found = filled(path, *TANGENT, "--workers=2")
+    assert found.status == 0, found
+    assert "of them done" in found.err
+    assert contents(path) == alone
+
+
+def test_an_interrupt_ends_the_workers(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    path = tmp_path / "k.zarr"
+    process = begun(path, *TANGENT, "--workers=2")
+    until_marked(process, path, 2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    found = ended(process)
+    assert found.status == 130
+    assert found.err.splitlines()[-1] == f"ntkexp: interrupted; the same command goes on with {path}"
+    assert "Traceback" not in found.err
+    assert filled(path, *TANGENT, "--workers=1").status == 0
+    assert contents(path) == alone
+
+
+def test_a_cluster_loses_a_worker_and_writes_the_same_bytes(
+    tmp_path: Path, cluster: Cluster, alone: dict[str, bytes]
+) -> None:
+    path = tmp_path / "k.zarr"
+    process = begun(path, *TANGENT, cluster.engine)
+    until_marked(process, path, 2)
+    os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+    found = ended(process)
+    assert found.status == 0, found
+    assert contents(path) == alone
+
+
+def test_jobs_write_the_same_bytes(tmp_path: Path) -> None:
+    assert filled(tmp_path / "here.zarr", *LIMIT).status == 0
+    found = filled(tmp_path / "jobs.zarr", *LIMIT, "--engine=slurm:cluster=local,cpus=2", "--workers=2", "--quiet")
+    assert (found.status, found.out, found.err) == (0, "", "")
+    assert contents(tmp_path / "jobs.zarr") == contents(tmp_path / "here.zarr")
+    assert list((tmp_path / "slurm").iterdir())
