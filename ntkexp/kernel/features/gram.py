@@ -8,11 +8,13 @@ round; operations are counted, layer by layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.features import tiles
 from ntkexp.kernel.features.features import Block, Factored, Features, Rows
 from ntkexp.mistake import Mistake
 
@@ -45,12 +47,20 @@ def pair_blocks(left: Features, right: Features) -> list[tuple[Block, Block]]:
 
 def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "probe out train out_"]:
     """The shares of all pairs."""
-    total: Tensor | None = None
-    for one, other in pairs:
-        total = add(total, one, other)
+    single = [pair for pair in pairs if is_single_use(pair)]
+    tiled = tiles.pays(single)
+    total = tiles.single_uses(single) if tiled else None
+    for pair in pairs:
+        if not (tiled and is_single_use(pair)):
+            total = add(total, *pair)
     if total is None:
         raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
     return total
+
+
+def is_single_use(pair: tuple[Block, Block]) -> TypeGuard[tuple[Factored, Factored]]:
+    """Whether both keep their factors, one use of the weights for each example."""
+    return all(isinstance(side, Factored) and side.inputs.shape[1] == 1 for side in pair)
 
 
 def multiplied_out(left: Features, right: Features) -> list[tuple[Block, Block]]:
@@ -71,9 +81,9 @@ def add(total: Tensor | None, left: Factored | Rows, right: Factored | Rows) -> 
     """One block's share of the kernel, added to what there is."""
     if isinstance(left, Rows) and isinstance(right, Rows):
         share = inner(left.rows, right.rows)
+    elif is_single_use(pair := (left, right)):
+        return add_single_use(total, *pair)
     elif isinstance(left, Factored) and isinstance(right, Factored):
-        if left.inputs.shape[1] == right.inputs.shape[1] == 1:
-            return add_single_use(total, left, right)
         if double_sum_is_cheaper(left, right):
             share = double_sum(left, right)
         else:
