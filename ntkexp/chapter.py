@@ -26,7 +26,7 @@ START = re.compile(r"(?<=.)(?=[A-Z][a-z])")
 
 
 def public(kind: type) -> str:
-    """The path of a class: its chapter and its name; of one from elsewhere, its module and its name.
+    """Find the path of a class: its chapter and its name; of one from elsewhere, its module and its name.
 
     >>> from fractions import Fraction
     >>> from ntkexp.records.results import Result
@@ -52,7 +52,7 @@ def option(path: str) -> str:
 
 
 def files(package: ModuleType) -> list[str]:
-    """The files of a folder of this package, by name: each is a part of its own, and listed nowhere else.
+    """List the files of a folder of this package, by name: each is a part of its own, and listed nowhere else.
 
     >>> from ntkexp.report.plots import together
     >>> files(together)
@@ -62,7 +62,7 @@ def files(package: ModuleType) -> list[str]:
 
 
 def folders(package: ModuleType) -> list[str]:
-    """The folders in a folder of this package, by name.
+    """List the folders in a folder of this package, by name.
 
     >>> from ntkexp.report import plots
     >>> folders(plots)

@@ -44,7 +44,7 @@ class Component(BaseModel):
 
     @property
     def option(self) -> str:
-        """The component's name: in tables, in names of folders, and where it is asked for."""
+        """The component has this name: in tables, in names of folders, and where it is asked for."""
         return option(public(type(self)))
 
     def files(self) -> tuple[Path, ...]:
@@ -56,7 +56,7 @@ class Component(BaseModel):
         return ()
 
     def fields(self) -> dict[str, Any]:
-        """The component as plain data, `_target_` first and every default filled in."""
+        """The component is plain data, `_target_` first and every default filled in."""
         return {"_target_": public(type(self))} | {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class AbstractProgress(ABC):
-    """One task at a time: `start`, any number of `step`s and remarks, `stop`."""
+    """One task goes on at a time: `start`, any number of `step`s and remarks, `stop`."""
 
     @abstractmethod
     def start(self, name: str, steps: int, done: int) -> None:
@@ -23,7 +23,7 @@ class AbstractProgress(ABC):
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """A remark of one line."""
+        """Make a remark of one line."""
 
     def warn(self, text: str) -> None:
         """A remark of consequence, such as of work that was lost: who wants no others is told this one."""
@@ -35,7 +35,7 @@ class AbstractProgress(ABC):
 
 
 class Silent(AbstractProgress):
-    """A progress to which nobody listens.
+    """Nobody listens to this progress.
 
     >>> Silent().say("nothing is printed")
     """

@@ -29,7 +29,7 @@ def root(
 
 
 def assembled() -> typer.Typer:
-    """The program with all its commands."""
+    """Put the program together with all its commands."""
     program = typer.Typer(
         help="Is a network trained by gradient descent a kernel machine, and which one?",
         rich_markup_mode=None,  # plain help comes in half the time

@@ -23,7 +23,7 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
-    """What the shell offers for a sweep: its name first, then KEY=VALUE."""
+    """Offer in the shell what a sweep takes: its name first, then KEY=VALUE."""
     from ntkexp.config.choices import Choices
     from ntkexp.config.complete import complete
     from ntkexp.config.folders import folders

@@ -45,7 +45,7 @@ class Quiet(Silent):
 
 
 class Lines(AbstractProgress):
-    """A line for every tenth of the steps, and at least one in `SECONDS`.
+    """A line is written for every tenth of the steps, and at least one in `SECONDS`.
 
     >>> lines = Lines(sys.stdout)
     >>> lines.start("training", steps=2, done=0)

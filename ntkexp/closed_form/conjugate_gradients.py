@@ -23,7 +23,7 @@ TOLERANCE, MOST = 1e-10, 2000
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution, with its largest relative residual and the number of products it took."""
+    """A solution was found with this largest relative residual and so many products."""
 
     solution: Float[Tensor, "entry column"]
     residual: float  # the largest, relative
@@ -31,7 +31,7 @@ class Solution:
 
     @property
     def words(self) -> str:
-        """The number of products and the residual in words.
+        """The number of products and the residual are spelled in words.
 
         >>> Solution(torch.zeros(1, 1), 3e-11, 40).words
         '40 products, residual 3e-11'

@@ -30,7 +30,7 @@ from ntkexp.closed_form.modes import Learned
 
 @dataclass(frozen=True)
 class Kernels:
-    """A kernel among the training examples, and between points and them."""
+    """A kernel is known among the training examples, and between points and them."""
 
     train: Float[Tensor, "train train"]
     cross: Float[Tensor, "point train"]
@@ -46,7 +46,7 @@ class Ensemble:
 
     @property
     def weights(self) -> Float[Tensor, "point train"]:
-        """The weights A: what each training target adds at each point."""
+        """The weights A say what each training target adds at each point."""
         return self.learned(self.cross.mH).mH
 
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
@@ -54,12 +54,12 @@ class Ensemble:
         return self.cross @ self.learned(targets)
 
     def covariance(self, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """The covariance of one output between points, from 𝒢 between them (`start`)."""
+        """The covariance of one output between points comes from 𝒢 between them (`start`)."""
         A = self.weights
         crossed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - crossed - crossed.mH
 
     def variance(self, start: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """The diagonal of the covariance."""
+        """The variance is the diagonal of the covariance."""
         A = self.weights
         return start + (A @ self.start.train * A).sum(1) - 2 * (A * self.start.cross).sum(1)

@@ -23,18 +23,18 @@ ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Factor:
-    """The factor L of R + jitter = L Lᵀ."""
+    """L is the factor of R + jitter = L Lᵀ."""
 
     lower: Float[Tensor, "entry entry"]
     jitter: float
 
     def solve(self, right: Float[Tensor, "entry column"]) -> Float[Tensor, "entry column"]:
-        """The solution (R + jitter)⁻¹ B."""
+        """Find (R + jitter)⁻¹ B."""
         return torch.cholesky_solve(right, self.lower)
 
 
 def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
-    """The factor of Θ + ridge; a matrix that is singular to rounding is refused where there is no ridge."""
+    """Factorise Θ + ridge; a matrix that is singular to rounding is refused where there is no ridge."""
     refuse_negative(ridge)
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().mean())
     jitters = [0.0] + [rounding * 10.0**k for k in range(ATTEMPTS)] if ridge else [0.0]

@@ -28,7 +28,7 @@ GRID = tuple(10.0 ** (k / 2) for k in range(-16, 3))  # ridges, as multiples of 
 def held_out(
     modes: Modes, ridge: float, targets: Float[Tensor, "entry column"], folds: Sequence[Tensor]
 ) -> Float[Tensor, "entry column"]:
-    """The prediction of each entry by the others' targets, its fold left out."""
+    """Predict each entry by the others' targets, its fold left out."""
     inverse, coefficients = modes.vectors * FOREVER(modes.values + ridge), modes.at(FOREVER, ridge)(targets)
     predicted = torch.empty_like(targets)
     for fold in folds:

@@ -39,15 +39,15 @@ class Posterior:
         return self.cross @ self.learned(targets)
 
     def covariance(self, prior: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """The covariance between points, from the prior's."""
+        """The covariance between points comes from the prior's."""
         return prior - self.cross @ self.twice(self.cross.mH)
 
     def variance(self, prior: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """The diagonal of the covariance."""
+        """The variance is the diagonal of the covariance."""
         return prior - (self.cross.mH * self.twice(self.cross.mH)).sum(0)
 
 
 def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
-    """The prior, conditioned on values at the training inputs."""
+    """Condition the prior on values at the training inputs."""
     modes = modes_of(prior.train)
     return Posterior(prior.cross, modes.at(gain, noise), modes.at(gain.doubled, noise))

@@ -22,7 +22,7 @@ NODES, BINS = 48, 15
 
 
 def probabilities(mean: Float[Tensor, "point out"], deviation: Float[Tensor, " point"]) -> Float[Tensor, "point class"]:
-    """The probability of each class, by Gauss–Hermite quadrature; one output stands for two classes."""
+    """Find the probability of each class by Gauss–Hermite quadrature; one output stands for two classes."""
     scale = deviation.clamp(min=torch.finfo(mean.dtype).tiny ** 0.5)[:, None]
     if mean.shape[1] == 1:
         signed: Tensor = torch.special.ndtr(torch.cat([-mean, mean], 1) / scale)
@@ -45,7 +45,7 @@ def of_class(
 
 
 def log_loss(found: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
-    """The negative log-likelihood; a label that was thought impossible counts as improbable as a number can say."""
+    """Find the negative log-likelihood; a label that was thought impossible counts as improbable as numbers can say."""
     said = found[torch.arange(len(labels)), labels].clamp(min=torch.finfo(found.dtype).tiny)
     return float(0.0 - said.log().mean())
 

@@ -34,7 +34,7 @@ def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experimen
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds with the components of this package and of the trusted ones; names of options stand for their files."""
+    """A builder knows the components of this package and the trusted ones; names of options stand for their files."""
 
     trusted: tuple[str, ...] = ()
     choices: Choices = field(default_factory=lambda: Choices(folders(None)))
@@ -52,7 +52,7 @@ class Builder:
         return made
 
     def kind(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> type[Component]:
-        """The class of a node; it goes without saying where only one is possible."""
+        """Find the class of a node; it goes without saying where only one is possible."""
         base = wanted[0]
         if "_target_" in node:
             return target.component(node["_target_"], base, key, self.trusted)
@@ -91,7 +91,7 @@ class Builder:
         return self.made(value, wanted, key)
 
     def made(self, value: Any, wanted: tuple[type[Component], ...], key: str) -> Any:
-        """Components in place of their descriptions or names."""
+        """Put components in place of their descriptions or names."""
         group = key.rsplit(".", maxsplit=1)[-1]
         if isinstance(value, Mapping):
             return layer(value, key) if names_layer(value) else self.component(value, wanted, key)

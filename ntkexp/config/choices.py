@@ -28,21 +28,21 @@ NO_CHOICES = frozenset({"study", "sweep"})
 
 @dataclass(frozen=True)
 class Choices:
-    """The options in some folders; a file in an earlier folder hides its namesakes in later ones."""
+    """Options lie in some folders; a file in an earlier folder hides its namesakes in later ones."""
 
     folders: tuple[Path, ...]
 
     def groups(self) -> list[str]:
-        """Folders with an option in them."""
+        """List the folders with an option in them."""
         return sorted({file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")} - NO_CHOICES)
 
     def options(self, group: str) -> list[str]:
-        """The options of a group."""
+        """List the options of a group."""
         files = (file for folder in self.folders for file in (folder / group).glob("*.yaml"))
         return sorted({file.stem for file in files if file.is_file()})
 
     def file(self, group: str, option: str) -> Path:
-        """The file of an option."""
+        """Find the file of an option."""
         if option not in self.options(group):
             known = ", ".join(self.options(group))
             hint = nearest(option, self.options(group))
@@ -54,11 +54,11 @@ class Choices:
         return next(file for folder in self.folders if (file := folder / "config.yaml").is_file())
 
     def keys(self, group: str, option: str) -> dict[str, Any]:
-        """The dotted keys of an option, with their values."""
+        """Find the dotted keys of an option, with their values."""
         return dict(dotted(read(self.file(group, option)), f"{group}."))
 
     def common(self) -> dict[str, Any]:
-        """The dotted keys that belong to no group, with their values."""
+        """Find the dotted keys that belong to no group, with their values."""
         values = {key: value for key, value in read(self.root()).items() if key != "defaults"}
         return dict(dotted(values, ""))
 
@@ -100,7 +100,7 @@ def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
 
 
 def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree.
+    """Go through the leaves of a tree.
 
     >>> dict(dotted({"a": {"b": 1, "c": [2]}}, ""))
     {'a.b': 1, 'a.c': [2]}

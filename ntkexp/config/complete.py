@@ -71,7 +71,7 @@ def offered(text: str, chosen: Mapping[str, str], known: Mapping[str, Any], choi
 def values(
     key: str, value: str, chosen: Mapping[str, str], known: Mapping[str, Any], choices: Choices
 ) -> Iterator[str]:
-    """The options of a group, the names of a list, or the default."""
+    """Offer the options of a group, the names of a list, or the default."""
     names = choices.options(key.rsplit(".", maxsplit=1)[-1])
     if key in chosen:
         yield from choices.options(key)

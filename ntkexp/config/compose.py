@@ -36,7 +36,7 @@ from ntkexp.mistake import Mistake, first_line, nearest
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Experiment:
-    """The experiment that these overrides describe."""
+    """Compose the experiment that these overrides describe."""
     return resolve(overrides, config_dir, trust).experiment()
 
 
@@ -49,7 +49,7 @@ class Resolved:
     builder: Builder
 
     def experiment(self) -> Experiment:
-        """The experiment itself, validated."""
+        """Build the experiment itself, validated."""
         return self.builder.experiment(self.tree)
 
 
@@ -65,7 +65,9 @@ def composer(config_dir: Path | None = None, trust: Sequence[str] = ()) -> Compo
 
 @dataclass(frozen=True)
 class Composer:
-    """Composes many experiments: options are put together once for each selection, which takes most of the time."""
+    """A composer makes many experiments: options are put together once for each selection, which takes most of the
+    time.
+    """
 
     builder: Builder
     assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(default_factory=dict)
@@ -87,11 +89,11 @@ class Composer:
 
     @cached_property
     def groups(self) -> list[str]:
-        """The keys that choose an option."""
+        """These keys choose an option."""
         return [group for group in self.builder.choices.groups() if group in Experiment.model_fields]
 
     def selected(self, picked: Mapping[str, str]) -> tuple[DictConfig, dict[str, str]]:
-        """A tree of one's own with these options, and the option of every group."""
+        """Make a tree of one's own with these options, and find the option of every group."""
         key = tuple(sorted(picked.items()))
         if key not in self.assembled:
             self.assembled[key] = assemble(picked, self.builder.choices)
@@ -100,7 +102,7 @@ class Composer:
 
 
 def option(override: Override, choices: Choices) -> str:
-    """The option that an override chooses."""
+    """Find the option that an override chooses."""
     group, known = override.key, choices.options(override.key)
     name = override.value.strip("'\"")
     if not name:
@@ -113,7 +115,7 @@ def option(override: Override, choices: Choices) -> str:
 
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
-    """Every key of a tree, with its field."""
+    """Go through every key of a tree, with its field."""
     return dict(keys(plain(config), Experiment, builder))
 
 

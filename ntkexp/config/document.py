@@ -60,7 +60,7 @@ class Loader(yaml.SafeLoader):
 
 
 def parsed(text: str) -> Any:
-    """The one document in a text; None if there is none."""
+    """Parse the one document in a text; None if there is none."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()

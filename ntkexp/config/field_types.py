@@ -61,7 +61,7 @@ def word(kind: Any) -> str:
 
 
 def bounds(limits: Iterable[object]) -> Iterator[str]:
-    """The range that a field's constraints leave."""
+    """Find the range that a field's constraints leave."""
     for limit in flat(limits):
         match limit:
             case Gt():

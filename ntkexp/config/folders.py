@@ -10,19 +10,19 @@ LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/mo
 
 
 def folders(config_dir: Path | None) -> tuple[Path, ...]:
-    """The folders to look in; the first that has a file wins."""
+    """List the folders to look in; the first that has a file wins."""
     return (shipped(),) if config_dir is None else (checked(config_dir.expanduser()), shipped())
 
 
 def shipped() -> Path:
-    """The package's own: inside it once installed, beside it in a checkout."""
+    """Find the package's own: inside it once installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside
 
 
 def checked(folder: Path) -> Path:
-    """The user's folder, as an absolute path."""
+    """Find the user's folder as an absolute path, or refuse it."""
     given = f"config_dir={folder}"
     if not folder.exists():
         beside = [str(other) for other in folder.parent.glob("*/")] if folder.parent.is_dir() else []

@@ -20,7 +20,7 @@ TARGET = FieldInfo(annotation=str)
 def keys(
     tree: Mapping[str, Any], kind: type[Component], builder: Builder, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Every dotted key under the chosen components, with its field."""
+    """Find every dotted key under the chosen components, with its field."""
     for name, field in kind.model_fields.items():
         yield f"{prefix}{name}", field
         child, wanted = tree.get(name), bases(field.annotation)
@@ -58,7 +58,7 @@ def others(choices: Choices, chosen: Mapping[str, str]) -> Iterator[tuple[str, s
 
 
 def closest(key: str, known: Mapping[str, FieldInfo]) -> str:
-    """A hint at the nearest key: beside it if its group exists, by the last part if it names no group, else in full."""
+    """Hint at the nearest key: beside it if its group exists, by the last part if it names no group, else in full."""
     group, dot, last = key.rpartition(".")
     wanted = [other for other in known if not dot or parent(other) == group]
     beside = {other.split(".")[-1]: other for other in sorted(wanted, key=depth, reverse=True)}
@@ -67,7 +67,7 @@ def closest(key: str, known: Mapping[str, FieldInfo]) -> str:
 
 
 def known_in(key: str, known: Mapping[str, FieldInfo]) -> str:
-    """The keys beside an unknown one."""
+    """Find the keys beside an unknown one."""
     beside = [other for other in known if parent(other) == parent(key) and not other.endswith("_target_")]
     return f"; known are {', '.join(beside)}" if beside else ""
 
@@ -78,5 +78,5 @@ def depth(key: str) -> int:
 
 
 def parent(key: str) -> str:
-    """The key without its last part."""
+    """Take the last part from a key."""
     return key.rpartition(".")[0]

@@ -38,7 +38,7 @@ class Override:
 
 
 def split(text: str) -> Override:
-    """The two sides of an override."""
+    """Split an override into its two sides."""
     if re.match(r"\+{0,2}hydra([./@=]|$)", text):
         raise HydraSetting(f"{text}: settings of Hydra have no effect here")
     if text.startswith("~"):
@@ -80,7 +80,7 @@ def value(override: Override, field: FieldInfo) -> Any:
 
 
 def single(override: Override, field: FieldInfo) -> str:
-    """One value in place of several.
+    """Put one value in place of several.
 
     >>> single(Override("model.width", "64,128"), FieldInfo(annotation=int))
     'model.width=64'

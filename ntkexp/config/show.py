@@ -53,7 +53,7 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def tree(choices: Choices) -> str:
-    """Every group and option with its keys, and last what belongs to none."""
+    """Show every group and option with its keys, and last what belongs to none."""
     defaults = choices.defaults()
     blocks = [
         block(

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def component(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
-    """The class that a `_target_` names."""
+    """Find the class that a `_target_` names."""
     given = f"{key}._target_={target}".removeprefix(".")
     module_name, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module_name:
@@ -60,13 +60,13 @@ def refuse_file(module_name: str, name: str, given: str) -> None:
 
 
 def example(base: type[Component]) -> str:
-    """A component of a kind."""
+    """Find some component of a kind, to be named in advice."""
     concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
     return public(concrete[0])
 
 
 def imported(name: str, given: str) -> ModuleType:
-    """A module of this package or of a trusted one."""
+    """Import a module of this package or of a trusted one."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -106,7 +106,7 @@ def admit_package(name: str) -> str:
 
 
 def admit_file(file: Path) -> str:
-    """A file, imported under its name without the ending; what goes wrong in it is said with its line."""
+    """Import a file under its name without the ending; what goes wrong in it is said with its line."""
     file = file.expanduser().resolve()
     given = f"trust={file}"
     if not file.is_file():

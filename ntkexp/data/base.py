@@ -76,11 +76,11 @@ class AbstractSource(Component):
 
     @abstractmethod
     def examples(self, generator: torch.Generator) -> Examples:
-        """All examples, in any order; whatever is random comes from the generator."""
+        """Draw all examples, in any order; whatever is random comes from the generator."""
 
     @final
     def split(self, seed: int = 0) -> Data:
-        """The examples in random order, cut, with noise on the training targets, standardised.
+        """Put the examples in random order, cut them, add noise to the training targets, and standardise.
 
         By this seed, unless the source has its own. The same bits for any number of threads: kernel files know their
         data by them.
@@ -103,7 +103,7 @@ class AbstractSource(Component):
 
     @final
     def cut(self, order: Int[Tensor, " example"]) -> tuple[Tensor, ...]:
-        """The positions of the three splits in this order."""
+        """Cut the positions into the three splits in this order."""
         asked = self.train + self.probe + (self.test or 0)
         if asked > len(order):
             test = "" if self.test is None else f", data.test={self.test}"
@@ -116,7 +116,7 @@ class AbstractSource(Component):
 
     @final
     def standardised(self, splits: tuple[Split, ...], examples: Examples) -> Data:
-        """The splits as the network gets them; every statistic is one of the first."""
+        """Standardise the splits as the network gets them; every statistic is one of the first."""
         if examples.gaps:
             fill = means(splits[0].shown)
             splits = tuple(replace(split, shown=filled(split.shown, fill)) for split in splits)

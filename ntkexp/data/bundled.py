@@ -18,6 +18,6 @@ SETS = Path(__file__).resolve().parent / "sets"
 
 
 def read_bundled(name: str) -> tuple[Float[Tensor, "example feature"], Float[Tensor, " example"]]:
-    """All inputs and targets of a set by its name, in the order of its file."""
+    """Read all inputs and targets of a set by its name, in the order of its file."""
     numbers = torch.from_numpy(np.loadtxt(SETS / f"{name}.csv.gz", delimiter=","))
     return numbers[:, :-1], numbers[:, -1]

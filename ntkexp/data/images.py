@@ -20,7 +20,7 @@ Pictures = tuple[UInt8[Tensor, "example channel row column"], Integer[Tensor, " 
 
 
 class AbstractImages(AbstractSource):
-    """Pictures with numbers from 0 to `white`, and a name for each label."""
+    """Pictures hold numbers from 0 to `white`, and each label has a name."""
 
     names: ClassVar[tuple[str, ...]]
     white: ClassVar[float] = 255.0
@@ -29,7 +29,7 @@ class AbstractImages(AbstractSource):
 
     @abstractmethod
     def pictures(self) -> Pictures:
-        """All pictures and their labels."""
+        """Read all pictures and their labels."""
 
     def examples(self, generator: torch.Generator) -> Examples:
         chosen = self.chosen()

@@ -21,9 +21,7 @@ def noisy(
     share: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """The targets with a share of noise: labels that are replaced, or, where there are no classes, numbers that are
-    added.
-    """
+    """Add a share of noise to targets: labels are replaced, or, where there are no classes, numbers are added."""
     return relabelled(target, classes, share, generator) if classes else blurred(target, share, generator)
 
 
@@ -41,6 +39,6 @@ def relabelled(
 def blurred(
     values: Float[Tensor, "example value"], share: float, generator: torch.Generator
 ) -> Float[Tensor, "example value"]:
-    """The values with noise: y + share · deviation · N(0, 1)."""
+    """Add noise to values: y + share · deviation · N(0, 1)."""
     noise = torch.randn(values.shape, generator=generator, dtype=values.dtype)
     return values + share * values.std(0, correction=0) * noise

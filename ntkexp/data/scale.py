@@ -36,12 +36,12 @@ class Scale:
 
 
 def each(values: Float[Tensor, "example *shape"]) -> Scale:
-    """The scale of every feature by itself."""
+    """Measure the scale of every feature by itself."""
     return measure(values, (0,))
 
 
 def whole(values: Float[Tensor, "example *shape"]) -> Scale:
-    """The scale of all features alike, so that a pixel stays brighter than another."""
+    """Measure the scale of all features alike, so that a pixel stays brighter than another."""
     return measure(values, tuple(range(values.ndim)))
 
 

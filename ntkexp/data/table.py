@@ -44,7 +44,7 @@ class Table(AbstractSource):
         return Examples(values[keep], target[keep], classes, gaps=self.missing == "mean")
 
     def grid(self) -> Grid:
-        """The table as text, with the target among its columns."""
+        """Read the table as text, with the target among its columns."""
         ending = existing(self.path).suffix.lower()
         if ending not in self.readers:
             raise Mistake(f"{quoted(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}")

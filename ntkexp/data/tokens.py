@@ -22,7 +22,7 @@ from ntkexp.data.base import AbstractSource, Examples
 
 
 class AbstractTokens(AbstractSource):
-    """A source of tokens; a scale would make them something else, so there is none."""
+    """A source gives tokens; a scale would make them something else, so there is none."""
 
     standardise: Literal["none"] = "none"
     encoding: Literal["tokens", "one_hot"] = "tokens"

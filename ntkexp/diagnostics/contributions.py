@@ -22,7 +22,7 @@ SMALL = 1e-3  # of the largest 𝒦
 def summary(
     kernel: Float[Tensor, "probe out train out_"], contributions: Float[Tensor, "probe out train"], train: int
 ) -> dict[str, float]:
-    """All of these; the first `train` points are the training examples (none, if the path was not read there)."""
+    """Find all of these; the first `train` points are the training examples (none, if the path was not read there)."""
     found = {"cancellation": ratio(contributions.abs().sum(), contributions.sum(2).abs().sum())}
     found |= {f"top_{k}": top_share(contributions, k) for k in TOPS}
     found |= coefficients(kernel, contributions) if is_square(kernel) else {}
@@ -35,7 +35,7 @@ def is_square(kernel: Float[Tensor, "probe out train out_"]) -> bool:
 
 
 def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:
-    """The share of the k largest contributors.
+    """Find the share of the k largest contributors.
 
     >>> top_share(torch.tensor([[[3.0, -1.0]]]), 1)
     0.75

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def drift(kernel: Float[Tensor, "..."], start: Float[Tensor, "..."]) -> float:
-    """The distance of a kernel from where it started, relative to the start.
+    """Find the distance of a kernel from where it started, relative to the start.
 
     >>> import torch
     >>> drift(1.5 * torch.eye(4), torch.eye(4))
@@ -21,7 +21,7 @@ def drift(kernel: Float[Tensor, "..."], start: Float[Tensor, "..."]) -> float:
 
 
 def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
-    """The cosine between two kernels.
+    """Find the cosine between two kernels.
 
     >>> import torch
     >>> alignment(torch.eye(4), torch.eye(4) * 3)
@@ -31,7 +31,7 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
 
 
 def label_alignment(kernel: Float[Tensor, "train out train out_"], targets: Float[Tensor, "train out"]) -> float:
-    """CKA of the kernel, averaged over outputs, with the kernel yyᵀ of the targets."""
+    """Find the CKA of the kernel, averaged over outputs, with the kernel yyᵀ of the targets."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
 

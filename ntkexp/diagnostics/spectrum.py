@@ -21,7 +21,7 @@ POWERS = 100
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues from the largest down, with their eigenvectors."""
+    """Eigenvalues stand from the largest down, with their eigenvectors."""
 
     values: Float[Tensor, " mode"]
     modes: Float[Tensor, "entry mode"]
@@ -52,7 +52,7 @@ class Spectrum:
 
 
 def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
-    """The eigenvalues and eigenvectors of the kernel as a matrix."""
+    """Find the eigenvalues and eigenvectors of the kernel as a matrix."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values, modes = torch.linalg.eigh((matrix + matrix.mH) / 2)
     return Spectrum(values.flip(0), modes.flip(1))

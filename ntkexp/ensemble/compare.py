@@ -34,7 +34,7 @@ from ntkexp.model.learning_task import LearningTask
 
 @dataclass(frozen=True)
 class Band:
-    """The mean and the deviation at every point."""
+    """A mean and a deviation are known at every point."""
 
     mean: Float[Tensor, " point"]
     deviation: Float[Tensor, " point"]
@@ -42,7 +42,7 @@ class Band:
 
 @dataclass(frozen=True)
 class TrainedNetworks:
-    """Networks of one kind, and the process that they should be."""
+    """Networks of one kind were trained, and should be this process."""
 
     name: str  # all layers, readout
     process: str  # ntk, nngp
@@ -74,7 +74,7 @@ class Comparison:
 def ensemble(
     experiment: Experiment, given: EnsembleProblem, count: int, tell: Callable[[str, int], None]
 ) -> list[TrainedNetworks]:
-    """`count` networks of both kinds, each with the step size that suits its kernel; `tell` hears which and how
+    """Train `count` networks of both kinds, each with the step size that suits its kernel; `tell` hears which and how
     many.
     """
     task = LearningTask(tuple(given.inputs.shape[1:]), 1)
@@ -106,26 +106,26 @@ def band(
     gain: DescentGain,
     targets: Float[Tensor, "train 1"],
 ) -> Band:
-    """The process of networks that train with this kernel."""
+    """Find the process of networks that train with this kernel."""
     prior = Kernels(limit.start[: len(targets)], limit.start)
     process = Ensemble(kernel, prior, modes.at(gain))
     return Band(process.mean(targets)[:, 0].cpu(), process.variance(own).clamp(min=0).sqrt().cpu())
 
 
 def variances(network: Network, inputs: Float[Tensor, "point *shape"], experiment: Experiment) -> Tensor:
-    """The variances α²𝒢(x, x) of outputs before training."""
+    """Find the variances α²𝒢(x, x) of outputs before training."""
     everywhere = slice(0, len(inputs))
     found = compute(network, BlockPlace(everywhere, everywhere, same=True), inputs, memory_gb=experiment.memory_gb / 4)
     return experiment.init.alpha**2 * found.nngp.diagonal()
 
 
 def comparisons(kinds: list[TrainedNetworks], train: int) -> list[Comparison]:
-    """Every kind of networks held against every process, at the points behind the first `train`."""
+    """Hold every kind of networks against every process, at the points behind the first `train`."""
     return [comparison(networks, process, train) for networks in kinds for process in kinds]
 
 
 def comparison(networks: TrainedNetworks, process: TrainedNetworks, train: int) -> Comparison:
-    """Networks held against a process, over points where the process still has a spread."""
+    """Hold networks against a process, over points where the process still has a spread."""
     theory, seen, count = process.theory, networks.observed, len(networks.outputs)
     spread = theory.deviation[train:]
     random = ~(spread <= 0)  # a spread that is no number must be heard of

@@ -31,7 +31,7 @@ class EnsembleProblem:
 
 
 def problem(experiment: Experiment) -> EnsembleProblem:
-    """The problem of an experiment that the processes are about; any other experiment is refused."""
+    """Draw the problem of an experiment that the processes are about; any other experiment is refused."""
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
@@ -44,7 +44,7 @@ def problem(experiment: Experiment) -> EnsembleProblem:
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
-    """The targets as the loss compares outputs with them, in one column."""
+    """Encode the targets as the loss compares outputs with them, in one column."""
     found = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
     encoded = loss.targets(found, len(data.classes))
     if encoded.shape[1] != 1:
@@ -53,7 +53,7 @@ def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
 
 
 def positions(inputs: Float[Tensor, "point feature"]) -> tuple[Float[Tensor, " point"], str]:
-    """The positions of points along the one dimension that they have."""
+    """Find the positions of points along the one dimension that they have."""
     if inputs.shape[1] == 1:
         return inputs[:, 0], "input"
     if inputs.shape[1] == 2 and bool(((inputs.norm(dim=1) - 1).abs() < ROUND).all()):

@@ -31,7 +31,7 @@ class EnsembleTraining:
     def outputs(
         self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
     ) -> Float[Tensor, "network point out"]:
-        """The outputs of each module at all points, when it is trained; `tell` hears how many are."""
+        """Train each module, and give its outputs at all points; `tell` hears how many are trained."""
         each = sum(weight.numel() for weight in modules[0].parameters())
         count, found = max(1, TOGETHER // each), []
         for start in range(0, len(modules), count):
@@ -41,7 +41,7 @@ class EnsembleTraining:
         return torch.cat(found)
 
     def side_by_side(self, modules: Sequence[nn.Module]) -> Float[Tensor, "network point out"]:
-        """The outputs of networks whose weights are stacked: none knows of another, so their losses are added up."""
+        """Train networks whose weights are stacked: none knows of another, so their losses are added up."""
         stacked, buffers = stack_module_state(list(modules))
         weights: Weights = {name: weight.detach() for name, weight in stacked.items()}
         moving = last(list(weights)) if self.readout else list(weights)
@@ -63,7 +63,7 @@ class EnsembleTraining:
 
 
 def last(names: Sequence[str]) -> list[str]:
-    """The parameters of the last layer.
+    """Find the parameters of the last layer.
 
     >>> last(["net.1.weight", "net.3.weight", "net.3.bias"])
     ['net.3.weight', 'net.3.bias']

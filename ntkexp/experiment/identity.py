@@ -23,12 +23,12 @@ from ntkexp.records.version import results_version
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as plain data; `ntkexp.config.build` takes it back."""
+    """Put the experiment as plain data; `ntkexp.config.build` takes it back."""
     return experiment.fields()
 
 
 def identity(experiment: Experiment) -> str:
-    """The identity of an experiment: 64 hexadecimal digits."""
+    """Find the identity of an experiment: 64 hexadecimal digits."""
     fields = {name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES}
     contents = [
         digest(file) for component in components(experiment) for file in (*component.files(), *source(component))
@@ -44,7 +44,7 @@ def folder_name(experiment: Experiment) -> str:
 
 
 def components(value: object) -> Iterator[Component]:
-    """Every component in a value, itself included, in the order of the fields."""
+    """Go through every component in a value, itself included, in the order of the fields."""
     if isinstance(value, Component):
         yield value
         for name in type(value).model_fields:
@@ -62,7 +62,7 @@ def source(component: Component) -> tuple[Path, ...]:
 
 
 def digest(file: Path) -> str:
-    """The sha256 of a file's contents."""
+    """Find the sha256 of a file's contents."""
     try:
         state = file.stat()
         return contents(file, (state.st_ino, state.st_size, state.st_mtime_ns))
@@ -72,7 +72,7 @@ def digest(file: Path) -> str:
 
 @cache  # a thousand runs of a sweep share their data
 def contents(file: Path, state: tuple[int, int, int]) -> str:
-    """The sha256 of a file in this state."""
+    """Find the sha256 of a file in this state."""
     found = sha256()
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):

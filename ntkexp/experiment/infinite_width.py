@@ -45,7 +45,9 @@ def limit_kernels(
 def kernels(
     network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
 ) -> LimitKernels:
-    """The kernels of training examples among themselves, exact where one meets itself, and with all other points."""
+    """Compute the kernels of training examples among themselves, exact where one meets itself, and with all other
+    points.
+    """
     learned, others = slice(0, train), slice(train, len(inputs))
     places = [BlockPlace(learned, learned, same=True)]
     places += [BlockPlace(others, learned, same=False)] if len(inputs) > train else []

@@ -42,7 +42,7 @@ class Problem:
 
 
 def draw_problem(experiment: Experiment) -> Problem:
-    """The data, and the network with its weights at the start, on the experiment's device."""
+    """Draw the data, and the network with its weights at the start, on the experiment's device."""
     data = experiment.draw()
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     targets, places = targets_and_places(experiment, data)

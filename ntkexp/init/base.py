@@ -18,7 +18,7 @@ from ntkexp.layer.affine import Conv, Dense, Parametrisation
 
 
 class AbstractInit(Component):
-    """A parametrisation with its scales; each subclass says what a dense layer looks like under it."""
+    """A parametrisation has its scales; each subclass says what a dense layer looks like under it."""
 
     W_std: float = Field(gt=0)
     b_std: float = Field(ge=0)

@@ -26,7 +26,7 @@ class AbstractLoss(Component):
 
     @abstractmethod
     def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
-        """Class labels as the targets this loss compares outputs with."""
+        """Encode class labels as the targets this loss compares outputs with."""
 
     @final
     def targets(self, target: Tensor, classes: int) -> Float[Tensor, "example out"]:
@@ -34,7 +34,7 @@ class AbstractLoss(Component):
         return self.encode(target, classes) if classes else self.real(target)
 
     def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
-        """Real values as targets."""
+        """Take real values as targets."""
         raise Mistake(f"loss={self.option} takes class labels, and the data has real values; choose loss=squared")
 
     @abstractmethod

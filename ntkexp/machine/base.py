@@ -49,5 +49,5 @@ def apply_kernel(
 
 
 def square(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
-    """The kernel among training examples, as a matrix."""
+    """Put the kernel among training examples as a matrix."""
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)

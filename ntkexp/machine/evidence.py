@@ -30,7 +30,7 @@ class PathKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitKernels:
-    """The kernels at infinite width, of one output: 𝒢 of the outputs before training, and Θ."""
+    """The kernels at infinite width are those of one output: 𝒢 of the outputs before training, and Θ."""
 
     start: Float[Tensor, "probe train"]
     tangent: Float[Tensor, "probe train"]

@@ -41,7 +41,7 @@ class Ladder(Component):
 
 @dataclass(frozen=True)
 class Rung:
-    """What came of one machine, and how long it took."""
+    """One machine led to this outcome, and took so long."""
 
     name: str
     outcome: Prediction | DoesNotApply
@@ -84,7 +84,7 @@ def results(rungs: list[Rung], places: Mapping[str, Region], evidence: Evidence,
 
 
 def row(split: str, rung: Rung, place: Region, evidence: Evidence, classifies: bool) -> Result:
-    """One machine on one split."""
+    """Compare one machine on one split."""
     if isinstance(rung.outcome, DoesNotApply):
         return Result(split, rung.name, note=str(rung.outcome))
     known = evidence.attributed[place.points] if rung.outcome.partial else evidence.attributed[place.points] | True
@@ -119,5 +119,5 @@ def note_of(note: str, known: Bool[Tensor, " point"], outputs: Sequence[int]) ->
 
 
 def label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
-    """The class that outputs speak for."""
+    """Find the class that outputs speak for."""
     return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

@@ -49,7 +49,7 @@ class RBFRegression(AbstractMachine):
 
 
 def gaussian(evidence: Evidence) -> tuple[Float[Tensor, "probe train"], float]:
-    """The kernel between all points and the training examples, and its width h."""
+    """Find the kernel between all points and the training examples, and its width h."""
     distances = torch.cdist(evidence.inputs, evidence.inputs[: evidence.train])
     among = distances[: evidence.train]
     width = float(among[among > 0].median()) if (among > 0).any() else 1.0

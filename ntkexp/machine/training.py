@@ -25,7 +25,7 @@ Repeat: TypeAlias = Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How training went."""
+    """Training is known by so much, as far as outputs are concerned."""
 
     time: float  # Σ_s η_s
     weight: float  # wᵢℓ″ of full-batch training, where it is the same everywhere

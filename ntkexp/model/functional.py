@@ -20,7 +20,7 @@ def weights_of(module: nn.Module) -> Weights:
 
 
 def function_of(module: nn.Module, output: str | int | None = None) -> Function:
-    """The module as a function: weights, inputs ↦ outputs. Weights that are not given, and all buffers, are the
+    """Turn the module into a function: weights, inputs ↦ outputs. Weights that are not given, and all buffers, are the
     module's own.
 
     A tuple of inputs is given by position, a mapping by name; `output` picks one of several outputs.
@@ -39,7 +39,7 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The inputs by position, and by name."""
+    """Split the inputs into those by position and those by name."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}

@@ -52,11 +52,11 @@ class Huggingface(AbstractArchitecture):
 
     @property
     def given(self) -> str:
-        """The key that counts, with its value."""
+        """This key counts, with its value."""
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
     def files(self) -> tuple[Path, ...]:
-        """The configuration and the weights."""
+        """Find the configuration and the weights."""
         if self.path is None:
             return ()
         folder = self.path.expanduser()
@@ -70,7 +70,7 @@ class Huggingface(AbstractArchitecture):
         return adapted(make, task, generator.initial_seed(), self.given)
 
     def build(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        """The body of a model between the data and a readout."""
+        """Build the body of a model between the data and a readout."""
         with quiet(library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
         body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)
@@ -79,7 +79,7 @@ class Huggingface(AbstractArchitecture):
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
 
     def model(self, transformers: Any, task: LearningTask) -> Any:
-        """The model of the library, from the folder or of a name; it never runs code that a folder holds."""
+        """Make the model of the library, from the folder or of a name; it never runs code that a folder holds."""
         automatic = transformers.AutoModel
         if self.path is None:
             return automatic.from_config(self.configuration(transformers, task), trust_remote_code=False)
@@ -93,7 +93,7 @@ class Huggingface(AbstractArchitecture):
         return automatic.from_pretrained(folder, config=configuration, local_files_only=True, **safe)
 
     def read(self, transformers: Any) -> Any:
-        """The configuration that is in the folder, with the options."""
+        """Read the configuration that is in the folder, with the options."""
         assert self.path is not None
         self.files()
         fields = read_object(self.path.expanduser() / "config.json")
@@ -102,21 +102,21 @@ class Huggingface(AbstractArchitecture):
         return kind.from_dict(fields | self.chosen(kind))
 
     def configuration(self, transformers: Any, task: LearningTask) -> Any:
-        """A configuration of this name, with those of our sizes that it has, and the options."""
+        """Make a configuration of this name, with those of our sizes that it has, and the options."""
         kind = self.kind_of(transformers, "model.name", self.name)
         usual, own = kind(), kind.attribute_map  # some call them otherwise
         sizes = {own.get(key, key): size for key, size in self.sizes(task).items() if hasattr(usual, key)}
         return kind(**(sizes | self.chosen(kind)))
 
     def kind_of(self, transformers: Any, key: str, name: str) -> Any:
-        """The library's own class of configurations of a name."""
+        """Find the library's own class of configurations of a name."""
         known = list(transformers.CONFIG_MAPPING.keys())
         if name not in known:
             raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, known)}")
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
-        """The options, as this configuration calls them: entries that it has, which are values and no methods."""
+        """Check the options, as this configuration calls them: entries that it has, which are values and no methods."""
         refuse_elsewhere(self.options, "model.options")
         known = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
         if strange := [key for key in self.options if key not in known and not key.endswith("_implementation")]:
@@ -124,7 +124,7 @@ class Huggingface(AbstractArchitecture):
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """What configurations call the sizes of a model, and what we have in their place."""
+        """Name the sizes of a model as configurations do, and put ours in their place."""
         heads = dividing(self.heads, self.width)
         found: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
@@ -147,7 +147,7 @@ class Huggingface(AbstractArchitecture):
     def entrance(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> tuple[nn.Module, str]:
-        """What comes before the model, and under which name the model takes it."""
+        """Make what comes before the model, and find under which name the model takes it."""
         if model.main_input_name == "pixel_values":
             task.refuse_tokens(f"{self.option} {self.given}")
             return nn.Identity(), "pixel_values"

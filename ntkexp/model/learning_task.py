@@ -22,7 +22,7 @@ class LearningTask:
     vocabulary: int = 0
 
     def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
-        """Examples to try a network on, made up.
+        """Make up examples to try a network on.
 
         >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
         [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
@@ -34,7 +34,7 @@ class LearningTask:
 
     @property
     def said(self) -> str:
-        """The examples in words."""
+        """The examples are spoken of in these words."""
         tokens = f", tokens below {self.vocabulary}" if self.vocabulary else ""
         return f"the data has examples of shape {list(self.shape)}{tokens}"
 

@@ -14,7 +14,7 @@ from ntkexp.model.base import AbstractLayered
 
 
 class Linear(AbstractLayered):
-    """One affine layer; `width` plays no part."""
+    """It has one affine layer; `width` plays no part."""
 
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
         return (Flatten(), init.readout(outputs))

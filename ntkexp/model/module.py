@@ -107,7 +107,7 @@ class Module(AbstractArchitecture):
 
 
 def file_and_function(path: str) -> tuple[str, str, str]:
-    """The file and the function of a path.
+    """Split a path into the file and the function.
 
     >>> file_and_function("a/my_net.py:Net"), file_and_function("my_net.py")
     (('a/my_net.py', ':', 'Net'), ('my_net.py', ':', 'build'))
@@ -116,7 +116,7 @@ def file_and_function(path: str) -> tuple[str, str, str]:
 
 
 def function(module: object, name: str, given: str) -> Callable[..., object]:
-    """A function or class of a module by its name."""
+    """Find a function or class of a module by its name."""
     own = getattr(module, "__name__", "")
     known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own]
     found: object = getattr(module, name, None)

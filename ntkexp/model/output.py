@@ -46,7 +46,7 @@ class ScaledOutput(nn.Module):
 
 
 class TrainedTerms(nn.Module):
-    """The trained terms of a reading as a module's outputs."""
+    """A module's outputs are the trained terms of a reading."""
 
     def __init__(self, reading: ScaledOutput) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def read(network: nn.Module, init: AbstractInit) -> ScaledOutput:
 
 
 def copied(network: nn.Module, key: str) -> nn.Module:
-    """A second network like the first."""
+    """Copy a network."""
     try:
         return deepcopy(network)
     except Exception as error:  # what a module of the user's does when it is copied

@@ -71,7 +71,7 @@ class Encoder(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A row of a table for each token, and one for its position."""
+    """Each token has a row of a table, and each position another."""
 
     def __init__(self, task: LearningTask, width: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Tokens(nn.Module):
 
 
 class Tied(nn.Module):
-    """The table of tokens as the readout."""
+    """The table of tokens is the readout as well."""
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__()
@@ -147,13 +147,13 @@ class EncoderBlock(nn.Module):
 
 
 def along(module: nn.Module, x: Float[Tensor, "example position inputs"]) -> Float[Tensor, "example position features"]:
-    """A dense layer at every position."""
+    """Apply a dense layer at every position."""
     rows: Tensor = module(x.flatten(0, 1))
     return rows.view(*x.shape[:2], -1)
 
 
 def dividing(most: int, width: int) -> int:
-    """The largest number of heads up to `most` that divides the width.
+    """Find the largest number of heads up to `most` that divides the width.
 
     >>> dividing(4, 6)
     3
@@ -162,14 +162,14 @@ def dividing(most: int, width: int) -> int:
 
 
 def fitting(patch: int, shape: tuple[int, ...]) -> int:
-    """The largest side up to `patch` that divides both sides of an image."""
+    """Find the largest side up to `patch` that divides both sides of an image."""
     if len(shape) != 3:
         return 1
     return next(side for side in range(min(patch, *shape[1:]), 0, -1) if shape[1] % side == shape[2] % side == 0)
 
 
 def patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "example position size"]:
-    """The squares of an image, row by row; of anything else, each element.
+    """Cut an image into squares, row by row; anything else into its elements.
 
     >>> patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
     tensor([2., 3., 6., 7.])
@@ -182,5 +182,5 @@ def patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "exa
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Numbers from N(0, 1)."""
+    """Draw numbers from N(0, 1)."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -11,5 +11,5 @@ from collections.abc import Sequence
 
 
 def command(name: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
-    """A command line for a shell."""
+    """Write a command line for a shell."""
     return shlex.join(["ntkexp", name, *words, *options])

@@ -21,7 +21,7 @@ ORDER = {"secant": 0, "gauss": 1, "left": 3}
 
 
 def explained_rule(rules: Iterable[str]) -> str | None:
-    """The rule that explanations are by, of those that a path was integrated by.
+    """Choose the rule that explanations are by, of those that a path was integrated by.
 
     >>> explained_rule(["left", "secant"]), explained_rule(["left", "my_rule"]), explained_rule([])
     ('secant', 'my_rule', None)
@@ -30,14 +30,14 @@ def explained_rule(rules: Iterable[str]) -> str | None:
 
 
 def half_by(rule: str) -> str:
-    """What the array is called that says when the parts by a rule were made."""
+    """Name the array that says when the parts by a rule were made."""
     return f"{rule}_half_by"
 
 
 def write_contributions(
     path: Path, contributions: Mapping[str, NDArray[np.float64]], facts: Mapping[str, Facts] | None = None
 ) -> None:
-    """The contributions by each rule, and what is known of them."""
+    """Write the contributions by each rule, and what is known of them."""
     store = create_store(path)
     for rule, values in contributions.items():
         put_array(store, rule, np.asarray(values, dtype=np.float64), DIMS, (facts or {}).get(rule, {}))

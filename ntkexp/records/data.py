@@ -23,14 +23,14 @@ from ntkexp.records.atomic import write_atomically
 
 
 def write_data(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-    """The arrays, whole or not at all."""
+    """Write the arrays, whole or not at all."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     write_atomically(path, buffer.getvalue())
 
 
 def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
-    """All arrays of the file; one that would run code on reading is refused."""
+    """Read all arrays of the file; one that would run code on reading is refused."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}

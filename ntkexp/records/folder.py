@@ -45,13 +45,13 @@ class Held(Mistake):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The place of one run."""
+    """One run has its place here."""
 
     path: Path
 
     @property
     def state(self) -> State:
-        """What has become of the run. Inside one's own claim, ask `done`: the lock is held there."""
+        """What has become of the run is one word. Inside one's own claim, ask `done`: the lock is held there."""
         if self.done:
             return "done"
         if is_held(self.path / LOCK):
@@ -72,11 +72,11 @@ class RunFolder:
 
     @property
     def defect(self) -> str | None:
-        """Why the run is not finished and whole, in words that follow the folder's name."""
+        """The run is not finished and whole for this reason, in words that follow the folder's name."""
         return self.look(SMALL)
 
     def look(self, largest: float = inf) -> str | None:
-        """The defect that is seen when files up to this size are read."""
+        """Find the defect that is seen when files up to this size are read."""
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
         if not (self.path / DONE).is_file():
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def vouching(self) -> str | None:
-        """The file that holds the seals of others, if there is one by now."""
+        """This file holds the seals of others, if there is one by now."""
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
     def broken(self, *names: str) -> list[str]:
@@ -125,19 +125,19 @@ class RunFolder:
             os.close(descriptor)
 
     def write(self, name: str, content: str | bytes) -> None:
-        """A file, whole or not at all."""
+        """Write a file, whole or not at all."""
         write_atomically(self.path / name, content)
 
     def write_json(self, name: str, value: Json) -> None:
-        """A JSON file, whole or not at all."""
+        """Write a JSON file, whole or not at all."""
         self.write(name, to_text(value))
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
-        """A JSON file with its seal, whole or not at all."""
+        """Write a JSON file with its seal, whole or not at all."""
         self.write(name, sealed_text(value))
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file that holds an object."""
+        """Read a JSON file that holds an object."""
         return read_object(self.path / name)
 
     def begin(self, names: Iterable[str]) -> None:

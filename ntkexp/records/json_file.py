@@ -20,7 +20,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 
 def to_text(value: Json) -> str:
-    """A value as JSON text."""
+    """Write a value as JSON text."""
     return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

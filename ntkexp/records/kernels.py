@@ -30,7 +30,7 @@ NOT_YET = -1
 
 
 def create_kernels(path: Path, points: int, outputs: int, train: int, room: int) -> None:
-    """A store with room for so many tangent kernels, and none written; those that are there stay."""
+    """Create a store with room for so many tangent kernels, and none written; those that are there stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
     shapes = {"tangent": (points, outputs, train, outputs), "output_gradient": (train, outputs)}
@@ -44,7 +44,7 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int)
 
 
 def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]) -> None:
-    """The kernel first, its step last: a step that can be read has its whole kernel beside it."""
+    """Write the kernel first, its step last: a step that can be read has its whole kernel beside it."""
     store = open_store(path, write=True)
     get_array(store, "tangent")[index] = np.asarray(kernel, dtype=np.float64)
     get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
@@ -80,10 +80,10 @@ def read_steps(path: Path) -> NDArray[np.int64]:
 
 
 def read_snapshot(path: Path, index: int) -> Kernel:
-    """The tangent kernel of one snapshot."""
+    """Read the tangent kernel of one snapshot."""
     return np.asarray(get_array(open_store(path), "tangent")[index], dtype=np.float64)
 
 
 def read_array(path: Path, name: str) -> NDArray[np.float64]:
-    """A whole array of the store."""
+    """Read a whole array of the store."""
     return np.asarray(get_array(open_store(path), name)[...], dtype=np.float64)

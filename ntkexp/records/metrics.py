@@ -24,7 +24,7 @@ RETRACED = "retraced.csv"
 
 
 class MetricsWriter:
-    """Appends rows to a CSV file; what was written before `keep_bytes` stays, None begins anew."""
+    """A writer appends rows to a CSV file; what was written before `keep_bytes` stays, None begins anew."""
 
     def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
         self.sealing = Sealing() if keep_bytes is None else taken(path, keep_bytes)
@@ -37,7 +37,7 @@ class MetricsWriter:
             self.flush()
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
-        """One line; columns that the row lacks stay empty."""
+        """Write one line; columns that the row lacks stay empty."""
         self.rows.writerow({name: cell(value) for name, value in row.items()})
         self.flush()
 

@@ -17,14 +17,14 @@ from ntkexp.records.store import create_store, get_array, open_store, put_array
 
 
 def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]) -> None:
-    """Each machine's outputs [probe, out], in the order given."""
+    """Write each machine's outputs [probe, out], in the order given."""
     stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
     store = create_store(path, {"machines": list(predictions)})
     put_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Each machine's outputs [probe, out], in the order written."""
+    """Read each machine's outputs [probe, out], in the order written."""
     store = open_store(path)
     names = store.attrs["machines"]
     assert isinstance(names, list)

@@ -31,7 +31,7 @@ def refuse_other_version(run: Path) -> None:
 
 
 def version_of(package: object, results: object) -> str:
-    """A version, in words.
+    """Spell a version in words.
 
     >>> version_of("0.1.0", 4)
     'ntkexp 0.1.0 with results_version 4'

@@ -37,7 +37,7 @@ def at_points(few: int, whole: int) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """How well one machine reproduces the trained network on one split."""
+    """One machine reproduces the trained network so well on one split."""
 
     split: str
     machine: str
@@ -84,7 +84,7 @@ COLUMNS = tuple(field.name for field in fields(Result))
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:
-    """The whole table, or nothing."""
+    """Write the whole table, or nothing."""
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
@@ -107,7 +107,7 @@ def read_results(path: Path) -> tuple[Result, ...]:
 
 
 def parse(row: Mapping[str, str]) -> Result:
-    """One line of the file."""
+    """Read one line of the file."""
     return Result(
         split=row["split"],
         machine=row["machine"],
@@ -128,5 +128,5 @@ def flag(text: str) -> bool:
 
 
 def number(text: str) -> float | None:
-    """A cell's number; an empty cell has none."""
+    """Read a cell's number; an empty cell has none."""
     return float(text) if text else None

@@ -44,13 +44,13 @@ class Sealing:
         self.found, self.position = sha256(of.encode() + b"\0"), 0
 
     def take(self, content: ReadableBuffer) -> None:
-        """The next bytes."""
+        """Take in the next bytes."""
         self.found.update(content)
         self.position += memoryview(content).nbytes
 
     @property
     def digest(self) -> bytes:
-        """The seal of all so far."""
+        """Seal all so far."""
         return self.found.digest()
 
     @property
@@ -60,14 +60,14 @@ class Sealing:
 
 
 def seal(content: ReadableBuffer, of: str = "") -> bytes:
-    """The seal of bytes at hand."""
+    """Seal bytes at hand."""
     sealing = Sealing(of)
     sealing.take(content)
     return sealing.digest
 
 
 def taken(path: Path, size: int, of: str = "") -> Sealing:
-    """The first bytes of a file."""
+    """Take in the first bytes of a file."""
     sealing, left = Sealing(of), size
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(BLOCK, left))):
@@ -104,7 +104,7 @@ class SealedFile:
         self.file, self.sealing = file, Sealing(of)
 
     def write(self, content: ReadableBuffer) -> int:
-        """The next bytes."""
+        """Write the next bytes."""
         self.sealing.take(content)
         return self.file.write(content)
 
@@ -130,7 +130,7 @@ def sealed_for(path: Path, of: str) -> bool:
 
 
 def sealed_text(value: Mapping[str, Json]) -> str:
-    """An object as JSON text, its seal in it."""
+    """Write an object as JSON text, its seal in it."""
     return to_text({**value, SEAL: seal(to_text(value).encode()).hex()})
 
 

@@ -8,7 +8,7 @@ from stat import S_ISREG
 
 
 def size_of(path: Path) -> int | None:
-    """The bytes of a file, or of all files in a folder; None if there is neither."""
+    """Find the bytes of a file, or of all files in a folder; None if there is neither."""
     try:
         found = path.stat()
     except OSError:

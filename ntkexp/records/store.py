@@ -25,7 +25,7 @@ def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.G
 
 
 def open_store(path: Path, *, write: bool = False) -> zarr.Group:
-    """A store that exists."""
+    """Open a store that exists."""
     try:
         return zarr.open_group(path, mode="r+" if write else "r", zarr_format=3)
     except (OSError, ValueError, KeyError) as error:
@@ -33,7 +33,7 @@ def open_store(path: Path, *, write: bool = False) -> zarr.Group:
 
 
 def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of its metadata is zarr's business
-    """An array of the store by its name."""
+    """Find an array of the store by its name."""
     found = store.get(name)
     if not isinstance(found, zarr.Array):
         raise Mistake(f"{store.store_path} is damaged: it holds no array '{name}'")
@@ -41,7 +41,7 @@ def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of i
 
 
 def put_array(store: zarr.Group, name: str, array: NDArray[np.generic], dims: Sequence[str], facts: Facts) -> None:
-    """One array as one chunk, in place of an older one of this name."""
+    """Put one array as one chunk, in place of an older one of this name."""
     place = store.create_array(
         name,
         shape=array.shape,

@@ -44,7 +44,7 @@ class SweepRun:
 
     @property
     def point(self) -> tuple[Level, ...]:
-        """The values of the axes."""
+        """The values of the axes make a point."""
         return tuple(self.axes.values())
 
     @property
@@ -74,7 +74,7 @@ class Sweep:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The sweep as plain data."""
+        """The sweep is plain data."""
         asked = resolved(self.axes, self.seeds, self.base, self.fits)
         return {"name": self.name, "command": self.command, **asked, "runs": [run.fields for run in self.runs]}
 
@@ -143,5 +143,5 @@ def order(run: SweepRun, axes: Mapping[str, tuple[Level, ...]]) -> list[int]:
 
 
 def level(value: object) -> Level:
-    """A value on an axis; lists and the like go by their text."""
+    """Take a value on an axis; lists and the like go by their text."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

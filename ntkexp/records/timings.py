@@ -12,7 +12,7 @@ MACHINE = "machine."
 
 
 def write_timings(path: Path, seconds: Mapping[str, float]) -> None:
-    """The whole table, or nothing."""
+    """Write the whole table, or nothing."""
     write_atomically(path, "what,seconds\n" + "".join(f"{what},{value:.6f}\n" for what, value in seconds.items()))
 
 
@@ -25,7 +25,7 @@ def read_timings(path: Path) -> dict[str, float]:
 
 
 def of_machines(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The part of the ladder, by machine.
+    """Take the part of the ladder, by machine.
 
     >>> of_machines({"run": 2.0, "machine.left": 0.5})
     {'left': 0.5}

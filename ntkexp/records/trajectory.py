@@ -72,7 +72,7 @@ class Trajectory:
         return np.frombuffer(numbers, self.kind)
 
     def seal(self, row: int, numbers: memoryview) -> bytes:
-        """The seal of a row in its place."""
+        """Seal a row in its place."""
         return seal(numbers, f"{self.of} {row}")
 
     def secure(self) -> None:

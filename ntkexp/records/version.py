@@ -10,7 +10,7 @@ results_version = 5
 
 
 def package_version() -> str:
-    """The version of the installed package; slow to look up, so it is asked for only where it is shown."""
+    """Look up the version of the installed package, which is slow, so it is asked for only where it is shown."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  a third of the start-up time
 
     try:

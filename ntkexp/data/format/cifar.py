@@ -25,7 +25,7 @@ Records = UInt8[np.ndarray, "example 1+3*32*32"]
 
 
 def batches(folder: Path) -> tuple[Path, ...]:
-    """The training batches in a folder; the binary ones, should both versions be there."""
+    """Find the training batches in a folder; the binary ones, should both versions be there."""
     for ending in (".bin", ""):
         found = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
         if found:
@@ -37,14 +37,14 @@ def batches(folder: Path) -> tuple[Path, ...]:
 
 
 def pictures(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
-    """Images and labels of all batches, one after the other."""
+    """Read images and labels of all batches, one after the other."""
     records = np.concatenate([binary(path) if path.suffix == ".bin" else pickled(path) for path in paths])
     together = torch.from_numpy(records)
     return together[:, 1:].reshape(-1, 3, 32, 32), together[:, 0]
 
 
 def binary(path: Path) -> Records:
-    """The records of a file in the binary version."""
+    """Read the records of a file in the binary version."""
     raw = contents(path)
     if not raw or len(raw) % (1 + PIXELS):
         raise Mistake(f"{quoted(path)} is cut short or damaged: {len(raw)} bytes are not whole records of {1 + PIXELS}")
@@ -52,7 +52,7 @@ def binary(path: Path) -> Records:
 
 
 def pickled(path: Path) -> Records:
-    """The records of a file in the python version."""
+    """Read the records of a file in the python version."""
     raw = contents(path)
     try:
         return joined(plain(raw))
@@ -63,7 +63,7 @@ def pickled(path: Path) -> Records:
 
 
 def joined(batch: Any) -> Records:
-    """Labels in front of their images; a batch that was written anew may name them by texts."""
+    """Put labels in front of their images; a batch that was written anew may name them by texts."""
     named = {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}
     match named:
         case {b"data": Array(values=pixels), b"labels": [*labels]} if labels and pixels.shape == (len(labels), PIXELS):

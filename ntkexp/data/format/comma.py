@@ -17,7 +17,7 @@ from ntkexp.mistake import Mistake
 
 
 def read(path: Path) -> Grid:
-    """The table in a file."""
+    """Read the table in a file."""
     numbers, lines = numbered(path, text(path))
     if not lines:
         raise Mistake(f"{quoted(path)} is empty")
@@ -32,7 +32,7 @@ def read(path: Path) -> Grid:
 
 
 def text(path: Path) -> str:
-    """The file as text; a byte order mark is no part of the first name."""
+    """Read the file as text; a byte order mark is no part of the first name."""
     raw = contents(path)
     if kind := foreign(raw):
         raise Mistake(f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas")

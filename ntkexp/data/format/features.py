@@ -20,7 +20,7 @@ Missing = Literal["refuse", "drop", "mean"]
 
 
 def features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
-    """All columns but the target, with NaN for a gap."""
+    """Put all columns but the target together, with NaN for a gap."""
     names = [name for name in grid.columns if name != target]
     values = torch.tensor([[number(c) for c in grid.cells(name)] for name in names], dtype=torch.float64).t()
     empty = values.isnan().all(0)

@@ -29,7 +29,7 @@ class Grid:
         return f"{self.path.name!r}, {self.unit} {self.numbers[row]}, column {brief(column)} is {brief(cell)}"
 
     def cells(self, column: str) -> list[str]:
-        """A column, from top to bottom."""
+        """Read a column, from top to bottom."""
         position = self.columns.index(column)
         return [row[position] for row in self.rows]
 

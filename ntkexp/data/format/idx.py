@@ -27,12 +27,12 @@ BYTE = 0x08
 
 
 def pair(folder: Path, advice: str) -> tuple[Path, Path]:
-    """The files with the training images and their labels."""
+    """Find the files with the training images and their labels."""
     return find(folder, IMAGES, advice), find(folder, LABELS, advice)
 
 
 def find(folder: Path, names: tuple[str, ...], advice: str) -> Path:
-    """The file of one of these names, gzipped or not."""
+    """Find the file of one of these names, gzipped or not."""
     for name in (*names, *(f"{name}.gz" for name in names)):
         if is_there(folder / name):
             return folder / name
@@ -40,7 +40,7 @@ def find(folder: Path, names: tuple[str, ...], advice: str) -> Path:
 
 
 def pictures(images: Path, labels: Path) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
-    """Images of one channel, with their labels."""
+    """Read images of one channel, with their labels."""
     shown, classes = array(images, axes=3), array(labels, axes=1)
     if len(shown) != len(classes):
         raise Mistake(f"{quoted(images)} holds {len(shown)} images, and {labels.name} {len(classes)} labels")

@@ -13,7 +13,7 @@ from ntkexp.mistake import Mistake
 
 
 def read(path: Path) -> Grid:
-    """The table in a file."""
+    """Read the table in a file."""
     raw = contents(path)
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")

@@ -22,7 +22,7 @@ Name = TypeVar("Name", str, int)
 
 
 def targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels and the names of their classes, or real values and no names."""
+    """Find labels and the names of their classes, or real values and no names."""
     cells = grid.cells(target)
     for row, cell in enumerate(cells):
         if missing(cell):
@@ -39,14 +39,14 @@ def targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def labels(values: list[Name]) -> tuple[Tensor, tuple[str, ...]]:
-    """Each value as its position among the different ones."""
+    """Number each value by its position among the different ones."""
     names = sorted(set(values))
     position = {name: k for k, name in enumerate(names)}
     return torch.tensor([position[value] for value in values]), tuple(str(name) for name in names)
 
 
 def texts(cells: list[str], target: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Classes by their names, of which there cannot be many."""
+    """Take classes by their names, of which there cannot be many."""
     different = len(set(cells))
     if different > MOST:
         raise Mistake(

@@ -51,7 +51,7 @@ def existing(path: Path) -> Path:
 
 
 def contents(path: Path) -> bytes:
-    """The bytes of a file."""
+    """Read the bytes of a file."""
     try:
         return existing(path).read_bytes()
     except OSError as error:

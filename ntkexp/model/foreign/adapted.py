@@ -22,7 +22,7 @@ from ntkexp.model.learning_task import LearningTask
 
 
 class Adapted(nn.Module):
-    """A module between data and loss."""
+    """A module stands between data and loss."""
 
     def __init__(self, module: nn.Module, tokens: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Adapted(nn.Module):
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
-        """Whatever the module itself returns."""
+        """Give whatever the module itself returns."""
         with making(x.dtype):
             return self.module(x.long() if self.tokens else x)
 

@@ -25,7 +25,7 @@ class Body(nn.Module):
 
 
 class DenseByRow(nn.Module):
-    """A dense layer for each row of an example."""
+    """One dense layer takes each row of an example."""
 
     def __init__(self, dense: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,8 @@ class DenseByRow(nn.Module):
 
 
 def rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The positions of an example, and the features of each: the rows of images with all channels, else the first axis.
+    """Find the positions of an example, and the features of each: the rows of images with all channels, else the first
+    axis.
 
     >>> rows((3, 8, 4)), rows((5, 7)), rows((6,))
     ((8, 12), (5, 7), (6, 1))

@@ -16,7 +16,7 @@ from ntkexp.mistake import Mistake, nearest
 
 
 def choose_output(answer: object, output: str | int | None) -> Tensor:
-    """The answer itself, or the part of it that `output` names."""
+    """Choose the answer itself, or the part of it that `output` names."""
     if output is None and isinstance(answer, Tensor):
         return answer
     kind, found = type(answer).__name__, parts(answer)
@@ -34,7 +34,7 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
 
 
 def parts(answer: object) -> dict[str | int, object]:
-    """What the answer consists of, by name or by place."""
+    """Take the answer apart, by name or by place."""
     if isinstance(answer, Mapping):
         return dict(answer)
     if is_dataclass(answer):

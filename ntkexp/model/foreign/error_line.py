@@ -29,7 +29,7 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
 
 
 def place(error: BaseException, file: Path) -> str:
-    """The last line of the file that took part in an error."""
+    """Find the last line of the file that took part in an error."""
     trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]
     if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):

@@ -16,7 +16,7 @@ Option = bool | int | float | str | None
 
 
 def library(package: str, extra: str) -> Any:  # the types of another library are its own
-    """The package that an extra of this one installs, imported."""
+    """Import the package that an extra of this one installs."""
     if find_spec(package) is None:
         raise Mistake(f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'")
     with one_line(f"model={extra}: {package} is installed, and cannot be imported"), warnings.catch_warnings():

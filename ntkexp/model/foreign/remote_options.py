@@ -47,7 +47,7 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
 
 
 def entries(value: object) -> Iterator[tuple[str, Any]]:
-    """The keys of a tree with their values."""
+    """Go through the keys of a tree with their values."""
     waiting = [value]
     while waiting:
         node = waiting.pop()

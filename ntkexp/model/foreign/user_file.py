@@ -21,7 +21,7 @@ VISION = {"timm", "torchvision", "transformers"}
 
 
 def load(file: Path, given: str) -> ModuleType:
-    """The module in a file, under its name without the ending; a file beside it can be imported by it."""
+    """Load the module in a file, under its name without the ending; a file beside it can be imported by it."""
     file = file.resolve()
     known = sys.modules.get(file.stem)
     if known is not None and getattr(known, "__file__", None) == str(file):
@@ -51,7 +51,7 @@ def run(file: Path, given: str) -> ModuleType:
 
 
 def files_of(file: Path) -> tuple[Path, ...]:
-    """The file, and those beside it that it imports, and that these import."""
+    """Find the file, and those beside it that it imports, and that these import."""
     found, waiting = {file}, [file]
     while waiting:
         new = {other for name in imports(waiting.pop()) for other in beside(file.parent, name)} - found
@@ -61,7 +61,7 @@ def files_of(file: Path) -> tuple[Path, ...]:
 
 
 def imports(file: Path) -> Iterator[str]:
-    """The packages whose modules a file imports; none where it is no Python."""
+    """Find the packages whose modules a file imports; none where it is no Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -74,5 +74,5 @@ def imports(file: Path) -> Iterator[str]:
 
 
 def beside(folder: Path, name: str) -> set[Path]:
-    """The files of a module or package in a folder."""
+    """Find the files of a module or package in a folder."""
     return {file for file in (folder / f"{name}.py", *(folder / name).rglob("*.py")) if file.is_file()}
