@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
     from ntkexp.experiment.experiment import Experiment
     from ntkexp.kernel_file.fill.crew import AbstractCrew
-    from ntkexp.kernel_file.fill.estimate import Estimate
+    from ntkexp.kernel_file.fill.estimate import WorkLeft
     from ntkexp.kernel_file.fill.filler import AbstractFiller
     from ntkexp.kernel_file.fill.recipe import AbstractRecipe
     from ntkexp.kernel_file.fill.subject import Subject
@@ -64,7 +64,7 @@ class Order:
         return (self.folder / name if self.asked.out is None else self.asked.out).expanduser()
 
     @cached_property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> WorkLeft:
         """What is left to do, and what it takes."""
         from ntkexp.kernel_file.fill.estimate import estimate
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from ntkexp.kernel.features.features import Factored, Rows
 from ntkexp.kernel.features.use_by_use import Copies, Part, places_in
 from ntkexp.kernel.secant.uses import View
-from ntkexp.kernel.sketch.table import Draw, Table, draw_table, scattered
+from ntkexp.kernel.sketch.table import Draw, SketchTable, draw_table, scattered
 from ntkexp.shapes import Weights
 
 AT_ONCE = 2**22  # numbers in Fourier space
@@ -38,7 +38,7 @@ class Sketch:
     size: int
     seed: int
     shapes: Mapping[str, torch.Size]
-    tables: dict[str, Table] = field(default_factory=dict, repr=False)
+    tables: dict[str, SketchTable] = field(default_factory=dict, repr=False)
 
     def of(self, parts: Iterable[Part]) -> Float[Tensor, "example out size"]:
         """J S, of a Jacobian that is the sum of these parts."""
@@ -89,7 +89,7 @@ class Sketch:
         places = places_in(view, torch.arange(gradients.shape[2], device=gradients.device))
         return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
 
-    def table(self, name: str, like: Tensor) -> Table:
+    def table(self, name: str, like: Tensor) -> SketchTable:
         """The table of a parameter, drawn when it is first asked for."""
         if name not in self.tables:
             self.tables[name] = draw_table(name, self.shapes[name], self.size, self.seed, like.device)

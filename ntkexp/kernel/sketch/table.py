@@ -40,7 +40,7 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class SketchTable:
     """The draws of one parameter in a sketch of `size` numbers."""
 
     rows: Draw
@@ -78,12 +78,12 @@ class Table:
         return len(self.columns.bucket)
 
 
-def draw_table(name: str, shape: torch.Size, size: int, seed: int, device: torch.device) -> Table:
+def draw_table(name: str, shape: torch.Size, size: int, seed: int, device: torch.device) -> SketchTable:
     """The table of the parameter of this name: the same whatever else is sketched, in whatever order."""
     generator = stream("sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big"))
     rows = shape[0] if shape else 1
     sides = [draw(count, size, generator).to(device) for count in (rows, shape.numel() // max(1, rows))]
-    return Table(sides[0], sides[1], size)
+    return SketchTable(sides[0], sides[1], size)
 
 
 def draw(count: int, size: int, generator: torch.Generator) -> Draw:

@@ -25,7 +25,7 @@ LARGEST = 32  # points on each side of what is timed
 
 
 @dataclass(frozen=True)
-class Estimate:
+class WorkLeft:
     """Tiles with their pairs of points, the core seconds that they take, and the bytes of the whole file."""
 
     tiles: int
@@ -45,7 +45,7 @@ class Estimate:
     def sentence(self, workers: int) -> str:
         """Say it in a line.
 
-        >>> Estimate(1715, 1_500_000_000, 3.6e7, 24_000_000_000).sentence(100)
+        >>> WorkLeft(1715, 1_500_000_000, 3.6e7, 24_000_000_000).sentence(100)
         '1,715 tiles, about 10,000 core hours: 4 days with 100 workers of a core each; 24 GB on the disk'
         """
         hours = self.seconds / 3600
@@ -61,13 +61,13 @@ def layout_of(subject: Subject, filler: AbstractFiller) -> Layout:
     return Layout(filler.names, Tiling(points, train, side_for(train)), filler.outputs, subject.experiment.dtype)
 
 
-def estimate(path: Path, subject: Subject, filler: AbstractFiller, force: bool) -> Estimate:
+def estimate(path: Path, subject: Subject, filler: AbstractFiller, force: bool) -> WorkLeft:
     """Estimate what is left of this file: its first part is timed, unless shapes say that it is little."""
     layout = layout_of(subject, filler)
     left = layout.tiling.todo if force else unwritten(path, subject, layout.tiling)
     pairs = sum(layout.tiling.pairs(*tile) for tile in left)
     each = filler.seconds if filler.seconds * pairs < LONG / 10 else max(filler.seconds, timed(subject, filler))
-    return Estimate(len(left), pairs, pairs * each, layout.bytes)
+    return WorkLeft(len(left), pairs, pairs * each, layout.bytes)
 
 
 def unwritten(path: Path, subject: Subject, tiling: Tiling) -> Sequence[tuple[int, int]]:
