@@ -23,7 +23,7 @@ from ntkexp.covariance.pairs import Pairs
 
 @dataclass(frozen=True)
 class Coarse:
-    """The members of each coarse pixel, along one axis of an image."""
+    """Each coarse pixel has these members, along one axis of an image."""
 
     members: tuple[tuple[int, ...], ...]
     equal: bool = False
@@ -35,12 +35,12 @@ class Coarse:
 
     @classmethod
     def every(cls, pixels: int, stride: int) -> Coarse:
-        """The pixels at every so many, from the first."""
+        """Keep the pixels at every so many, from the first."""
         return cls(tuple((p,) for p in range(0, pixels, stride)))
 
     @classmethod
     def one(cls, pixels: int, equal: bool) -> Coarse:
-        """The single pixel made of all."""
+        """Make the single pixel of all."""
         return cls((tuple(range(pixels)),), equal)
 
     def trivial(self, pixels: int) -> bool:
@@ -60,7 +60,7 @@ class Coarse:
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """The places of the averaged pairs among those stored along an axis, [coarse pixel, averaged]."""
+        """Find the places of the averaged pairs among those stored along an axis, [coarse pixel, averaged]."""
         n, place = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
         rows = [[place[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
         return torch.tensor(rows)
@@ -76,13 +76,13 @@ class Coarse:
 
 
 def needed(coarse: Sequence[Coarse], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
-    """The pairs before a map, of those wanted after it."""
+    """Find the pairs before a map, of those wanted after it."""
     offsets = (one.needed(kept, n) for one, kept, n in zip(coarse, wanted.offsets, pixels, strict=True))
     return Pairs(tuple(pixels), tuple(offsets))
 
 
 def reached(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
-    """The pairs after a map."""
+    """Find the pairs after a map."""
     each = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
     offsets = tuple(one.reached(kept, n) for one, kept, n in each)
     return Pairs(tuple(len(one.members) for one in coarse), offsets)
@@ -94,7 +94,7 @@ def trivial(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
 
 
 def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
-    """The map, axis by axis."""
+    """Apply the map, axis by axis."""
     first = values.dim() - 2 * len(coarse)
     after = reached(coarse, pairs)
     for axis, one in enumerate(coarse):

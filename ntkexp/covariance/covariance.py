@@ -41,7 +41,7 @@ Scalar: TypeAlias = Tensor | float
 
 
 class AbstractCovariance(ABC):
-    """A covariance on its way through the layers."""
+    """A covariance is on its way through the layers."""
 
     @abstractmethod
     def affine(self, mix: Mix, scale: Scalar, shift: Scalar, learn: Learn) -> Self:
@@ -53,11 +53,11 @@ class AbstractCovariance(ABC):
 
     @abstractmethod
     def normalised(self, eps: float) -> Self:
-        """The covariance divided by √((q₁ + ε)(q₂ + ε))."""
+        """Divide the covariance by √((q₁ + ε)(q₂ + ε))."""
 
     @abstractmethod
     def coarse(self, coarse: Sequence[Coarse]) -> Self:
-        """The covariance on coarser pixels, axis by axis."""
+        """Put the covariance on coarser pixels, axis by axis."""
 
     @abstractmethod
     def without_pixels(self) -> Self:

@@ -23,7 +23,7 @@ Variances = tuple[Float[Tensor, "_ ..."], ...]
 
 @dataclass(frozen=True)
 class Cross(AbstractCovariance):
-    """The covariance and the tangent kernel between two sides, after `met` nonlinear layers.
+    """The covariance and the tangent kernel are those between two sides, after `met` nonlinear layers.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     >>> Cross.of(x, x, Pairs.equal(()), (), (), same=True).nngp
@@ -41,18 +41,20 @@ class Cross(AbstractCovariance):
 
     @classmethod
     def of(cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool) -> Cross:
-        """The covariance of inputs [example, channel, *pixel]: means of products over channels; nothing is learned."""
+        """Find the covariance of inputs [example, channel, *pixel]: means of products over channels; nothing is
+        learned.
+        """
         nngp = products(x1, x2, pairs)
         return cls(nngp, torch.zeros_like(nngp), pairs, left, right, same)
 
     @property
     def first(self) -> PairEnd:
-        """The left side of the next nonlinear layer."""
+        """The next nonlinear layer has this left side."""
         return PairEnd(self.left[self.met], lambda values: self.pairs.spread(values)[:, None])
 
     @property
     def second(self) -> PairEnd:
-        """The right side of the next nonlinear layer."""
+        """The next nonlinear layer has this right side."""
         return PairEnd(self.right[self.met], lambda values: self.pairs.at_second(values)[None])
 
     def affine(self, mix: Mix, scale: Scalar, shift: Scalar, learn: Learn) -> Cross:

@@ -30,7 +30,7 @@ class Own(AbstractCovariance):
 
     @classmethod
     def of(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Own:
-        """The covariance of inputs: the mean over channels of x[p] x[q]."""
+        """Find the covariance of inputs: the mean over channels of x[p] x[q]."""
         return cls((pairs.spread(x) * pairs.at_second(x)).mean(1), pairs)
 
     def affine(self, mix: Mix, scale: Scalar, shift: Scalar, learn: Learn) -> Own:

@@ -28,19 +28,19 @@ Offsets = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of pixels in an image of these sizes."""
+    """Pixels pair in an image of these sizes."""
 
     pixels: tuple[int, ...]
     offsets: Offsets
 
     @classmethod
     def all(cls, pixels: Sequence[int]) -> Pairs:
-        """The pairs of every pixel with every other."""
+        """Pair every pixel with every other."""
         return cls(tuple(pixels), tuple(tuple(range(n)) for n in pixels))
 
     @classmethod
     def equal(cls, pixels: Sequence[int]) -> Pairs:
-        """The pairs of every pixel with itself."""
+        """Pair every pixel with itself."""
         return cls(tuple(pixels), ((0,),) * len(pixels))
 
     @property
@@ -50,7 +50,7 @@ class Pairs:
 
     @property
     def axes(self) -> range:
-        """The axes of the image."""
+        """The image has these axes."""
         return range(len(self.pixels))
 
     def union(self, other: Pairs) -> Pairs:
@@ -64,12 +64,12 @@ class Pairs:
         return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
 
     def second(self, axis: int) -> Int[Tensor, "offset pixel"]:
-        """The position of the second pixel along an axis."""
+        """Find the position of the second pixel along an axis."""
         n = self.pixels[axis]
         return (torch.tensor(self.offsets[axis], dtype=torch.long)[:, None] + torch.arange(n)) % n
 
     def at_second(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
-        """Values [*example, *pixel] of the second pixel of each pair."""
+        """Find the values [*example, *pixel] of the second pixel of each pair."""
         first = values.dim() - len(self.pixels)
         for axis in self.axes:
             index, place = self.second(axis).to(values.device), first + 2 * axis
@@ -78,7 +78,7 @@ class Pairs:
         return values
 
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
-        """The values of equal pixels, [*example, *pixel]."""
+        """Find the values of equal pixels, [*example, *pixel]."""
         first = values.dim() - 2 * len(self.pixels)
         for axis in self.axes:
             values = values.select(first + axis, self.offsets[axis].index(0))
@@ -97,14 +97,14 @@ class Pairs:
         return torch.where(equal, self.spread(diagonal), values)
 
     def spread(self, diagonal: Tensor) -> Tensor:
-        """Values [*example, *pixel] of the first pixel of each pair, to be broadcast over offsets."""
+        """Spread values [*example, *pixel] of the first pixel of each pair, to be broadcast over offsets."""
         first = diagonal.dim() - len(self.pixels)
         for axis in self.axes:
             diagonal = diagonal.unsqueeze(first + 2 * axis)
         return diagonal
 
     def kept(self, values: Tensor, wanted: Pairs) -> Tensor:
-        """The part of values that belongs to some of the pairs."""
+        """Keep the part of values that belongs to some of the pairs."""
         first = values.dim() - 2 * len(self.pixels)
         for axis, (here, there) in enumerate(zip(self.offsets, wanted.offsets, strict=True)):
             if here != there:

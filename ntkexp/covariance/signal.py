@@ -23,7 +23,7 @@ class Signal:
     fresh: bool = False
 
     def after_weights(self) -> Signal:
-        """The signal after weights."""
+        """The signal after weights is this."""
         return Signal(gaussian=True, fresh=True)
 
     def after_nonlinearity(self, layer: str) -> Signal:
@@ -32,7 +32,7 @@ class Signal:
         return Signal()
 
     def branch(self) -> Signal:
-        """The signal at the entry of a branch."""
+        """The signal at the entry of a branch is this."""
         return replace(self, fresh=False)
 
     def refuse_beside(self, other: Signal) -> None:

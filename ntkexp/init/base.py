@@ -29,19 +29,19 @@ class AbstractInit(Component):
     @property
     @abstractmethod
     def param(self) -> Parametrisation:
-        """The parametrisation of hidden layers."""
+        """Hidden layers are parametrised so."""
 
     @property
     def param_readout(self) -> Parametrisation:
-        """The parametrisation of the last layer."""
+        """The last layer is parametrised so."""
         return self.param
 
     def dense(self, features: int) -> Dense:
-        """A hidden dense layer."""
+        """Make a hidden dense layer."""
         return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param)
 
     def conv(self, features: int, window: int, stride: int = 1, circular: bool = False) -> Conv:
-        """A convolution."""
+        """Make a convolution."""
         return Conv(
             features=features,
             W_std=self.W_std,
@@ -53,5 +53,5 @@ class AbstractInit(Component):
         )
 
     def readout(self, features: int) -> Dense:
-        """The last layer."""
+        """Make the last layer."""
         return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param_readout)

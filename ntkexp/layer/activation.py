@@ -16,14 +16,14 @@ from ntkexp.layer.pointwise import AbstractPointwise
 
 
 def activations() -> dict[str, AbstractPointwise]:
-    """The layers by the words of their classes."""
+    """Find the layers by the words of their classes."""
     pointwise = [kind for kind in kinds().values() if issubclass(kind, AbstractPointwise)]
     usual = [kind() for kind in pointwise if not any(field.is_required() for field in kind.model_fields.values())]
     return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
 
 
 def activation(name: object) -> object:
-    """A layer in place of its name; a layer stays as it is."""
+    """Put a layer in place of its name; a layer stays as it is."""
     return named("activation", activations())(name)
 
 

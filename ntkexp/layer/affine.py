@@ -55,7 +55,7 @@ class AbstractAffine(AbstractLayer):
 
     @abstractmethod
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
-        """The module with these weights."""
+        """Put the module together with these weights."""
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
         """m(·), the mean over the pairs of pixels that a window sees."""
@@ -153,7 +153,7 @@ class Conv(AbstractAffine):
         return (self.features, *(-(-n // self.stride) for n in shape[1:]))
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One window for each axis of pixels."""
+        """Lay out one window for each axis of pixels."""
         window = self.sizes(len(shape) - 1)
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}")

@@ -23,7 +23,7 @@ from ntkexp.mistake import Mistake
 
 
 class AbstractLayer(Component):
-    """One step of a network: shape [*shape] → shape [*shape′] for every example."""
+    """A layer is one step of a network: shape [*shape] → shape [*shape′] for every example."""
 
     averages: ClassVar[bool] = False  # whether it is the mean over the pairs of pixels that it needs, a vector
 
@@ -33,7 +33,7 @@ class AbstractLayer(Component):
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        """A module for examples of the given shape, its weights drawn from the generator."""
+        """Make a module for examples of the given shape, its weights drawn from the generator."""
 
     def carry(self, signal: Signal) -> Signal:
         """What is known of the signal after this layer; a layer without a limit of infinite width says so here."""
@@ -50,7 +50,7 @@ class AbstractLayer(Component):
         return None if wanted is None else self.need(wanted, shape)
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        """The covariances after this layer, of those before it."""
+        """Take covariances through this layer."""
         raise NotImplementedError(type(self).__name__)  # `carry` refuses a layer that cannot do this
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
@@ -61,7 +61,7 @@ class AbstractLayer(Component):
 
 
 def build(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
-    """The layers one after the other, as a module for examples of the given shape."""
+    """Put the layers one after the other, as a module for examples of the given shape."""
     modules = []
     for layer in layers:
         modules.append(layer.build(shape, generator))

@@ -14,7 +14,7 @@ FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
 
 
 def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The shape before each layer, and after the last.
+    """Find the shape before each layer, and after the last.
 
     >>> from ntkexp.layer.linear import Flatten
     >>> shapes((Flatten(),), (3, 4))
@@ -34,21 +34,21 @@ def carry(layers: Layers, signal: Signal) -> Signal:
 
 
 def need(layers: Layers, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-    """The pairs before the layers, of those wanted after them."""
+    """Find the pairs before the layers, of those wanted after them."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need(wanted, before)
     return wanted
 
 
 def need_own(layers: Layers, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-    """The pairs of examples with themselves before the layers, of those wanted after them."""
+    """Find the pairs of examples with themselves before the layers, of those wanted after them."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need_own(wanted, before)
     return wanted
 
 
 def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-    """The covariances after all layers."""
+    """Take the covariances through all layers."""
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         covariance = layer.push(covariance, before)
     return covariance

@@ -20,7 +20,7 @@ CHAPTER = __name__.rpartition(".")[0]
 
 
 def kinds() -> dict[str, type[AbstractLayer]]:
-    """The classes by their names; two that go by the same words are told from one another by nobody."""
+    """Find the classes by their names; two that go by the same words are told from one another by nobody."""
     read()
     found: dict[str, type[AbstractLayer]] = {}
     for kind in below(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here

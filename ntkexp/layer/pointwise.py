@@ -71,7 +71,7 @@ class AbstractPointwise(AbstractLayer):
 
 
 class Pointwise(nn.Module):
-    """A pointwise layer as a module without weights."""
+    """A pointwise layer is a module without weights."""
 
     def __init__(self, layer: AbstractPointwise) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class AbstractPool(AbstractLayer):
         """torch's pooling of a window, in one, two and three dimensions."""
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One window for each axis of pixels."""
+        """Lay out one window for each axis of pixels."""
         return (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

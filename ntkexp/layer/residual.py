@@ -60,7 +60,7 @@ class Residual(AbstractLayer):
 
 
 class Sum(nn.Module):
-    """The sum of two modules side by side."""
+    """Two modules stand side by side, and their outputs are added."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()

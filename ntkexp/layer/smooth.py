@@ -37,7 +37,7 @@ ROWS = 4096  # variances at a time
 
 
 class AbstractSmooth(AbstractPointwise):
-    """A function with derivatives of every order."""
+    """A function has derivatives of every order."""
 
     def order(self, variance: float) -> int:
         """The terms that are taken for variances up to this one."""
@@ -54,7 +54,7 @@ class AbstractSmooth(AbstractPointwise):
         return order
 
     def left_out(self, q: Float[Tensor, "1"], order: int) -> float:
-        """The larger share that the series of σ and σ′ leave out where u = v."""
+        """The series of σ and σ′ leave out this share where u = v, or that, whichever is larger."""
         shares = zip(self.coefficients(q, order), self.alone(q), strict=True)
         return max(float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0)
 
@@ -117,7 +117,7 @@ def nodes() -> Float[Tensor, " node"]:
 
 @cache
 def densities() -> Float[Tensor, " node"]:
-    """The normal density at the nodes, times their distance."""
+    """Find the normal density at the nodes, times their distance."""
     z = nodes()
     return torch.exp(-z * z / 2) * (2 * REACH / NODES / sqrt(2 * pi))
 

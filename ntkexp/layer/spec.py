@@ -24,7 +24,7 @@ Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 
 
 def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
-    """The layers of a description; `place` is how it is spoken of."""
+    """Parse the layers of a description; `place` is how it is spoken of."""
     items = decoded(spec, place) if isinstance(spec, str) else spec
     if not isinstance(items, Sequence) or isinstance(items, Mapping | str | bytes):
         raise Mistake(f'{place} is no list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
@@ -45,7 +45,7 @@ def names_layer(node: Mapping[str, Any]) -> bool:
 
 
 def layer(item: object, place: str) -> AbstractLayer:
-    """One layer of a description."""
+    """Parse one layer of a description."""
     if isinstance(item, AbstractLayer):
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
@@ -61,7 +61,7 @@ def layer(item: object, place: str) -> AbstractLayer:
 
 
 def kind_of(name: object, place: str) -> type[AbstractLayer]:
-    """The class of a layer by its name."""
+    """Find the class of a layer by its name."""
     known = kinds()
     if not isinstance(name, str) or name not in known:
         hint = nearest(str(name), known) or f"; there are {', '.join(sorted(known))}"

@@ -24,7 +24,7 @@ def at_width(layers: Layers, width: int) -> Layers:
 
 
 def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
-    """A layer with so many times the features."""
+    """Give a layer so many times the features."""
     if isinstance(layer, AbstractAffine):
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
     if isinstance(layer, Residual):
@@ -34,7 +34,7 @@ def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
 
 
 def affine(layers: Layers) -> Iterator[AbstractAffine]:
-    """The layers with weights, those of branches included."""
+    """Find the layers with weights, those of branches included."""
     for layer in layers:
         if isinstance(layer, AbstractAffine):
             yield layer

@@ -34,7 +34,7 @@ __all__ = ["BlockPlace", "KernelBlock", "blocks", "compute", "network", "places"
 
 @dataclass(frozen=True)
 class BlockPlace:
-    """The place of a block; the rows and columns of a `same` block are the same examples."""
+    """A block has this place; the rows and columns of a `same` block are the same examples."""
 
     rows: slice
     columns: slice
@@ -43,7 +43,7 @@ class BlockPlace:
 
 @dataclass(frozen=True)
 class KernelBlock:
-    """Both kernels at a place."""
+    """Both kernels are known at a place."""
 
     place: BlockPlace
     nngp: Float[Tensor, "row column"]
@@ -51,13 +51,13 @@ class KernelBlock:
 
     @property
     def mirrored(self) -> KernelBlock:
-        """The block on the other side of the diagonal."""
+        """The block on the other side of the diagonal is this one, transposed."""
         place = BlockPlace(self.place.columns, self.place.rows, self.place.same)
         return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
 
 def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockPlace]:
-    """The places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the
+    """Find the places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the
     diagonal.
     """
     size = side or usual_side(net)
@@ -70,7 +70,9 @@ def places(net: Network, rows: int, columns: int | None, side: int | None = None
 
 
 def usual_side(net: Network) -> int:
-    """The side of a block: what is done once per example costs little beside it, and little is lost with a block."""
+    """Choose the side of a block: what is done once per example costs little beside it, and little is lost with a
+    block.
+    """
     least, most = SIDES
     return min(most, max(least, isqrt(WORK // net.work)))
 
@@ -85,7 +87,7 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """One block of both kernels between `x1` and `x2` (or `x1` itself), by the engine that suits it, in about
+    """Compute one block of both kernels between `x1` and `x2` (or `x1` itself), by the engine that suits it, in about
     `memory_gb`.
     """
     left = net.side(x1[place.rows])
@@ -104,6 +106,8 @@ def blocks(
     threads: int | None = None,
     side: int | None = None,
 ) -> Iterator[KernelBlock]:
-    """All blocks of both kernels, one at a time; `side` is how many examples long they are, if not as long as usual."""
+    """Compute all blocks of both kernels, one at a time; `side` is how many examples long they are, if not as long as
+    usual.
+    """
     for place in places(net, len(x1), None if x2 is None else len(x2), side):
         yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)

@@ -32,7 +32,7 @@ Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 
 
 def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Network:
-    """The network for examples of this shape; layers without a limit are refused in one line."""
+    """Make the network for examples of this shape; layers without a limit are refused in one line."""
     if not layers:
         raise Mistake("a network without layers has no kernel; give it at least one")
     if 0 in shape or not shape:
@@ -55,22 +55,22 @@ class Network:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pairs of pixels of two inputs that play a part."""
+        """These pairs of pixels of two inputs play a part."""
         return chain.need(self.layers, Pairs((), ()), self.shape)
 
     @property
     def work(self) -> int:
-        """The work of a pair of examples: pairs of pixels times layers."""
+        """A pair of examples takes so much work: pairs of pixels times layers."""
         return self.pairs.count * max(1, len(self.layers))
 
     @cached_property
     def own(self) -> Pairs:
-        """The pairs of pixels of an input and itself that play a part."""
+        """These pairs of pixels of an input and itself play a part."""
         found = chain.need_own(self.layers, None, self.shape)
         return found or Pairs.equal(self.shape[1:])
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
-        """Examples as one side of a kernel: their variances are found once, not once for every pair."""
+        """Make examples one side of a kernel: their variances are found once, not once for every pair."""
         x = x.reshape(-1, *self.shape)
         parts = [self.variances(part) for part in torch.split(x, max(1, CHUNK // self.own.count))]
         return Side(x, tuple(torch.cat(each) for each in zip(*parts, strict=True)))
@@ -94,5 +94,5 @@ class Side:
     variances: Variances
 
     def part(self, rows: slice) -> Side:
-        """The side of some of the examples."""
+        """Take the side of some of the examples."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))

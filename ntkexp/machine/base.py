@@ -27,7 +27,9 @@ class Prediction:
 
 
 class AbstractMachine(Component):
-    """One rung of the ladder; a control knows nothing of the network, and is not near it, whatever its error."""
+    """A machine is one rung of the ladder; a control knows nothing of the network, and is not near it, whatever its
+    error.
+    """
 
     control: ClassVar[bool] = False
 

@@ -18,7 +18,7 @@ from ntkexp.machine.frozen_training import descent, flow
 
 
 class AbstractFrozen(AbstractMachine):
-    """One kernel throughout, from the network's own outputs at the start."""
+    """One kernel holds throughout, from the network's own outputs at the start."""
 
     @abstractmethod
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:

@@ -11,7 +11,7 @@ from ntkexp.machine.frozen_training import descent
 
 
 class Linearised(AbstractMachine):
-    """The same optimizer on the linear model."""
+    """The linear model is trained by the same optimizer."""
 
     def predict(self, evidence: Evidence) -> Prediction:
         return Prediction(descent(evidence.kernel_start, evidence), evidence.training.manner)

@@ -19,14 +19,14 @@ VectorField: TypeAlias = Callable[[Weights], Weights]
 
 @dataclass(frozen=True)
 class Arc:
-    """An arc from `start`, over `length` of a training step."""
+    """An arc leads from `start`, over `length` of a training step."""
 
     start: Weights
     coefficients: tuple[Weights, Weights, Weights, Weights]
     length: float
 
     def at(self, position: float) -> Weights:
-        """The weights θ(u).
+        """Find the weights θ(u).
 
         >>> one, zero = {"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}
         >>> Arc(zero, (one, one, zero, zero), 1.0).at(0.5)

@@ -35,7 +35,7 @@ Sizes: TypeAlias = Mapping[str, float]
 
 
 class Recursion(NamedTuple):
-    """The coefficients of one step of the sum backwards."""
+    """One step of the sum backwards has these coefficients."""
 
     scale: Weights
     carry: float = 0.0
@@ -52,7 +52,7 @@ class Move(NamedTuple):
 
 
 class AbstractOptimizer(Component):
-    """An update rule; `layers` multiplies the step size of the parameters whose names begin so."""
+    """An optimizer is an update rule; `layers` multiplies the step size of the parameters whose names begin so."""
 
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: PositiveFloat | None = None
@@ -71,13 +71,13 @@ class AbstractOptimizer(Component):
 
     @abstractmethod
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
-        """The training examples of this step; `None` for all of them."""
+        """Choose the training examples of this step; `None` for all of them."""
 
     @abstractmethod
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
-        """The weights and the memory after one step."""
+        """Find the weights and the memory after one step."""
 
     def move(
         self, step: int, weights: Weights, gradient: Weights, field: VectorField, sizes: Sizes, memory: Memory
@@ -87,7 +87,7 @@ class AbstractOptimizer(Component):
 
     @abstractmethod
     def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
-        """How the step enters the sum backwards; `memory` holds what is recorded, as it was after the step."""
+        """Say how the step enters the sum backwards; `memory` holds what is recorded, as it was after the step."""
 
     def factors(self, weights: Weights) -> dict[str, float]:
         """What the step size of every weight is multiplied with: by the longest beginning of its name.
@@ -113,7 +113,7 @@ class AbstractOptimizer(Component):
         return min(1.0, float(self.clip_norm / (norm + 1e-6)))
 
     def with_decay(self, gradient: Weights, weights: Weights) -> Weights:
-        """The gradient with decay, g + λθ."""
+        """Add decay to the gradient, g + λθ."""
         if not self.weight_decay:
             return gradient
         return {name: part.add(weights[name], alpha=self.weight_decay) for name, part in gradient.items()}
@@ -125,7 +125,7 @@ def belongs(name: str, beginning: str) -> bool:
 
 
 def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
-    """The weights after a step, θ − η ⊙ direction.
+    """Find the weights after a step, θ − η ⊙ direction.
 
     >>> moved({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
     {'w': tensor([0.5000])}
@@ -134,5 +134,5 @@ def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
 
 
 def filled(weights: Weights, sizes: Sizes) -> Weights:
-    """The weights' factors: a number for each, in its shape."""
+    """Spread the weights' factors: a number for each, in its shape."""
     return {name: torch.full_like(weight, sizes[name]) for name, weight in weights.items()}

@@ -33,7 +33,7 @@ DENSE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """A step: the arc, its end, the slope there, how far it leads, and the size of its error."""
+    """A step was tried: this is the arc, its end, the slope there, how far it leads, and the size of its error."""
 
     arc: Arc
     end: Weights
@@ -56,7 +56,7 @@ def attempt(weights: Weights, slope: Weights, field: VectorField, length: float)
 
 
 def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
-    """The sum h Σ_j row_j k_j."""
+    """Find the sum h Σ_j row_j k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
         for name, part in total.items() if coefficient else ():
@@ -65,5 +65,5 @@ def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> 
 
 
 def size(weights: Weights) -> float:
-    """The norm over all weights."""
+    """Find the norm over all weights."""
     return sqrt(sum(float(part.square().sum()) for part in weights.values()))

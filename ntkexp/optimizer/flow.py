@@ -106,7 +106,7 @@ class Controller:
 
     @property
     def memory(self) -> Memory:
-        """The next length, the way gone, and the sum of all errors on it."""
+        """The next length, the way gone, and the sum of all errors on it are kept in the memory."""
         values = (self.length * self.scale or self.before, self.way, self.error)
         named = zip(KNOWN, values, strict=True)
         return {"controller": {name: torch.tensor(value, dtype=torch.float64) for name, value in named}}

@@ -24,7 +24,7 @@ AT_ONCE = 1 << 27  # bytes of rows that are read at once
 
 @dataclass(frozen=True)
 class Entries:
-    """The numbers of one file, in double precision."""
+    """One file holds these numbers, in double precision."""
 
     matrix: KernelMatrix
 
@@ -51,7 +51,7 @@ class Entries:
 
     @property
     def share(self) -> float:
-        """The part of the kernel that a column gets."""
+        """A column gets this part of the kernel."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -91,12 +91,12 @@ class Entries:
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """The targets of all points."""
+        """All points have these targets."""
         return torch.as_tensor(self.matrix.array("target"))
 
     @cached_property
     def labels(self) -> Int[Tensor, " point"]:
-        """The classes of all points."""
+        """All points have these classes."""
         return torch.as_tensor(self.matrix.array("label"))
 
     def columns(self, values: Float[Tensor, "point out"]) -> Float[Tensor, "entry column"]:

@@ -19,7 +19,7 @@ from ntkexp.machine.ladder import label
 
 @dataclass(frozen=True)
 class Score:
-    """A row of the table of scores."""
+    """One row of the table of scores tells of one kernel, way to train and split."""
 
     kernel: str
     when: str
