@@ -14,9 +14,10 @@ import pytest
 
 from ntkexp.records.kernel_file.store import open_matrix
 from tests.docs.readme import ROOT
+from tests.kernel_file.slurm import install
 from tests.kernel_file.test_fill import contents
 from tests.sweep.cluster import Cluster, dask_cluster
-from tests.sweep.commands import Ended, ended, workers
+from tests.sweep.commands import Ended, children, ended, workers
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +26,23 @@ TANGENT = ("tangent", *SOME, "model.width=1024", "model.depth=3")
 LIMIT = ("limit", *SOME, "model.depth=2")
 
 
-def begun(path: Path, *words: str) -> subprocess.Popen[str]:
+def begun(path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     """`ntkexp kernel …`, running."""
     command = [sys.executable, "-m", "tests.sweep.commands", "kernel", *words, f"--out={path}"]
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
-def filled(path: Path, *words: str) -> Ended:
+def filled(path: Path, *words: str, **environment: str) -> Ended:
     """The same to its end."""
-    return ended(begun(path, *words))
+    return ended(begun(path, *words, **environment))
 
 
 def until_marked(process: subprocess.Popen[str], path: Path, tiles: int) -> None:
@@ -113,8 +120,26 @@ def test_a_cluster_loses_a_worker_and_writes_the_same_bytes(
 
 
 def test_jobs_write_the_same_bytes(tmp_path: Path) -> None:
+    slurm = install(tmp_path / "bin")
     assert filled(tmp_path / "here.zarr", *LIMIT).status == 0
-    found = filled(tmp_path / "jobs.zarr", *LIMIT, "--engine=slurm:cluster=local,cpus=2", "--workers=2", "--quiet")
+    engine = ("--engine=slurm:partition=short,cpus=2", "--workers=2", "--quiet")
+    found = filled(tmp_path / "jobs.zarr", *LIMIT, *engine, PATH=f"{slurm}{os.pathsep}{os.environ['PATH']}")
     assert (found.status, found.out, found.err) == (0, "", "")
     assert contents(tmp_path / "jobs.zarr") == contents(tmp_path / "here.zarr")
-    assert list((tmp_path / "slurm").iterdir())
+    scripts = [script.read_text() for script in (slurm / "jobs").iterdir()]
+    assert len(scripts) == 2
+    assert all("#SBATCH --partition=short\n" in script for script in scripts)
+    assert all(f"{tmp_path}/slurm" in script for script in scripts)
+
+
+def test_a_killed_job_costs_a_tile(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    path = tmp_path / "k.zarr"
+    process = begun(path, *TANGENT, "--engine=slurm:cluster=local", "--workers=2")
+    until_marked(process, path, 2)
+    job = children(process.pid)[0]
+    for pid in (*children(job), job):
+        os.kill(pid, signal.SIGKILL)
+    found = ended(process)
+    assert found.status == 0, found
+    assert "k.zarr: a worker is lost: job " in found.err
+    assert contents(path) == alone

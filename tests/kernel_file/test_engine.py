@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from ntkexp.engine.fault import Unfinished
+from ntkexp.kernel_file.fill import conduct
 from ntkexp.kernel_file.fill.conduct import EngineCrew
 from ntkexp.kernel_file.fill.crew import ThreadCrew
 from ntkexp.kernel_file.fill.estimate import estimate
@@ -89,6 +91,39 @@ def test_a_worker_with_other_data_writes_nothing(tmp_path: Path) -> None:
     ):
         conducted(path, Here(2), told=subject("data.seed=1"))
     assert len(open_matrix(path).missing()) == TILES
+
+
+def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
+    job = TileJob(str(tmp_path / "elsewhere.zarr"), subject().experiment.fields(), (), ProductsRecipe())
+    with pytest.raises(Unfinished, match=r"a worker does not see .*elsewhere\.zarr; choose a place on a file system"):
+        fill(tmp_path / "k.zarr", subject(), Products(), EngineCrew(Here(2), job, 0.0), force=False, progress=Silent())
+
+
+def test_work_that_is_done_and_not_to_be_seen_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conduct, "LATE", 0.0)
+    monkeypatch.setattr(TileJob, "carry_out", lambda *asked: "done")
+    with pytest.raises(Unfinished, match=r"what they wrote is not to be seen here$"):
+        conducted(tmp_path / "k.zarr", Here(2))
+
+
+def test_marks_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([[0, 0], [7, 0], [7, 7]])
+    monkeypatch.setattr(conduct, "PAUSE", 0.0)
+    monkeypatch.setattr(KernelMatrix, "marks_of", lambda self, tiles: next(looks))
+    assert conduct.left_of(KernelMatrix(tmp_path), [(0, 0), (1, 0)], 60.0) == []
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_a_tile_has_as_many_threads_as_the_experiment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
+) -> None:
+    """Whatever the worker has: they move bits."""
+    seen: set[int] = set()
+    monkeypatch.setattr(Products, "concurrent", property(lambda self: seen.add(torch.get_num_threads())))
+    before, told = torch.get_num_threads(), subject() if threads is None else subject(f"threads={threads}")
+    conducted(tmp_path / "k.zarr", Here(2, threads=3), told=told)
+    torch.set_num_threads(before)
+    assert seen == {threads or 1}
 
 
 def test_a_fault_of_the_program_says_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ A worker that is lost costs the tile it was at. What it left is given to others,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.records.kernel_file.store import KernelMatrix
 
 ENOUGH = 300.0  # seconds of a task, beside which it matters little that a worker draws data and network first
+LATE, PAUSE = 60.0, 0.2  # seconds that a network's file system may take to show a file, and between two looks at it
 
 
 @dataclass(frozen=True)
@@ -35,26 +37,31 @@ class EngineCrew(AbstractCrew):
         left = list(tiles)
         while left:
             lost = ""
-            with closing(self.engine.perform(self.tasks(matrix.path, left))) as events:
+            with closing(self.engine.perform(self.tasks(matrix, left))) as events:
                 for event in events:
                     if isinstance(event, Ended):
                         lost = lost_by(event, matrix.path, progress) or lost
                     yield sum(map(bool, matrix.marks_of(tiles)))
-            left = self.get_further(matrix, left, lost)
+            before, left = left, left_of(matrix, left, 0.0 if lost else LATE)
+            if len(left) == len(before):
+                reason = lost or "what they wrote is not to be seen here"
+                raise Unfinished(f"{matrix.path}: no worker finished a tile: {reason}")
 
-    def tasks(self, path: Path, tiles: Sequence[Tile]) -> Iterator[Task]:
+    def tasks(self, matrix: KernelMatrix, tiles: Sequence[Tile]) -> Iterator[Task]:
         """Cut tiles into tasks, in their order."""
         for number, part in enumerate(parts(tiles, self.seconds, self.engine.workers)):
-            name = f"{path.name}-{number}"
-            yield Task(name, replace(self.job, tiles=tuple(part)), str(Path.cwd()), str(path.parent))
+            name, home = f"tiles-{matrix.facts['identity'][:12]}-{number}", str(Path.cwd())
+            yield Task(name, replace(self.job, tiles=tuple(part)), home, str(matrix.path.parent))
 
-    @staticmethod
-    def get_further(matrix: KernelMatrix, before: Sequence[Tile], lost: str) -> list[Tile]:
-        """Find what is left of these tiles; that all of them are is the end."""
-        left = [tile for tile, mark in zip(before, matrix.marks_of(before), strict=True) if not mark]
-        if len(left) == len(before):
-            raise Unfinished(f"{matrix.path}: no worker finished a tile: {lost or 'what they wrote is not to be seen'}")
-        return left
+
+def left_of(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
+    """Find the tiles without a mark; that there are some is believed after so many seconds."""
+    end = time.monotonic() + patience
+    while True:
+        left = [tile for tile, mark in zip(tiles, matrix.marks_of(tiles), strict=True) if not mark]
+        if not left or time.monotonic() >= end:
+            return left
+        time.sleep(PAUSE)
 
 
 def lost_by(event: Ended, path: Path, progress: AbstractProgress) -> str:

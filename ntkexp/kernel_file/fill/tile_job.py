@@ -20,7 +20,7 @@ from ntkexp.kernel_file.fill.recipe import AbstractRecipe
 from ntkexp.kernel_file.fill.subject import Subject
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.kernel_file.store import open_matrix
+from ntkexp.records.kernel_file.store import KernelMatrix, open_matrix
 from ntkexp.run.environment import fix_circumstances
 
 
@@ -38,13 +38,20 @@ class TileJob(AbstractJob):
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         with saying_where_to_look():
-            matrix, crew = open_matrix(Path(self.file)), self.crew(threads)
+            matrix, crew = self.matrix, self.crew(threads)
             if matrix.facts["identity"] != crew.subject.identity:
                 raise Mistake(f"{self.file} is of something else there: that worker has other data or another version")
             left = [tile for tile, mark in zip(self.tiles, matrix.marks_of(self.tiles), strict=True) if not mark]
             for count in crew.complete(matrix, left, Silent()):
                 tell(Stepped(name, count, len(left)))
         return "done" if left else "found"
+
+    @property
+    def matrix(self) -> KernelMatrix:
+        """The file, which was begun where the command was given."""
+        if not Path(self.file).exists():
+            raise Mistake(f"a worker does not see {self.file}; choose a place on a file system that all machines share")
+        return open_matrix(Path(self.file))
 
     def crew(self, threads: int) -> ThreadCrew:
         """Draw data and network here as they were drawn where the command was given."""

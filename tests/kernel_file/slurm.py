@@ -1,0 +1,32 @@
+"""A Slurm of one machine: a job begins when it is submitted, and its tasks are processes here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROGRAMS = {
+    "sbatch": """
+id=$(ls "$folder/jobs" | wc -l)
+cp "$1" "$folder/jobs/$id"
+SLURM_JOB_ID=$id SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 \\
+    setsid bash "$1" >"$folder/said" 2>&1 </dev/null &
+echo "Submitted batch job $id"
+""",
+    "srun": """
+while [ "${1#-}" != "$1" ]; do
+    case "$1" in --output | --error) shift 2 ;; *) shift ;; esac
+done
+exec "$@"
+""",
+    "sacct": "echo 'JobID|State|NodeList'",
+    "scancel": "",
+}
+
+
+def install(folder: Path) -> Path:
+    """Put the programs into a folder; the scripts of jobs will be in `jobs`, by their numbers."""
+    (folder / "jobs").mkdir(parents=True)
+    for name, text in PROGRAMS.items():
+        (folder / name).write_text(f"#!/bin/sh\nfolder={folder}\n{text.strip()}\n")
+        (folder / name).chmod(0o755)
+    return folder
