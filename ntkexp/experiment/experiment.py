@@ -18,6 +18,7 @@ from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.integration.base import AbstractIntegration
 from ntkexp.path.integration.choose import choose_integration
+from ntkexp.path.kernel import Kernel
 from ntkexp.path.settings import Path
 from ntkexp.schedule.base import AbstractSchedule
 
@@ -32,6 +33,7 @@ class Experiment(Component):
     optimizer: AbstractOptimizer
     schedule: AbstractSchedule
     path: Path
+    kernel: Kernel = Kernel()
     ladder: Ladder
     steps: Steps = 300
     stop_at_loss: PositiveFloat | None = None
@@ -70,4 +72,15 @@ class Experiment(Component):
     def refuse_another_integration(self) -> Self:
         """The way that is chosen knows what it does not go with."""
         _ = self.integration
+        return self
+
+    @model_validator(mode="after")
+    def refuse_sketched_memory(self) -> Self:
+        """A sketch keeps the sum of a step, which is all that an optimizer without a memory makes of its gradient."""
+        if self.kernel.sketch is not None and (self.optimizer.remembers or self.optimizer.flows):
+            what = "carries past gradients from step to step" if self.optimizer.remembers else "follows a curve"
+            raise Mistake(
+                f"kernel.sketch={self.kernel.sketch}: optimizer={self.optimizer.option} {what}, so no sketch of a step "
+                "keeps the sum of its parts; leave out kernel.sketch, or use optimizer=gd or sgd"
+            )
         return self

@@ -18,6 +18,7 @@ from typing import Any
 from ntkexp.component import Component
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
+from ntkexp.path.kernel import Kernel
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.version import results_version
 
@@ -30,6 +31,8 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
 def identity(experiment: Experiment) -> str:
     """Find the identity of an experiment: 64 hexadecimal digits."""
     fields = {name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES}
+    if experiment.kernel == Kernel():
+        del fields["kernel"]  # runs were identified before there was a choice
     contents = [
         digest(file) for component in components(experiment) for file in (*component.files(), *source(component))
     ]

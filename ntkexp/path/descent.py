@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Features
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.optimizer.arc import Arc
 from ntkexp.optimizer.base import AbstractOptimizer, Memory, Move
 from ntkexp.path.curve import Curve
+from ntkexp.path.gradient import total
 from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
 from ntkexp.path.step import Step, sizes_of
@@ -101,16 +101,3 @@ class Descent:
             return derivative * self.weight
         times = torch.bincount(batch, minlength=self.points.train).to(derivative)
         return derivative * times[:, None] * (self.loss.weight(len(batch)) * self.scale)
-
-
-def total(right: list[Features], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
-    """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
-    parts = torch.split(output_gradient, [block.examples for block in right])
-    return reduce(
-        add_gradients, (block.weighted(part).total(weights) for block, part in zip(right, parts, strict=True))
-    )
-
-
-def add_gradients(gradient: Weights, other: Weights) -> Weights:
-    """The sum, in the place of the first: two gradients are held at a time, however many blocks there are."""
-    return {name: value.add_(other[name]) for name, value in gradient.items()}

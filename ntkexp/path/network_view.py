@@ -10,7 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
-from ntkexp.path.points import Points, between
+from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
+from ntkexp.path.gradient import total
+from ntkexp.path.points import Points
+from ntkexp.path.right_side import right_side
 from ntkexp.shapes import Weights
 
 
@@ -44,8 +47,16 @@ class NetworkView:
         """J(θ) at the training examples, block by block."""
         return self.train_reading[1]
 
+    def sketch_error(self, kernel: Float[Tensor, "train out train out_"]) -> float:
+        """How far a sketched kernel among the training examples is from the kernel at most, as a share of it."""
+        vectors = random_vectors(kernel.shape[2:], 0, kernel)
+        gradients = (total(self.right, vector, self.weights) for vector in vectors)
+        pushed = torch.stack([torch.cat([block.applied(each) for block in self.right]) for each in gradients])
+        return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - pushed) / float(kernel.norm())
+
     def tangent_kernel(self) -> Float[Tensor, "probe out train out_"]:
         """K(θ) between all points and the training examples."""
-        own = [between(block, self.right) for block in self.right]
+        side = right_side(self.points.sketch, self.right)
+        own = [side.between(block) for block in self.right]
         tapes = (self.points.tape(self.weights, block) for block in self.points.other_blocks)
-        return torch.cat(own + [between(self.points.reader.tangent(tape), self.right) for tape in tapes])
+        return torch.cat(own + [side.between(self.points.reader.tangent(tape)) for tape in tapes])

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.segment import Segment
+from ntkexp.kernel.sketch.sketch import Sketch
 from ntkexp.mistake import Mistake
+from ntkexp.path.right_side import AbstractRightSide
 from ntkexp.path.rule.base import Piece
 from ntkexp.shapes import Weights
 
@@ -36,6 +36,7 @@ class Points:
     block: int
     keep: bool
     chosen: tuple[int, ...] | None = None  # outputs at which the path is integrated; None: all
+    sketch: Sketch | None = None  # by which kernels are made
     shelves: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 
     @property
@@ -104,29 +105,24 @@ class StepBlock:
             advice = "read the path with path.rule=[gauss,left], which needs no difference rules"
             raise Mistake(f"{error}; {advice}") from error
 
-    def kernel(self, pieces: tuple[Piece, ...], right: list[Features]) -> Float[Tensor, "point out train out_"]:
+    def kernel(self, pieces: tuple[Piece, ...], right: AbstractRightSide) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""
         return self.kernel_and_pull(pieces, right, None)[0]
 
     def kernel_and_pull(
-        self, pieces: tuple[Piece, ...], right: list[Features], vector: Weights | None
+        self, pieces: tuple[Piece, ...], right: AbstractRightSide, vector: Weights | None
     ) -> tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]:
         """The kernel of the step as a rule reads it, and the same Jacobian times a vector of weight space."""
         first, *rest = pieces
         features = self.features(first)
-        total = first.weight * between(features, right)
+        total = first.weight * right.between(features)
         pulled = first.weight * features.applied(vector) if vector else total.new_zeros(total.shape[:2])
         for piece in rest:
             features = self.features(piece)
-            total.add_(between(features, right), alpha=piece.weight)
+            total.add_(right.between(features), alpha=piece.weight)
             if vector:
                 pulled.add_(features.applied(vector), alpha=piece.weight)
         return total, pulled
-
-
-def between(left: Features, right: list[Features]) -> Float[Tensor, "probe out train out_"]:
-    """The kernel between a block of points and all training examples."""
-    return torch.cat([gram(left, block) for block in right], dim=2) if len(right) > 1 else gram(left, right[0])
 
 
 def cut(start: int, stop: int, size: int) -> list[slice]:

@@ -19,7 +19,9 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.optimizer.base import Memory, Sizes
 from ntkexp.path.curve import Curve
+from ntkexp.path.gradient import total, unit
 from ntkexp.path.network_view import NetworkView
+from ntkexp.path.right_side import AbstractRightSide, right_side
 from ntkexp.shapes import Weights
 
 IMPULSE_NODES = 3  # of order 6, above that of the arcs
@@ -61,6 +63,14 @@ class Step:
         if all(factor == 1 for factor in self.factors.values()):
             return self.right
         return [block.scaled(self.factors) for block in self.right]
+
+    @cached_property
+    def side(self) -> AbstractRightSide:
+        """What kernels of the step are between its points and; of a sketch, the direction of the step is exact."""
+        sketch = self.view.points.sketch
+        if sketch is None:
+            return right_side(None, self.steered)
+        return right_side(sketch, self.steered, unit(total(self.steered, self.output_gradient, self.view.weights)))
 
     @property
     def sizes(self) -> Sizes:

@@ -54,7 +54,8 @@ def snapshot(state: RunState, observer: Observer, listener: AbstractListener, st
     kernel = step.view.tangent_kernel()
     listener.on_snapshot(step.index, kernel, observer.output_gradient(step.outputs))
     state.timetable.saw(step.index, kernel[: state.setting.points.train])
-    return observer.kernel(kernel, step.outputs, step.view.weights, step.step_size)
+    seen = observer.kernel(kernel, step.outputs, step.view.weights, step.step_size)
+    return seen | observer.sketch(step.view, kernel)
 
 
 def go_back(state: RunState, listener: AbstractListener) -> None:
@@ -72,6 +73,6 @@ def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outco
     outputs, kernel = view.outputs, view.tangent_kernel()
     last = state.step_sizes[-1] if state.step else None
     row = observer.step(state.step, state.time, outputs, state.weights)
-    listener.on_row(row | observer.kernel(kernel, outputs, state.weights, last))
+    listener.on_row(row | observer.kernel(kernel, outputs, state.weights, last) | observer.sketch(view, kernel))
     listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
     return outcome_of(state, outputs, kernel, ending)

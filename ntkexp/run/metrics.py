@@ -17,6 +17,7 @@ from ntkexp.diagnostics.spectrum import DENSE, TOP, largest, spectrum
 from ntkexp.machine.evidence import DoesNotApply
 from ntkexp.machine.ladder import label
 from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.network_view import NetworkView
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.step import Step
 from ntkexp.run.setting import Setting
@@ -44,6 +45,7 @@ KERNEL_COLUMNS = (
     *(f"residual_top_{k}" for k in RESIDUAL_TOPS),
     *("stability", "pattern_change"),
 )
+SKETCH_COLUMNS = ("sketch_error",)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Observer:
     def columns(self) -> tuple[str, ...]:
         """The header of the log."""
         layers = (f"weights_moved.{name}" for name in self.setting.problem.weights)
-        return (*STEP_COLUMNS, *layers, *SHARE_COLUMNS, *KERNEL_COLUMNS)
+        sketched = SKETCH_COLUMNS if self.setting.points.sketch else ()
+        return (*STEP_COLUMNS, *layers, *SHARE_COLUMNS, *KERNEL_COLUMNS, *sketched)
 
     @cached_property
     def train_kernel(self) -> Float[Tensor, "train out train out_"]:
@@ -154,6 +157,12 @@ class Observer:
                 step_size * self.setting.descent.weight * top * self.setting.experiment.loss.curvature / 2
             )
         return row
+
+    def sketch(self, view: NetworkView, kernel: Float[Tensor, "point out train out_"]) -> Row:
+        """How far a sketched kernel may be from what it is a sketch of."""
+        if self.setting.points.sketch is None:
+            return {}
+        return {"sketch_error": view.sketch_error(kernel[: self.setting.points.train])}
 
     def modes(self, kernel: Float[Tensor, "train out train out_"], residual: Float[Tensor, " entry"]) -> Row:
         """The numbers of the eigenvalues, of a kernel that is finite and small enough; of a larger one, the first."""

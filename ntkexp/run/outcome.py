@@ -162,7 +162,8 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
     found = summary(kernel, contributions, train if int((read < train).sum()) == train else 0)
     if setting.experiment.optimizer.weight_decay:
         found["decay_share"] = float(decay.norm() / (contributions.sum(2) + decay).norm())
-    if (error := state.accumulator.error(rule, state.step)) is not None:
+    error = state.accumulator.error(rule, state.step)
+    if error is not None and setting.points.sketch is None:  # which would be off by more than what it measures
         found["error_bar"] = relative(error.parts, contributions)
         if error.sums is not None:
             found["sum_error_bar"] = relative(error.sums, contributions.sum(2) + decay)

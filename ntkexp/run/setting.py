@@ -23,6 +23,7 @@ from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
 from ntkexp.run.refusals import refuse_dead, refuse_infinite, refuse_long
 from ntkexp.run.survey import Survey, survey
+from ntkexp.shapes import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def prepare(experiment: Experiment) -> Setting:
         descent=descent_from(experiment, problem, points, start.largest_stable_step),
         domain=domain,
         rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=found.tape.eps),
-        remarks=remarks(experiment, found),
+        remarks=(*remarks(experiment, found), *sketch_remarks(experiment, points, problem.weights, start)),
     )
 
 
@@ -135,3 +136,14 @@ def remarks(experiment: Experiment, found: Survey) -> tuple[str, ...]:
     casts = remark(function_of(found.problem.module), found.tape, experiment.path.casts)
     obstacle = found.points.reader.obstacle(found.tape) if experiment.path.closing is None else None
     return tuple(each for each in (casts, obstacle) if each is not None)
+
+
+def sketch_remarks(experiment: Experiment, points: Points, weights: Weights, start: Start) -> tuple[str, ...]:
+    """How far sketched kernels are from kernels, and what they are good for."""
+    if points.sketch is None:
+        return ()
+    share = NetworkView(points, weights).sketch_error(start.kernel[: points.train])
+    return (
+        f"kernels are sketches (kernel.sketch={experiment.kernel.sketch}), the first within {share:.1%} of its norm: "
+        "they tell drift, spectra and alignment, and sums that close, but no single parts",
+    )

@@ -12,6 +12,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
+from ntkexp.kernel.sketch.sketch import Sketch
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget
 from ntkexp.path.points import Points
@@ -48,8 +49,17 @@ def survey(experiment: Experiment) -> Survey:
         block=budget.block,
         keep=budget.keep,
         chosen=wanted if len(wanted) < problem.outputs else None,
+        sketch=sketch_of(experiment, problem, reader),
     )
     return Survey(problem=problem, points=points, budget=budget, tape=tape)
+
+
+def sketch_of(experiment: Experiment, problem: Problem, reader: Reader) -> Sketch | None:
+    """The sketch by which kernels are made, if they are made by one."""
+    if experiment.kernel.sketch is None:
+        return None
+    shapes = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
+    return Sketch(experiment.kernel.sketch, experiment.seed, shapes)
 
 
 def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:

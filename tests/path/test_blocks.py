@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.path.points import Points
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import prepare
@@ -24,7 +23,7 @@ def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
     """The same run, with points read so many at a time."""
     setting = prepare(small(*CHOSEN, *overrides))
     points = setting.points
-    cut = Points(reader=points.reader, inputs=points.inputs, train=points.train, block=block, keep=keep)
+    cut = replace(points, block=block, keep=keep, shelves=[])
     descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut)
     return run(replace(setting, descent=descent, domain=domain), Memory())
 
@@ -38,9 +37,17 @@ def numbers(found: Outcome) -> dict[str, Tensor]:
 PARTS = ("kernel", "contributions")
 
 
-@pytest.mark.parametrize(("block", "probes"), [(1, "[probe]"), (7, "[probe]"), (7, "[train,probe,test]")])
-def test_small_blocks_change_rounding_alone(block: int, probes: str) -> None:
-    whole, cut = (numbers(outcome(size, f"path.probes={probes}")) for size in (WHOLE, block))
+@pytest.mark.parametrize(
+    ("block", "more"),
+    [
+        (1, ("path.probes=[probe]",)),
+        (7, ("path.probes=[probe]",)),
+        (7, ("path.probes=[train,probe,test]",)),
+        (7, ("kernel.sketch=40",)),
+    ],
+)
+def test_small_blocks_change_rounding_alone(block: int, more: tuple[str, ...]) -> None:
+    whole, cut = (numbers(outcome(size, *more)) for size in (WHOLE, block))
     for name, value in whole.items():
         scale = float(value.nan_to_num().abs().max())
         torch.testing.assert_close(cut[name], value, rtol=0, atol=ROUNDING * scale, equal_nan=True)

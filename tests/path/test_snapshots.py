@@ -50,7 +50,7 @@ def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
     """The kernel of one step at all points."""
     block = StepBlock(setting.points, step.segment, slice(0, len(setting.points.inputs)))
     (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
-    return block.kernel(setting.experiment.path.quadrature(chosen), step.steered)
+    return block.kernel(setting.experiment.path.quadrature(chosen), step.side)
 
 
 def nodes(found: Ran) -> list[int]:

@@ -53,6 +53,8 @@ def fill(
         finally:
             progress.stop()
         matrix.tidy()
+        if filler.remark:
+            progress.say(filler.remark)
     return matrix
 
 

@@ -40,6 +40,11 @@ class AbstractFiller(ABC):
     def seconds(self) -> float:
         """What a pair of points takes on one core of an ordinary processor, from shapes alone: no less than this."""
 
+    @property
+    def remark(self) -> str:
+        """What a reader of the kernel should know, when it is computed."""
+        return ""
+
     @abstractmethod
     def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
         """The kernels between points and other points."""

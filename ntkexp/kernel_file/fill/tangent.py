@@ -6,8 +6,9 @@ K(x, x′) = 1/n Σ_seed J(θ_seed; x) J(θ_seed; x′)ᵀ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Tangent(AbstractFiller):
     width: int  # of the output
     wanted: Outputs  # all of these, some, or their trace as one
     told: Mapping[str, Any]  # where the weights come from
+    errors: list[tuple[float, float]] = field(default_factory=list)  # bars of sketched tiles, and their norms
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,6 +49,8 @@ class Tangent(AbstractFiller):
     @property
     def kernel(self) -> dict[str, Any]:
         fields = {name: getattr(self.experiment, name).fields() for name in ("model", "init")}
+        if (sketch := self.experiment.kernel.sketch) is not None:
+            fields |= {"sketch": sketch, "sketch_seed": self.experiment.seed}
         return {"kind": "tangent", **fields, "casts": self.experiment.path.casts, "outputs": self.wanted, **self.told}
 
     @property
@@ -66,11 +70,29 @@ class Tangent(AbstractFiller):
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
         """The mean over the modules, added one by one in their order."""
-        casts = self.experiment.path.casts
-        first, *rest = (
-            tangent_kernel(module, left, right, outputs=self.wanted, casts=casts) for module in self.modules
-        )
+        first, *rest = (self.one(module, left, right) for module in self.modules)
         return {"ntk": sum(rest, start=first) / len(self.modules)}
+
+    def one(self, module: ScaledOutput, left: Tensor, right: Tensor | None) -> Tensor:
+        """The kernel of one module; if it is a sketch, note is taken of its error bar."""
+        casts, sketch = self.experiment.path.casts, self.experiment.kernel.sketch
+        if sketch is None:
+            return tangent_kernel(module, left, right, outputs=self.wanted, casts=casts)
+        kernel, bar = tangent_kernel(
+            module, left, right, outputs=self.wanted, casts=casts, sketch=sketch, seed=self.experiment.seed
+        )
+        self.errors.append((bar, float(kernel.norm())))
+        return kernel
+
+    @property
+    def remark(self) -> str:
+        if not self.errors:
+            return ""
+        missed, sizes = (hypot(*each) for each in zip(*self.errors, strict=True))
+        return (
+            f"the kernel is a sketch (kernel.sketch={self.experiment.kernel.sketch}), within {missed / sizes:.1%} of "
+            "its norm: it tells drift, spectra and alignment, but no single entries"
+        )
 
 
 @dataclass(frozen=True)

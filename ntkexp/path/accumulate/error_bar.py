@@ -45,7 +45,7 @@ class ErrorBar:
 
     def add(self, step: Step, block: StepBlock) -> None:
         """Measure a step of the sample at one block of points."""
-        difference = block.kernel(self.fine, step.steered) - block.kernel(self.coarse, step.steered)
+        difference = block.kernel(self.fine, step.side) - block.kernel(self.coarse, step.side)
         error = contract(difference, step.output_gradient).mul_(step.step_size * self.gain)
         self.total[block.place].add_(error)
         self.squares += float(error.square().sum())

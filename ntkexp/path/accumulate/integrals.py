@@ -39,7 +39,7 @@ class Integrals:
 
     def take(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
-        kernel, shrunk = block.kernel_and_pull(self.pieces, step.steered, step.decay)
+        kernel, shrunk = block.kernel_and_pull(self.pieces, step.side, step.decay)
         kernel.mul_(step.step_size)
         parts = contract(kernel, step.output_gradient).neg_()
         self.kernel[block.place].add_(kernel)

@@ -58,7 +58,7 @@ class Track:
         """A snapshot at one block of points; what its step adds by itself goes to the tally."""
         weights = step.view.weights
         shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
-        kernel, pulled = block.kernel_and_pull(self.integrals.pieces, step.steered, shrinking)
+        kernel, pulled = block.kernel_and_pull(self.integrals.pieces, step.side, shrinking)
         own = contract(kernel, step.output_gradient).mul_(-step.step_size)
         tally.close(block, tally.add(own, step.step_size * kernel) - step.step_size * pulled)
         self.add(block.place, self.latest[block.place], self.pulled[block.place], turn.left)

@@ -20,7 +20,8 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.optimizer.base import Recursion
 from ntkexp.path.accumulate.integrals import Integrals, contract
 from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.points import StepBlock, between
+from ntkexp.path.points import StepBlock
+from ntkexp.path.right_side import ExactSide
 from ntkexp.path.step import Step, decay, sizes_of
 from ntkexp.shapes import Weights
 
@@ -85,7 +86,7 @@ class BackwardSum:
             pushed.add_(features.applied(step.segment.difference), alpha=piece.weight)
             if recursion.now is not None:
                 ahead = features.scaled(recursion.now)
-                kernel = kernel + piece.weight * between(ahead, step.right)
+                kernel = kernel + piece.weight * ExactSide(step.right).between(ahead)
                 if (shrinking := back.through_memory) is not None:
                     lost = lost + piece.weight * ahead.applied(shrinking)
             if (shrinking := back.past_memory) is not None:

@@ -1,0 +1,57 @@
+"""Runs whose kernels are sketches: sums stay exact, errors are said, and what has a memory is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ntkexp.experiment.identity import identity
+from ntkexp.mistake import Mistake
+from tests.run.small import ran, small
+
+SHORT = ("steps=4", "path.rule=[secant,left]")
+WAYS = (
+    ("optimizer=gd", "path.error_samples=2"),
+    ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.clip_norm=0.5"),
+    ("optimizer=gd", "optimizer.layers={network.1: 0.25}"),
+    ("optimizer=gd", "data.classes=[1,3,8]", "loss=cross_entropy"),
+)
+EXACT = 1e-12  # the bound of the project for secants
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_the_secant_closes_however_small_the_sketch(way: tuple[str, ...]) -> None:
+    run = ran(*SHORT, *way, "kernel.sketch=5")
+    for split in ("train", "probe", "test"):
+        error = run.table["secant", split].relative_error
+        assert error is not None
+        assert error < EXACT
+    assert "error_bar" not in run.outcome.evidence.paths["secant"].facts
+
+
+def test_every_kernel_that_is_kept_lies_within_its_bar_and_the_run_says_so() -> None:
+    sketched, exact = ran(*SHORT, "kernel.sketch=300"), ran(*SHORT)
+    start = exact.setting.start.kernel[: exact.setting.points.train]
+    first = sketched.setting.start.kernel[: sketched.setting.points.train]
+    bar = sketched.memory.rows[0]["sketch_error"]
+    assert isinstance(bar, float)
+    assert float((first - start).norm() / first.norm()) <= bar < 0.5
+    assert f"the first within {bar:.1%} of its norm" in sketched.outcome.sentence
+    assert "sketch_error" not in exact.memory.rows[0]
+
+
+def test_a_larger_sketch_comes_closer_to_the_parts() -> None:
+    exact = ran(*SHORT).outcome.evidence.paths["secant"].contributions
+    few, many = (ran(*SHORT, f"kernel.sketch={k}").outcome.evidence.paths["secant"].contributions for k in (30, 3000))
+    assert float((many - exact).norm()) < 0.3 * float((few - exact).norm())  # a tenth, but for chance
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "flow"])
+def test_what_no_sketch_of_a_step_keeps_is_refused_in_one_line(optimizer: str) -> None:
+    with pytest.raises(Mistake, match=r"kernel\.sketch=5: optimizer=") as caught:
+        small(f"optimizer={optimizer}", "kernel.sketch=5")
+    assert "\n" not in str(caught.value)
+
+
+def test_exact_runs_are_those_of_before_there_was_a_choice() -> None:
+    assert identity(small("kernel.sketch=null")) == identity(small())
+    assert len({identity(small(f"kernel.sketch={k}")) for k in ("null", "5", "6")}) == 3
