@@ -12,6 +12,7 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import gram, trace
 from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read.threads import operations, threads_for
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
@@ -35,11 +36,12 @@ def kernel(
     """The kernel of features that are read for some outputs at a time."""
     count = tapes[0].outputs.shape[1]
     chosen = wanted(outputs, count)
-    if outputs != "trace":
-        return between(left, right, chosen, gram)
-    largest = max(tapes, key=lambda tape: examples(tape.given))
-    first, *rest = (between(left, right, chunk, trace) for chunk in chunks(largest, count))
-    return sum(rest, start=first)
+    with threads_for(operations(tapes, len(chosen))):
+        if outputs != "trace":
+            return between(left, right, chosen, gram)
+        largest = max(tapes, key=lambda tape: examples(tape.given))
+        first, *rest = (between(left, right, chunk, trace) for chunk in chunks(largest, count))
+        return sum(rest, start=first)
 
 
 def between(

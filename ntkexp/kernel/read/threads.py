@@ -1,0 +1,54 @@
+"""Threads by size: a small kernel is hundreds of products that take microseconds, and threads that share one of these
+wait for each other longer than they work; for milliseconds, where other programs want the same cores.
+
+    operations   2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over the products z = a W of one example
+
+with d_z inputs and |z| numbers: those of forward, pull-backs and Gram, whose last sum holds for one use of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+
+import torch
+
+from ntkexp.kernel.record.inputs import examples
+from ntkexp.kernel.record.tape import Entry, Tape
+
+FEW = 5e8  # operations: some ten milliseconds of one core
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+
+
+@contextmanager
+def threads_for(operations: float) -> Iterator[None]:
+    """One thread for a few operations; for many, as many as torch was given."""
+    before = torch.get_num_threads()
+    if before == 1 or operations > FEW:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def operations(tapes: Sequence[Tape], outputs: int) -> float:
+    """About how many the kernel of the first tape's inputs with the last one's takes, for so many outputs."""
+    left, right = (examples(tape.given) for tape in (tapes[0], tapes[-1]))
+    sizes = [size(tapes[0], entry) for entry in tapes[0].entries]
+    numbers, forward = (sum(each[k] for each in sizes) for k in (0, 1))
+    passes = 2 * (1 + outputs) * forward * (1 + right / left)
+    return passes + 2 * left * right * outputs**2 * numbers / left
+
+
+def size(tape: Tape, entry: Entry) -> tuple[int, int]:
+    """The numbers that a product of matrices gives, and its multiplications; none of any other operation."""
+    numbers = tape[entry.results[0]].numel() if entry.results else 0
+    if entry.name in PRODUCTS:
+        return numbers, numbers * tape[entry.args[-2]].shape[-1]
+    if entry.name == "convolution":
+        return numbers, numbers * prod(tape[entry.args[1]].shape[1:])
+    return 0, 0
