@@ -137,7 +137,13 @@ def undisturbed(schedule: str) -> Ran:
 
 @pytest.mark.parametrize(
     ("schedule", "at"),
-    [(SCHEDULES[0], 5), (SCHEDULES[1], 1), (SCHEDULES[1], 13), (SCHEDULES[2], 5), (SCHEDULES[2], 20)],
+    [
+        (SCHEDULES[0], 5),
+        (SCHEDULES[1], 13),
+        (SCHEDULES[2], 20),
+        pytest.param(SCHEDULES[1], 1, marks=pytest.mark.slow),
+        pytest.param(SCHEDULES[2], 5, marks=pytest.mark.slow),
+    ],
 )
 def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
     chosen = (*SHORT, *CASES[1], schedule)

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
+from ntkexp.data.bundled import read_bundled
 from ntkexp.records.contributions import write_contributions
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import RunFolder
@@ -68,7 +69,7 @@ def digits(
     classes: tuple[int, ...] = (3, 8), counts: tuple[int, int, int] = (40, 24, 30), **changes: object
 ) -> Problem:
     """8×8 images of some classes."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = bundled()
     chosen = np.flatnonzero(np.isin(labels, classes))
     chosen = np.random.default_rng(0).permutation(chosen)[: sum(counts)]
     parts = np.split(chosen, np.cumsum(counts)[:-1])
@@ -78,6 +79,13 @@ def digits(
         classes=tuple(map(str, classes)),
         **changes,  # type: ignore[arg-type]  # fields of Problem, each checked where it is used
     )
+
+
+@cache
+def bundled() -> tuple[Array, NDArray[np.int64]]:
+    """All images and their classes."""
+    images, labels = read_bundled("digits")
+    return images.numpy(), labels.numpy().astype(np.int64)
 
 
 def regression(counts: Counts = (30, 20, 25), **changes: object) -> Problem:

@@ -40,10 +40,10 @@ OPTIMIZERS = {
 }
 SIZES = ("data.train=6", "data.probe=3", "data.test=3", "model.width=8", "steps=3")
 EPS = torch.finfo(torch.float64).eps
-DIAGONAL = [  # each network under two optimizers, each optimizer under two networks, each loss more often
-    (network, LOSSES[(row + column) % len(LOSSES)], optimizer)
+DIAGONAL = [  # each network, each optimizer and each loss
+    (network, LOSSES[(2 * row + column) % len(LOSSES)], optimizer)
     for (row, network), (column, optimizer) in product(enumerate(NETWORKS), enumerate(OPTIMIZERS))
-    if (row - column) % 3 == 0
+    if (row - column) % len(OPTIMIZERS) == 0
 ]
 
 
