@@ -17,7 +17,19 @@ from typing import Any
 
 import torch
 
-from tests.bench import backward, commands, default_run, engine, infinite, kernels, reading, steps, training
+from tests.bench import (
+    backward,
+    commands,
+    default_run,
+    engine,
+    infinite,
+    kernels,
+    language,
+    reading,
+    sketch,
+    steps,
+    training,
+)
 from tests.bench.cell import as_json, shown
 from tests.bench.figures import compared, keep
 from tests.bench.machine import Machine, measure
@@ -25,7 +37,7 @@ from tests.bench.machine import Machine, measure
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, commands)}
 REPORTS: dict[str, Callable[..., str]] = {
     chapter.__name__.rpartition(".")[2]: chapter.report
-    for chapter in (default_run, backward, engine, infinite, reading)
+    for chapter in (default_run, backward, engine, infinite, reading, sketch, language)
 }
 MORE = {"peers": ("infinite",), "plot": ("reading",)}
 

@@ -27,6 +27,8 @@ def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str
         "Engine:",
         "Kernels",
         "Reading",
+        "Sketches",
+        "Language:",
         "No",
     ]
     assert (tmp_path / "cost.svg").read_text("utf-8").count("snapshots") >= 3
