@@ -54,7 +54,7 @@ def save(text: str, out: Path) -> None:
 
 def as_text(material: Material) -> str:
     """Align the table in columns for a reader."""
-    from ntkexp.report.analysis.told import summary
+    from ntkexp.report.analysis.laws_in_words import summary
     from ntkexp.report.page.sweep_view import fits
     from ntkexp.report.table import combined, frame_as_text
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from ntkexp.report.analysis.told import summary
+from ntkexp.report.analysis.laws_in_words import summary
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import what_came_out, what_was_run
 from ntkexp.report.page.sweep_view import fits, points

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from ntkexp.report.analysis.laws_in_words import allowed, summary
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.analysis.told import allowed, summary
 from ntkexp.report.material import Material
 from ntkexp.report.page.headline import extent
 from ntkexp.report.page.inline import slug

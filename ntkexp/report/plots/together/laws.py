@@ -16,9 +16,9 @@ from matplotlib.ticker import NullFormatter, NullLocator
 
 from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.laws import Fitted
+from ntkexp.report.analysis.laws_in_words import limit, number, told
 from ntkexp.report.analysis.power_law import PowerLaw
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.analysis.told import limit, number, told
 from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, heading, wrapped
 from ntkexp.report.quantity import describe
