@@ -2,39 +2,61 @@
 
     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β    Σ over a window
     bend     κ and κ̇ of a bent line, of constants k and h
+    arc      κ and κ̇ of erf
+    gate     κ and κ̇ of GELU
+    wave     κ and κ̇ of a sine
+    norm     both divided by √((q₁ + ε)(q₂ + ε))
     copy     a register into another
     add      another register to this one
     clear    zeros outside the image, for a window that looks there
 
+Those that meet variances say what is to be laid out beside a tile for them, functions of the variance at either end.
+
 >>> weigh(0, scale=0.25).weights
-(0.25, 0.0, 0.0, 0.0, 0.0, 0.0)
+(0.25, 0.0, 0.0, 0.0)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-BEND, WEIGH, COPY, ADD, CLEAR = range(5)
-KINDS = ("bend", "weigh", "copy", "add", "clear")
+import torch
+from torch import Tensor
+
+BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM = range(9)
+KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm")
+CLEANING = frozenset({BEND, CLEAR, ARC, NORM})
+"""Those that leave zeros outside the image, whatever was there."""
+Ends: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
+"""A variance ↦ what is laid out for the end that has it, zero outside the image."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on a register; `reach` is that of a window, down and across, `weights` are s, b, α, β and k, h."""
+    """An operation on a register; `reach` is that of a window, down and across, `weights` are s, b, α and β."""
 
     kind: int
     register: int
     other: int = 0
     reach: tuple[int, int] = (0, 0)
-    weights: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    met: int = 0  # how many nonlinear layers come before it
+    weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
+    constants: tuple[float, ...] = ()  # at most three
+    ends: Ends | None = None
+    met: int = 0  # how many that meet variances come before it
+
+    @property
+    def meets(self) -> bool:
+        """Whether it meets variances."""
+        return self.ends is not None
 
 
 Operations = tuple[Operation, ...]
 
 
 class NoFusedForm(Exception):
-    """A layer has none, for examples of this shape."""
+    """A layer has none, for examples of this shape; the message says which."""
 
 
 def weigh(
@@ -45,12 +67,33 @@ def weigh(
     reach: tuple[int, int] = (0, 0),
 ) -> Operation:
     """Weights s and b, of which α and β are learned; the register is cleared before, if there is a window."""
-    return Operation(WEIGH, register, reach=reach, weights=(scale, shift, *learned, 0.0, 0.0))
+    return Operation(WEIGH, register, reach=reach, weights=(scale, shift, *learned))
 
 
 def bend(register: int, k: float, h: float) -> Operation:
-    """A nonlinear layer, which needs the variances that it meets."""
-    return Operation(BEND, register, weights=(1.0, 0.0, 0.0, 0.0, k, h))
+    """A bent line: √q and 1/√q, zero where q is."""
+    return Operation(BEND, register, constants=(k, h), ends=roots)
+
+
+def arc(register: int) -> Operation:
+    """The error function: 1/√(1 + 2q)."""
+    return Operation(ARC, register, ends=lambda q: ((1 + 2 * q).rsqrt(),))
+
+
+def gate(register: int) -> Operation:
+    """GELU: 1/√(1 + q) and q."""
+    return Operation(GATE, register, ends=lambda q: ((1 + q).rsqrt(), q))
+
+
+def wave(register: int, size: float, frequency: float, phase: float) -> Operation:
+    """A wave a sin(bz + c₀) of cos 2c₀: b²q/2."""
+    squared = frequency**2
+    return Operation(WAVE, register, constants=(size**2 / 2, squared, phase), ends=lambda q: (squared / 2 * q,))
+
+
+def norm(register: int, eps: float) -> Operation:
+    """A norm: 1/√(q + ε)."""
+    return Operation(NORM, register, ends=lambda q: ((q + eps).rsqrt(),))
 
 
 def copy(register: int, target: int) -> Operation:
@@ -66,3 +109,9 @@ def add(register: int, other: int) -> Operation:
 def clear(register: int) -> Operation:
     """What wrapped around is no pixel."""
     return Operation(CLEAR, register)
+
+
+def roots(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The roots √q and 1/√q, zero where q is."""
+    root = q.sqrt()
+    return root, torch.where(root > 0, 1 / root, 0.0)

@@ -180,5 +180,5 @@ class Conv(AbstractAffine):
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         if self.stride != 1 or self.circular:
-            raise NoFusedForm
+            raise NoFusedForm(f"Conv with stride={self.stride} and circular={self.circular}")
         return self.weighed(shape, register, (1, *self.windows(shape))[-2:])

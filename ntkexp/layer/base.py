@@ -57,7 +57,7 @@ class AbstractLayer(Component):
         """`push` as operations on a tile, the registers from `free` on being to spare; one `bend` for each variance
         that it meets. Without them the layer is left to torch.
         """
-        raise NoFusedForm
+        raise NoFusedForm(type(self).__name__)
 
 
 def build(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:

@@ -59,7 +59,7 @@ def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> O
     found: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         if not says_itself(layer, "fused") or layer.shape(before)[1:] != before[1:]:
-            raise NoFusedForm
+            raise NoFusedForm(type(layer).__name__)
         found = (*found, *layer.fused(before, register, free))
     return found
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.covariance.operation import Operations, arc, gate, wave
 from ntkexp.layer.pointwise import AbstractPointwise
 
 
@@ -27,13 +28,16 @@ class Erf(AbstractPointwise):
         return torch.erf(z)
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        return arc(c, ((1 + 2 * q1) * (1 + 2 * q2) - 4 * c * c).sqrt())
+        return by_angle(c, ((1 + 2 * q1) * (1 + 2 * q2) - 4 * c * c).sqrt())
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        return arc(q, (1 + 4 * q).sqrt())
+        return by_angle(q, (1 + 4 * q).sqrt())
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (arc(register),)
 
 
-def arc(c: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+def by_angle(c: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     """κ and κ̇ of erf from c and D."""
     return 2 / pi * torch.atan2(2 * c, root), 4 / pi / root
 
@@ -50,6 +54,9 @@ class GELU(AbstractPointwise):
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         return gaussian_gate(q * q, q, (1 + q) ** 2, 1 + 2 * q)
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (gate(register),)
 
 
 def gaussian_gate(squared: Tensor, c: Tensor, whole: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,6 +80,9 @@ class Sin(AbstractPointwise):
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         return waves(self.a, self.b, cos(2 * self.c), c, (q1 + q2) / 2)
 
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (wave(register, self.a, self.b, cos(2 * self.c)),)
+
 
 class Cos(AbstractPointwise):
     """σ(z) = a cos(bz + c)."""
@@ -86,6 +96,9 @@ class Cos(AbstractPointwise):
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         return waves(self.a, self.b, -cos(2 * self.c), c, (q1 + q2) / 2)
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (wave(register, self.a, self.b, -cos(2 * self.c)),)
 
 
 def waves(a: float, b: float, phase: float, c: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:

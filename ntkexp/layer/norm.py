@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ntkexp.component import Count
 from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.operation import Operations, norm
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
@@ -53,6 +54,9 @@ class LayerNorm(AbstractLayer):
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         return covariance.normalised(self.eps)
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (norm(register, self.eps),)
 
 
 class ChannelNorm(nn.LayerNorm):

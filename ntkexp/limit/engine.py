@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from ntkexp.covariance.operation import NoFusedForm
 from ntkexp.layer.width import affine
 from ntkexp.limit import torch_engine
 from ntkexp.limit.fused.program import TileProgram, program
@@ -30,11 +31,14 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
     reason = why_not(net, x)
-    known = None if reason else program(net.layers, net.shape)
+    try:
+        known = None if reason else program(net.layers, net.shape)
+    except NoFusedForm as missing:
+        known, reason = None, f"{missing} has no fused form"
     if known:
         return partial(by_tiles, known, net, threads or torch.get_num_threads(), memory_gb)
     if engine == "fused":
-        raise Mistake(f"engine=fused: {reason or 'some of these layers are none that it knows'}; choose torch")
+        raise Mistake(f"engine=fused: {reason}; choose torch")
     return by_torch
 
 

@@ -41,7 +41,7 @@ def test_the_fused_engine_says_that_it_does_not_know_it(outside: Outside, name: 
     """Neither a layer that says no form, nor one that would inherit the form of a formula that it replaced."""
     outside.composer.resolve([])
     spec: list[dict[str, object]] = [SPEC[0], {"layer": name}, SPEC[2]]
-    with pytest.raises(Mistake, match="engine=fused: some of these layers are none that it knows; choose torch"):
+    with pytest.raises(Mistake, match=f"engine=fused: {name} has no fused form; choose torch"):
         ntkexp.infinite_kernel(spec, X, engine="fused")
 
 

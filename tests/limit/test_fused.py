@@ -15,11 +15,13 @@ from torch import Tensor
 import ntkexp
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.entire import GELU, Erf
+from ntkexp.layer.entire import GELU, Cos, Erf, Sin
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.norm import LayerNorm
 from ntkexp.layer.pointwise import Abs, LeakyReLU, Linear, ReLU
 from ntkexp.layer.pooling import AvgPool
 from ntkexp.layer.residual import Residual
+from ntkexp.layer.smooth import Tanh
 from ntkexp.limit.blocks import compute, places
 from ntkexp.limit.engine import engine_of
 from ntkexp.limit.network import network
@@ -42,6 +44,17 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
     "vectors, standard": (
         (DENSE, LeakyReLU(slope=0.3), Dense(features=2, param="standard", b_std=0.1)),
         (5,),
+    ),
+    "vectors, curves": (
+        (DENSE, LayerNorm(eps=0.1), Erf(), DENSE, GELU(), DENSE, Sin(a=1.2, b=0.7, c=0.4), DENSE, Cos(), DENSE),
+        (7,),
+    ),
+    "curves": (
+        (
+            *(conv(), LayerNorm(eps=0.1), Erf(), conv(), Residual(branch=(GELU(), conv()))),
+            *(conv(1), Sin(a=1.2, b=0.7, c=0.4), conv(1), Cos(), GlobalAvgPool(), DENSE),
+        ),
+        (2, 4, 5),
     ),
     "mean": ((*BODY, GlobalAvgPool(), DENSE), (3, 6, 7)),
     "flattened": ((*BODY, Flatten(), DENSE), (3, 6, 7)),
@@ -148,8 +161,8 @@ def test_the_polynomials_are_the_arc_cosine() -> None:
 @pytest.mark.parametrize(
     ("layers", "x", "words"),
     [
-        ((conv(circular=True), ReLU(), Flatten(), DENSE), torch.ones(2, 1, 4, 4), "these layers"),
-        ((DENSE, Erf(), DENSE), torch.ones(2, 3), "these layers"),
+        ((conv(circular=True), ReLU(), Flatten(), DENSE), torch.ones(2, 1, 4, 4), "circular=True has no fused form"),
+        ((DENSE, Tanh(), DENSE), torch.ones(2, 3), "Tanh has no fused form"),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, requires_grad=True), "no derivatives"),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, dtype=torch.float16), "float32 or float64"),
     ],
@@ -164,6 +177,27 @@ def test_what_the_fused_engine_does_not_know_is_left_to_torch(
     assert left_to.func.__module__ == "ntkexp.limit.torch_engine"
     with pytest.raises(Mistake, match=words):
         engine_of("fused", net, x, many, 1.0, 1)
+
+
+def test_the_polynomial_is_the_arc_sine() -> None:
+    from ntkexp.limit.fused.arc_sine import ARC, ARC_SINGLE  # noqa: PLC0415
+
+    mpmath.mp.dps = 40
+    for z in np.linspace(1e-6, 0.25, 101).tolist():
+        w = mpmath.sqrt(mpmath.mpf(z))
+        for powers, error in ((ARC, 4e-16), (ARC_SINGLE, 1e-7)):
+            value = np.polynomial.polynomial.polyval(z, np.array(powers, float))
+            assert abs(value / (mpmath.asin(w) / w) - 1) < error
+
+
+def test_variances_beyond_reach_of_the_exponential_are_no_waves() -> None:
+    """exp(−b²q/2) is nothing there, and exp(b²c) would be too much."""
+    x = torch.tensor([[60.0, 20.0], [-10.0, 70.0], [60.0, 20.5]], dtype=torch.float64)
+    layers = (DENSE, Sin(a=1.2), DENSE)
+    fused, single = (ntkexp.infinite_kernel(layers, side, engine="fused") for side in (x, x.float()))
+    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x, engine="torch"), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=0.0)
+    assert all(kernel.isfinite().all() for kernel in single)
 
 
 def test_blocks_are_parts_of_the_whole() -> None:

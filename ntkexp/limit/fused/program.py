@@ -14,7 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
-from ntkexp.covariance.operation import ADD, BEND, CLEAR, COPY, KINDS, WEIGH, NoFusedForm, Operation, Operations, clear
+from ntkexp.covariance.operation import (
+    ADD,
+    BEND,
+    CLEANING,
+    CLEAR,
+    COPY,
+    KINDS,
+    WEIGH,
+    NoFusedForm,
+    Operation,
+    Operations,
+    clear,
+)
 from ntkexp.layer import chain
 from ntkexp.layer.base import AbstractLayer
 
@@ -30,6 +42,7 @@ class TileProgram:
     """
 
     operations: Operations
+    channels: int
     sizes: tuple[int, int]
     end: AbstractLayer | None
     rest: tuple[AbstractLayer, ...]
@@ -38,7 +51,7 @@ class TileProgram:
     @property
     def met(self) -> int:
         """How many nonlinear layers there are."""
-        return sum(operation.kind == BEND for operation in self.operations)
+        return sum(operation.meets for operation in self.operations)
 
     @property
     def registers(self) -> int:
@@ -52,10 +65,10 @@ class TileProgram:
         return max(down), max(across)
 
 
-def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram | None:
+def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram:
     """The operations of the first layers, if what comes after them is little: vectors, or fewer pixels."""
     if len(shape) > 3:
-        return None
+        raise NoFusedForm(f"an image of {len(shape) - 1} axes")
     operations: Operations = ()
     known, before = 0, shape
     try:
@@ -64,16 +77,16 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
             known += 1
     except NoFusedForm:
         if len(shape) == 1 or layers[known].shape(before)[1:] == before[1:]:
-            return None
-    if not any(operation.kind == BEND for operation in operations):
-        return None
+            raise
+    if not any(operation.meets for operation in operations):
+        raise NoFusedForm("a network without activations")
     if len(shape) == 1:
-        return TileProgram(joined(operations), (1, 1), None, (), before)
+        return TileProgram(joined(operations), shape[0], (1, 1), None, (), before)
     rows, columns = ((1, *shape[1:]) if len(shape) == 2 else shape[1:])[-2:]
     operations, last = joined((*operations, clear(0))), layers[known]
     if last.averages and chain.says_itself(last, "averages"):
-        return TileProgram(operations, (rows, columns), last, layers[known + 1 :], last.shape(before))
-    return TileProgram(operations, (rows, columns), None, layers[known:], before)
+        return TileProgram(operations, shape[0], (rows, columns), last, layers[known + 1 :], last.shape(before))
+    return TileProgram(operations, shape[0], (rows, columns), None, layers[known:], before)
 
 
 def joined(operations: Operations) -> Operations:
@@ -85,8 +98,7 @@ def joined(operations: Operations) -> Operations:
         if operation.kind == CLEAR and operation.register in clean:
             continue
         if operation.kind == BEND and last and last.kind == WEIGH and last.register == operation.register:
-            weights = (*last.weights[:4], *operation.weights[4:])
-            found[-1] = replace(operation, reach=last.reach, weights=weights)
+            found[-1] = replace(operation, reach=last.reach, weights=last.weights)
         else:
             found.append(operation)
         clean = cleaned(clean, operation)
@@ -94,16 +106,16 @@ def joined(operations: Operations) -> Operations:
 
 
 def numbered(operations: Operations) -> Iterator[Operation]:
-    """The operations, each bent line with its number among them."""
+    """The operations, each that meets variances with its number among them."""
     numbers = count()
     for operation in operations:
-        yield replace(operation, met=next(numbers)) if operation.kind == BEND else operation
+        yield replace(operation, met=next(numbers)) if operation.meets else operation
 
 
 def cleaned(clean: set[int], operation: Operation) -> set[int]:
     """The registers that hold zeros outside the image."""
     register, other = operation.register, operation.other
-    if operation.kind in {BEND, CLEAR}:
+    if operation.kind in CLEANING:
         return clean | {register}
     if operation.kind == COPY:
         return clean | {other} if register in clean else clean - {other}

@@ -21,6 +21,7 @@ from ntkexp.layer import chain
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
 from ntkexp.limit.fused.program import TileProgram
+from ntkexp.limit.fused.tables import Tables
 from ntkexp.limit.fused.vectors import vectors
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.limit.torch_engine import COPIES, cuts, symmetric
@@ -53,7 +54,7 @@ def of_sums(
     """The kernels by means over these pairs of pixels of the last tiles, then by the layers of vectors."""
     sums = np.zeros((2, len(left.x), len(right.x)))
     nothing = left.x.new_zeros((0,) * 7).numpy()
-    walk = partial(walked, program, tables.fields(program, left), tables.fields(program, right), pairs, same, left.x)
+    walk = partial(walked, program, tables.of_images(program, left, right), pairs, same)
     parts = places(left, right, shared(left, right, laid_out(program, left, memory_gb), threads), same)
     for _ in in_threads(lambda place: walk(place, sums[:, *place], nothing), parts, threads, len(parts)):
         pass
@@ -69,7 +70,7 @@ def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads
     missing = 2 - len(pairs.pixels)  # of a sequence
     whole = Pairs((1,) * missing + pairs.pixels, ((0,),) * missing + pairs.offsets)
     axes = [n for kept, n in zip(whole.offsets, whole.pixels, strict=True) for n in (len(kept), n)]
-    walk = partial(walked, program, tables.fields(program, left), tables.fields(program, right), whole, same, left.x)
+    walk = partial(walked, program, tables.of_images(program, left, right), whole, same)
     numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * left.x.element_size())))
     most = max(1, min(laid_out(program, left, memory_gb), isqrt(numbers // pairs.count)))
     size = shared(left, right, most, threads)
@@ -89,30 +90,22 @@ def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads
 
 
 def walked(
-    program: TileProgram,
-    left: Array,
-    right: Array,
-    pairs: Pairs,
-    same: bool,
-    x: Tensor,
-    place: SubBlock,
-    sums: Array,
-    kept: Array,
+    program: TileProgram, tables: Tables, pairs: Pairs, same: bool, place: SubBlock, sums: Array, kept: Array
 ) -> None:
     """The tiles of a sub-block, summed up or kept."""
     row, column = place
     images(
-        tables.operations(program),
-        tables.weights(program, x.dtype),
+        tables.operations,
+        tables.weights,
         program.registers,
-        left[row],
-        right[column],
-        x.shape[1],
+        tables.left[row],
+        tables.right[column],
+        program.channels,
         *(np.array(offsets) for offsets in pairs.offsets),
         *program.sizes,
         *program.reach,
         same and row == column,
-        tables.rounding(x),
+        tables.rounding,
         sums,
         kept,
     )
@@ -135,14 +128,13 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
         shown = nngp[strip, start:]
         torch.addmm(shown, left.x[strip], right.x[start:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
     whole = (nngp.numpy(), ntk.numpy())
-    one, two = (tables.vector_fields(program, side) for side in (left, right))
-    operations, weights = tables.operations(program), tables.weights(program, left.x.dtype)
+    table = tables.of_vectors(program, left, right)
 
     def walk(place: SubBlock) -> None:
         row, column = place
-        across, itself = np.ascontiguousarray(two[column].T), same and row == column
+        one, two, itself = table.left[row], np.ascontiguousarray(table.right[column].T), same and row == column
         ends = tuple(end[place] for end in whole)
-        vectors(operations, weights, program.registers, one[row], across, itself, tables.rounding(left.x), *ends)
+        vectors(table.operations, table.weights, program.registers, one, two, itself, table.rounding, *ends)
         for end, above in zip(whole, ends, strict=True) if same else ():
             end[column, row] = np.triu(above) + np.triu(above, 1).T if itself else above.T
 

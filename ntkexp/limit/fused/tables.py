@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,44 +16,64 @@ from ntkexp.limit.fused.program import TileProgram
 from ntkexp.limit.network import Side
 
 Array = np.ndarray[Any, Any]
+Laid: TypeAlias = Sequence[tuple[Tensor, ...]]
+"""For each operation that meets variances, its fields, [example, *pixel]."""
 
 
-def operations(program: TileProgram) -> Array:
-    """A row for each: kind, register, other register, reach across and down, first field."""
-    rows = [(step.kind, step.register, step.other, *reversed(step.reach), 2 * step.met) for step in program.operations]
-    return np.array(rows)
+WEIGHTS = 8
 
 
-def weights(program: TileProgram, dtype: torch.dtype) -> Array:
-    """A row for each: s, b, α, β, k, h, and whether the rows beside are still to be added."""
-    return torch.tensor(
-        [(*step.weights, float(step.reach[0] == 1)) for step in program.operations], dtype=dtype
-    ).numpy()
+@dataclass(frozen=True)
+class Tables:
+    """A row of numbers for every operation, and fields of both sides."""
+
+    operations: Array
+    weights: Array
+    left: Array
+    right: Array
+    rounding: Any  # how near to one a correlation counts as one
+
+
+def of_images(program: TileProgram, left: Side, right: Side) -> Tables:
+    """The tables of images, whose fields are inputs first, [image, field, pixel]."""
+    one, two = (laid(program, side) for side in (left, right))
+    pixels = left.x.shape[2:].numel()
+
+    def fields(side: Side, laid: Laid) -> Array:
+        inputs = side.x.reshape(*side.x.shape[:2], pixels)
+        parts = [inputs, *(end.reshape(len(side.x), 1, pixels) for ends in laid for end in ends)]
+        return np.ascontiguousarray(torch.cat(parts, 1).numpy())
+
+    return Tables(*rows(program, one, left.x), fields(left, one), fields(right, two), rounding(left.x))
+
+
+def of_vectors(program: TileProgram, left: Side, right: Side) -> Tables:
+    """The tables of vectors, whose fields are [example, field]."""
+    one, two = (laid(program, side) for side in (left, right))
+    fields = (torch.stack([end for ends in laid for end in ends], 1).contiguous().numpy() for laid in (one, two))
+    return Tables(*rows(program, one, left.x), next(fields), next(fields), rounding(left.x))
+
+
+def laid(program: TileProgram, side: Side) -> Laid:
+    """What the operations that meet variances ask to be laid out, of the examples of a side."""
+    asked = [step.ends for step in program.operations if step.ends]
+    return [ends(variance) for ends, variance in zip(asked, side.variances, strict=False)]
+
+
+def rows(program: TileProgram, laid: Laid, x: Tensor) -> tuple[Array, Array]:
+    """Of each operation its kind, register, other register, reach across and down and first field; and s, b, α, β,
+    whether the rows beside are still to be added, and up to three constants.
+    """
+    first = [0, *accumulate(len(ends) for ends in laid)]
+    words, weights = [], torch.zeros(len(program.operations), WEIGHTS, dtype=x.dtype)
+    for row, step in zip(weights, program.operations, strict=True):
+        words.append((step.kind, step.register, step.other, *reversed(step.reach), first[step.met]))
+        numbers = (*step.weights, float(step.reach[0] == 1), *step.constants)
+        row[: len(numbers)] = torch.tensor(numbers, dtype=x.dtype)
+    return np.array(words), weights.numpy()
 
 
 def rounding(x: Tensor) -> Any:
     """How near to one a correlation counts as one."""
     eps = torch.finfo(x.dtype).eps
     return torch.tensor(ROUNDING * eps, dtype=x.dtype).numpy()[()]
-
-
-def fields(program: TileProgram, side: Side) -> Array:
-    """What tiles need of images: inputs, and √q and 1/√q at every nonlinear layer, [image, field, pixel]."""
-    pixels = side.x.shape[2:].numel()
-    inputs = side.x.reshape(*side.x.shape[:2], pixels)
-    parts = [inputs, *(root.reshape(len(side.x), 1, pixels) for root in roots(program, side))]
-    return np.ascontiguousarray(torch.cat(parts, 1).numpy())
-
-
-def vector_fields(program: TileProgram, side: Side) -> Array:
-    """What rows need of vectors: √q and 1/√q at every nonlinear layer, [example, field]."""
-    return np.ascontiguousarray(torch.stack(roots(program, side), 1).numpy())
-
-
-def roots(program: TileProgram, side: Side) -> list[Tensor]:
-    """The roots √q and 1/√q, zero where q is."""
-    both = []
-    for variance in side.variances[: program.met]:
-        root = variance.sqrt()
-        both += [root, torch.where(root > 0, 1 / root, 0.0)]
-    return both

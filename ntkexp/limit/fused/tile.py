@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.covariance.operation import ADD, BEND, COPY, WEIGH
+from ntkexp.covariance.operation import ADD, ARC, BEND, CLEAR, COPY, GATE, NORM, WAVE, WEIGH
 from ntkexp.limit.fused.arc_cosine import angle, gap
+from ntkexp.limit.fused.curves import arced, gated, normed, waved
 from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.loops import added, cleared, copied, summed
 
@@ -59,15 +60,8 @@ def bent(
     """
     count, start, row = np.uintp(size), np.uintp(margin), np.uintp(step)
     ra, ia, rb, ib = np.uintp(r1), np.uintp(i1), np.uintp(r2), np.uintp(i2)
-    s, b, alpha, beta, k, h, beside = (
-        weights[0],
-        weights[1],
-        weights[2],
-        weights[3],
-        weights[4],
-        weights[5],
-        weights[6],
-    )
+    s, b, alpha, beta = weights[0], weights[1], weights[2], weights[3]
+    beside, k, h = weights[4], weights[5], weights[6]
     zero, one, two, pi = weights.dtype.type(0), weights.dtype.type(1), weights.dtype.type(2), weights.dtype.type(np.pi)
     for j in range(count):
         i = j + start
@@ -115,7 +109,8 @@ def walked(
     sums, lows, more, deep = work[last - 4], work[last - 3], work[last - 2], work[last - 1]
     for step in range(operations.shape[0]):
         kind, register, other = operations[step, 0], operations[step, 1], operations[step, 2]
-        K, theta = work[2 * register], work[2 * register + 1]
+        K, theta, field = work[2 * register], work[2 * register + 1], operations[step, 5]
+        a, b = first + field * pitch, second + field * pitch2
         if kind in (BEND, WEIGH):
             across, down = operations[step, 3], operations[step, 4]
             summed(K, sums, margin, size, across, 1)
@@ -129,7 +124,6 @@ def walked(
                     summed(sums, more, margin, size, down, stride)
                     summed(lows, deep, margin, size, down, stride)
                     sums, more, lows, deep = more, sums, deep, lows
-                root = operations[step, 5]
                 bent(
                     K,
                     theta,
@@ -142,10 +136,10 @@ def walked(
                     equal,
                     F1,
                     F2,
-                    first + root * pitch,
-                    first + (root + 1) * pitch,
-                    second + root * pitch2,
-                    second + (root + 1) * pitch2,
+                    a,
+                    a + pitch,
+                    b,
+                    b + pitch2,
                 )
         elif kind == COPY:
             copied(K, work[2 * other], margin, size)
@@ -153,6 +147,14 @@ def walked(
         elif kind == ADD:
             added(work[2 * other], K, margin, size)
             added(work[2 * other + 1], theta, margin, size)
-        else:
+        elif kind == CLEAR:
             cleared(K, inside, margin, size)
             cleared(theta, inside, margin, size)
+        elif kind == NORM:
+            normed(K, theta, margin, size, F1, F2, a, b)
+        elif kind == ARC:
+            arced(K, theta, margin, size, equal > 1, F1, F2, a, b)
+        elif kind == GATE:
+            gated(K, theta, margin, size, equal > 1, F1, F2, a, b, a + pitch, b + pitch2)
+        elif kind == WAVE:
+            waved(K, theta, margin, size, weights[step, 5:], F1, F2, a, b)
