@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
+from ntkexp.kernel.features.bracket import inner
 from ntkexp.kernel.features.features import Rows
-from ntkexp.kernel.features.gram import inner, with_itself
 from tests.shapes import checked
 
 
@@ -18,8 +18,8 @@ def test_a_function_refuses_sizes_that_differ() -> None:
 
 
 def test_a_function_refuses_another_number_of_axes() -> None:
-    with pytest.raises(TypeCheckError, match="rows"):
-        with_itself(torch.ones(2, 1, 3))
+    with pytest.raises(TypeCheckError, match="left"):
+        inner(torch.ones(2, 3), torch.ones(2, 1, 3))
 
 
 def test_a_dataclass_refuses_another_number_of_axes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ntkexp.kernel.features.features import Factored
-from ntkexp.kernel.features.gram import double_sum_is_cheaper
+from ntkexp.kernel.features.gram import sizes
 from ntkexp.kernel.read.cost import JACOBIANS, costs
 from ntkexp.kernel.read.parts import parts
 from tests.kernel.known import known
@@ -20,7 +20,7 @@ def test_a_line_for_every_block_with_the_way_that_is_taken(name: str) -> None:
     for line, block in zip(found, features.blocks.values(), strict=True):
         if isinstance(block, Factored):
             assert line.uses == block.inputs.shape[1]
-            assert (line.way == "multiplied out") == (not double_sum_is_cheaper(block, block))
+            assert line.way == sizes(block, block).way
         else:
             assert line.way == "gradients"
     held = sum(part.numel() * part.element_size() for part in parts(features))

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ntkexp.kernel.features import gram as chapter
-from ntkexp.kernel.features.features import Factored, Features, Rows
-from ntkexp.kernel.features.gram import (
-    STRIP,
-    contributions,
-    double_sum,
-    double_sum_is_cheaper,
-    gram,
-    inner,
-    with_itself,
-)
+from ntkexp.kernel.features import sheets as chapter
+from ntkexp.kernel.features.bracket import inner
+from ntkexp.kernel.features.features import Block, Factored, Features, Rows
+from ntkexp.kernel.features.gram import Sizes, contributions, double_sum, gram, sizes
+from ntkexp.kernel.features.total import STRIP
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 from tests.kernel.known import known
 from tests.kernel.problems import KINDS
 
 EPS = torch.finfo(torch.float64).eps
-SHAPES = [(1, 8, 8, 1), (2, 3, 4, 2), (6, 2, 2, 3), (30, 2, 2, 1), (4, 20, 1, 2)]
+SHAPES = [(1, 8, 8, 1), (2, 8, 8, 1), (2, 3, 4, 2), (6, 2, 2, 3), (30, 2, 2, 1), (4, 20, 1, 2)]
 
 
 def factored(examples: int, uses: int, inputs: int, features: int, outputs: int, seed: int) -> Factored:
@@ -46,14 +42,40 @@ def test_factors_and_multiplied_out_gradients_agree(uses: int, inputs: int, widt
 
 
 def test_the_cost_model_takes_either_way() -> None:
-    chosen = {double_sum_is_cheaper(factored(4, *shape, 0), factored(3, *shape, 1)) for shape in SHAPES}
-    assert chosen == {True, False}
+    chosen = {sizes(factored(4, *shape, 0), factored(3, *shape, 1)).way for shape in SHAPES}
+    assert chosen == {"one product", "double sum", "multiplied out"}
 
 
-@pytest.mark.parametrize("rows", [1, STRIP, 2 * STRIP + 3])
-def test_rows_with_themselves_take_half_the_products(rows: int) -> None:
-    left = torch.randn(rows, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    agree(with_itself(left), left @ left.t(), 100 * EPS)
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("examples", [1, STRIP, 2 * STRIP + 3])
+@pytest.mark.parametrize("uses", [1, 2, 9])
+def test_a_kernel_with_itself_takes_half_the_products(uses: int, examples: int, outputs: int) -> None:
+    """Strips end between examples; the halves are mirror images, whichever shares come first."""
+    shared, rows = factored(examples, uses, 2, 3, outputs, 0), factored(examples, 1, 5, 1, outputs, 1).multiplied_out()
+    found = features(shared, Rows(rows, "w"), factored(examples, 1, 2, 3, outputs, 2))
+    expected = gram(found, features(*(replace(block) for block in found.blocks.values())))
+    agree(gram(found, found), expected, 100 * EPS)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("room", [1, 10**6])
+def test_gradients_side_by_side_are_gradients_one_by_one(
+    outputs: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chapter, "COLUMNS", room)
+    left, right = (features(factored(n, 30, 2, 3, outputs, n), factored(n, 40, 3, 2, outputs, n + 1)) for n in (4, 3))
+    expected = sum(
+        inner(one.dense().flatten(2), other.dense().flatten(2))
+        for one, other in zip(left.blocks.values(), right.blocks.values(), strict=True)
+        if isinstance(one, Factored) and isinstance(other, Factored)
+    )
+    assert isinstance(expected, Tensor)
+    agree(gram(left, right), expected, 100 * EPS)
+
+
+def features(*blocks: Block) -> Features:
+    """Of parameters without names."""
+    return Features({(str(k), None): block for k, block in enumerate(blocks)}, *blocks[0].gradients)
 
 
 @pytest.mark.parametrize("choice", [True, False])
@@ -63,7 +85,7 @@ def test_either_way_gives_the_kernel_of_a_shared_layer(
 ) -> None:
     found = known(name).features
     usual = gram(found, found)
-    monkeypatch.setattr(chapter, "double_sum_is_cheaper", lambda left, right: choice)
+    monkeypatch.setattr(Sizes, "way", "double sum" if choice else "multiplied out")
     agree(gram(found, found), usual, 100 * EPS)
 
 

@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Block, Factored, Features, Key, Rows, apart, laid_out
-from ntkexp.kernel.features.gram import inner
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
@@ -126,6 +125,13 @@ def product(part: Part, block: Block) -> Float[Tensor, "probe out train out_"]:
         case Vector(), Rows():
             return part.kernel(block)
     raise TypeError("features of different functions have no common kernel")
+
+
+def inner(
+    left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
+) -> Float[Tensor, "probe out train out_"]:
+    """All inner products, as one product of matrices."""
+    return (left.flatten(0, 1) @ right.flatten(0, 1).t()).view(*left.shape[:2], *right.shape[:2])
 
 
 def left_first(

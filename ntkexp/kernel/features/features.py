@@ -34,13 +34,27 @@ class Factored:
         """The gradients, multiplied out."""
         if self.inputs.shape[1] == 1:
             return self.inputs[:, :, :, None] * self.outputs
-        examples, out, _, features = self.outputs.shape
-        return self.multiplied_out().view(examples, out, features, -1).mT
+        return self.multiplied_out().view(*self.gradients, self.outputs.shape[3], -1).mT
 
     def multiplied_out(self) -> Float[Tensor, "example out size"]:
         """The gradients as rows, feature by feature: one product of matrices for each example gives all outputs."""
-        left = self.outputs.mT.flatten(1, 2)  # [example, out·features, use]
-        return (left @ self.inputs).view(len(left), self.outputs.shape[1], -1)
+        left = self.outputs[:, 0].mT if self.outputs.shape[1] == 1 else self.outputs.mT.flatten(1, 2)
+        return (left @ self.inputs).view(*self.gradients, -1)
+
+    @property
+    def gradients(self) -> torch.Size:
+        """Examples and outputs of which there are gradients."""
+        return self.outputs.shape[:2]
+
+    @property
+    def size(self) -> int:
+        """How many numbers a gradient has."""
+        return self.inputs.shape[2] * self.outputs.shape[3]
+
+    @property
+    def numbers(self) -> Tensor:
+        """Some of them, for their kind and place."""
+        return self.outputs
 
     def only(self, examples: slice) -> Factored:
         """Some of the examples."""
@@ -95,9 +109,23 @@ class Rows:
     name: str
 
     @property
+    def gradients(self) -> torch.Size:
+        """Examples and outputs of which there are gradients."""
+        return self.rows.shape[:2]
+
+    @property
+    def numbers(self) -> Tensor:
+        """Some of them, for their kind and place."""
+        return self.rows
+
+    @property
     def size(self) -> int:
         """How many elements of the parameter there are gradients of."""
         return self.rows.shape[2]
+
+    def multiplied_out(self) -> Float[Tensor, "example out size"]:
+        """The gradients, which are."""
+        return self.rows
 
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
         """J v, for a v in the shape of the weights."""

@@ -2,7 +2,7 @@
 
 For factored features ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩, which costs a product over inputs
 and one over features where the multiplied-out gradients would cost their product. With many uses it is the other way
-round; operations are counted, layer by layer.
+round; operations are counted, layer by layer. What is multiplied out is laid side by side.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ntkexp.kernel.features import tiles
 from ntkexp.kernel.features.features import Block, Factored, Features, Rows
+from ntkexp.kernel.features.sheets import sheets
+from ntkexp.kernel.features.total import Total
 from ntkexp.mistake import Mistake
-
-STRIP, STRIPS = 128, 12  # rows: thinner strips are slower by more than they save
 
 
 def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
@@ -45,17 +45,41 @@ def pair_blocks(left: Features, right: Features) -> list[tuple[Block, Block]]:
     return multiplied_out(left, right)
 
 
-def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "probe out train out_"]:
+def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "row row_"]:
     """The shares of all pairs."""
+    if not pairs:
+        raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
     single = [pair for pair in pairs if is_single_use(pair)]
     tiled = tiles.pays(single)
-    total = tiles.single_uses(single) if tiled else None
-    for pair in pairs:
-        if not (tiled and is_single_use(pair)):
-            total = add(total, *pair)
-    if total is None:
-        raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
-    return total
+    total = begun(tiles.single_uses(single), pairs) if tiled else begun(None, pairs)
+    others = [pair for pair in pairs if not (tiled and is_single_use(pair))]
+    for sheet, sheet_ in sheets([pair for pair in others if not add_factored(total, *pair)]):
+        total.add_product(sheet, sheet_)
+    return total.whole()
+
+
+def begun(share: Float[Tensor, "probe out train out_"] | None, pairs: list[tuple[Block, Block]]) -> Total:
+    """A total that holds a share, or nothing yet."""
+    (probe, out), (train, out_) = (block.gradients for block in pairs[0])
+    size = (probe * out, train * out_)
+    matrix = pairs[0][0].numbers.new_empty(size) if share is None else share.view(size)
+    halved = all(one is other for one, other in pairs)
+    return Total(matrix, (out, out_), halved, begun=share is not None)
+
+
+def add_factored(total: Total, left: Block, right: Block) -> bool:
+    """Add the share of a pair whose factors are not multiplied out; False for any other."""
+    match left, right:
+        case Rows(), Rows():
+            return False
+        case Factored(), Factored():
+            way = sizes(left, right).way
+            if way == "one product":
+                total.add_single_use(left, right)
+            elif way == "double sum":
+                total.add(double_sum(left, right).reshape(total.matrix.shape))
+            return way != "multiplied out"
+    raise TypeError("features of different functions have no common kernel")
 
 
 def is_single_use(pair: tuple[Block, Block]) -> TypeGuard[tuple[Factored, Factored]]:
@@ -75,51 +99,6 @@ def contributions(
 ) -> Float[Tensor, "probe out train"]:
     """The kernel applied to ℓ′ on its right side, for which each training example needs one vector instead of C."""
     return gram(left, right.weighted(output_gradient)).squeeze(3)
-
-
-def add(total: Tensor | None, left: Factored | Rows, right: Factored | Rows) -> Tensor:
-    """One block's share of the kernel, added to what there is."""
-    if isinstance(left, Rows) and isinstance(right, Rows):
-        share = inner(left.rows, right.rows)
-    elif is_single_use(pair := (left, right)):
-        return add_single_use(total, *pair)
-    elif isinstance(left, Factored) and isinstance(right, Factored):
-        if double_sum_is_cheaper(left, right):
-            share = double_sum(left, right)
-        else:
-            rows = left.multiplied_out()
-            share = inner(rows, rows if right is left else right.multiplied_out())
-    else:
-        raise TypeError("features of different functions have no common kernel")
-    return share if total is None else total.add_(share)
-
-
-def add_single_use(total: Tensor | None, left: Factored, right: Factored) -> Tensor:
-    """⟨a, a′⟩⟨β, β′⟩, added in one pass over the kernel."""
-    inputs = (left.inputs[:, 0] @ right.inputs[:, 0].t())[:, None, :, None]
-    outputs = left.outputs[:, :, 0]
-    features = inner(outputs, outputs if right is left else right.outputs[:, :, 0])
-    return features.mul_(inputs) if total is None else total.addcmul_(features, inputs)
-
-
-def inner(
-    left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
-) -> Float[Tensor, "probe out train out_"]:
-    """All inner products, as one product of matrices, or as half of one where both sides are the same."""
-    rows = left.flatten(0, 1)
-    product = with_itself(rows) if right is left else rows @ right.flatten(0, 1).t()
-    return product.view(*left.shape[:2], *right.shape[:2])
-
-
-def with_itself(rows: Float[Tensor, "row size"]) -> Float[Tensor, "row row_"]:
-    """R Rᵀ, a strip of rows at a time from the diagonal on, and their mirror images."""
-    step = max(STRIP, -(-len(rows) // STRIPS))
-    product = rows.new_empty(len(rows), len(rows))
-    for at in range(0, len(rows), step):
-        strip = rows[at : at + step] @ rows[at:].t()
-        product[at : at + step, at:] = strip
-        product[at + step :, at : at + step] = strip[:, step:].t()
-    return product
 
 
 @dataclass(frozen=True)
@@ -173,11 +152,6 @@ def sizes(left: Factored, right: Factored) -> Sizes:
     return Sizes(
         probe, uses, left.outputs.shape[1], train, uses_, right.outputs.shape[1], inputs, left.outputs.shape[3]
     )
-
-
-def double_sum_is_cheaper(left: Factored, right: Factored) -> bool:
-    """Multiplications of the sum over pairs of uses, against those of multiplying out and one inner product."""
-    return sizes(left, right).way != "multiplied out"
 
 
 def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out train out_"]:

@@ -1,0 +1,73 @@
+"""The total of a kernel, to which the shares of its parameters are added.
+
+Of a kernel of features with themselves only the half from the diagonal on is formed, strip by strip, and mirrored once,
+when all shares are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features.features import Factored
+
+STRIP, STRIPS = 128, 12  # rows: thinner strips are slower by more than they save
+
+
+@dataclass
+class Total:
+    """The sum so far; `outputs` says how many rows belong to an example on the left, and columns on the right."""
+
+    matrix: Float[Tensor, "row row_"]
+    outputs: tuple[int, int]
+    halved: bool  # both sides are one
+    begun: bool = False
+
+    @property
+    def strips(self) -> Iterator[tuple[slice, slice]]:
+        """Places of whole examples to which products are added, in which every entry is, or its mirror image."""
+        if not self.halved:
+            yield slice(None), slice(None)
+            return
+        least, out = max(STRIP, -(-len(self.matrix) // STRIPS)), self.outputs[0]
+        step = -(-least // out) * out
+        yield from ((slice(at, at + step), slice(at, None)) for at in range(0, len(self.matrix), step))
+
+    def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
+        """R R′ᵀ."""
+        for rows, columns in self.strips:
+            place, factors = self.matrix[rows, columns], (left[rows], right[columns].t())
+            place.addmm_(*factors) if self.begun else torch.mm(*factors, out=place)
+        self.begun = True
+
+    def add_single_use(self, left: Factored, right: Factored) -> None:
+        """⟨a, a′⟩⟨β, β′⟩, for each pair of examples and each of their outputs."""
+        outputs, outputs_ = (side.outputs[:, :, 0].flatten(0, 1) for side in (left, right))
+        inputs, inputs_ = left.inputs[:, 0], right.inputs[:, 0]
+        for rows, columns in self.strips:
+            features = outputs[rows] @ outputs_[columns].t()
+            products = inputs[self.examples(rows, 0)] @ inputs_[self.examples(columns, 1)].t()
+            shape = (len(products), self.outputs[0], products.shape[1], self.outputs[1])
+            place, factors = self.matrix[rows, columns].view(shape), (features.view(shape), products[:, None, :, None])
+            place.addcmul_(*factors) if self.begun else torch.mul(*factors, out=place)
+        self.begun = True
+
+    def examples(self, rows: slice, side: int) -> slice:
+        """The examples that rows belong to."""
+        out = self.outputs[side]
+        return slice(*(None if end is None else -(-end // out) for end in (rows.start, rows.stop)))
+
+    def add(self, share: Float[Tensor, "row row_"]) -> None:
+        """A share as it is."""
+        self.matrix.add_(share) if self.begun else self.matrix.copy_(share)
+        self.begun = True
+
+    def whole(self) -> Float[Tensor, "row row_"]:
+        """The kernel, when all shares are in it."""
+        for rows, _ in self.strips if self.halved else ():
+            self.matrix[rows.stop :, rows] = self.matrix[rows, rows.stop :].t()
+        return self.matrix
