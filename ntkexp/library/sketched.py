@@ -9,7 +9,7 @@ from warnings import warn
 from ntkexp.kernel.features.use_by_use import UseByUse, of_features
 from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.read.sketched import SketchedKernel, SketchedSide, sketched_kernel
+from ntkexp.kernel.read.sketched import SketchedKernel, SketchedPoints, sketched_kernel
 from ntkexp.kernel.record.inputs import as_inputs, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
@@ -27,8 +27,8 @@ def sketched_tangent(
     tape = reader.record(weights, part(as_inputs(x1), slice(0, 2)))
     chosen = wanted(outputs, tape.outputs.shape[1])
     record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
-    left = SketchedSide(record, read, as_inputs(x1))
-    right = left if x2 is None else SketchedSide(record, read, as_inputs(x2))
+    left = SketchedPoints(record, read, as_inputs(x1))
+    right = left if x2 is None else SketchedPoints(record, read, as_inputs(x2))
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     return sketched_kernel(left, right, trained, size, seed)
 

@@ -35,7 +35,7 @@ class SketchedKernel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SketchedSide:
+class SketchedPoints:
     """Examples, and how a network is recorded and read at some of them."""
 
     record: Callable[[Inputs], Tape]
@@ -77,7 +77,9 @@ class SketchedSide:
         return torch.cat([found.applied(weights) for _, found in self.jacobians()])
 
 
-def sketched_kernel(left: SketchedSide, right: SketchedSide, weights: Weights, size: int, seed: int) -> SketchedKernel:
+def sketched_kernel(
+    left: SketchedPoints, right: SketchedPoints, weights: Weights, size: int, seed: int
+) -> SketchedKernel:
     """The kernel of two sides, which may be one, and its error bar; `weights` are those that are trained."""
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = right.sketched(sketch)
