@@ -44,9 +44,13 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_model_is_trained_exactly(model: tuple[str, ...]) -> None:
-    for row in ran(*FEW, *model).rows("secant"):
+REPEATED = {"bert on rows", "a vision transformer of transformers"}
+"""Inputs and layers that others have as well."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in MODELS])
+def test_a_model_is_trained_exactly(name: str) -> None:
+    for row in ran(*FEW, *MODELS[name]).rows("secant"):
         assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
 
 

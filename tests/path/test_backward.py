@@ -91,8 +91,14 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
     return found[..., :-1], found[..., -1]
 
 
-@pytest.mark.parametrize("rule", ["secant", "left"])
-@pytest.mark.parametrize("case", CASES)
+RULED = [  # by the left end, what remembers in each of the two ways
+    pytest.param(case, rule, marks=() if rule == "secant" or case in {"momentum", "adam"} else pytest.mark.slow)
+    for case in CASES
+    for rule in ("secant", "left")
+]
+
+
+@pytest.mark.parametrize(("case", "rule"), RULED)
 def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
     found = summed(case)
     parts, decay = forwards(found.setting, rule)
@@ -124,9 +130,20 @@ class Remembering(GD):
     remembers: ClassVar[bool] = True
 
 
-@pytest.mark.parametrize("rule", ["[secant]", "[left]", "[gauss]"])
+PIECES, LAYERS = ("path.pieces=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")
+
+
 @pytest.mark.parametrize(
-    "settings", [("path.pieces=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")]
+    ("settings", "rule"),
+    [
+        (PIECES, "[secant]"),
+        (LAYERS, "[left]"),
+        (PIECES, "[gauss]"),
+        *(
+            pytest.param(settings, rule, marks=pytest.mark.slow)
+            for settings, rule in ((LAYERS, "[secant]"), (PIECES, "[left]"), (LAYERS, "[gauss]"))
+        ),
+    ],
 )
 def test_without_memory_backwards_is_forwards(settings: tuple[str, ...], rule: str) -> None:
     """𝒦, 𝒮 and 𝒟, of a run with several outputs, a part of it skipped by clipping."""

@@ -39,6 +39,6 @@ def test_the_order_of_a_rule(rule: str, nodes: int, order: int, seed: int) -> No
     assert abs(slope(errors(nodes, seed)[rule]) - order) < NEAR
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_secant_is_exact_at_every_step_size(seed: int) -> None:
     assert max(errors(1, seed)["secant"]) < 1e-13  # √120 steps times a few eps, and some room
