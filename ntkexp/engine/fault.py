@@ -34,12 +34,12 @@ SAID = {
 
 
 class Unfinished(RuntimeError):
-    """Workers did not finish what they were given; the message is one line, and the same command goes on."""
+    """Workers did not finish what they were given; the message is one line, with what to try."""
 
 
 def unfinished(error: BaseException) -> str | None:
     """Say that workers did not finish, if that is what an exception is."""
-    return f"{error}; the same command goes on" if isinstance(error, Unfinished) else None
+    return str(error) if isinstance(error, Unfinished) else None
 
 
 def in_words(error: OSError) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ntkexp.engine import choose
 from ntkexp.kernel_file.fill import estimate
 from ntkexp.records.kernel_file.store import open_matrix
 from tests.cli.conftest import Command
 from tests.cli.test_mistakes import check
+from tests.kernel_file.here import Here
 
 SMALL = ("model.width=8", "data.train=40", "data.probe=10", "data.test=10")
 
@@ -65,3 +67,22 @@ def test_a_kernel_that_takes_long_is_said_to(command: Command, tmp_path: Path, m
         f"k.zarr: 3 tiles, about {pairs / 60:.1f} min of one core: {pairs / 120:.1f} min with 2 workers of a core each;"
     )
     assert ended.err.splitlines()[0].startswith(said)
+
+
+def test_what_is_timed_is_not_remarked_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("kernel", "tangent", *SMALL, "kernel.sketch=500", "--workers=1")
+    (remark,) = command(*asked, f"--out={tmp_path / 'k.zarr'}").err.splitlines()[-1:]
+    monkeypatch.setattr(estimate, "LONG", 0.0)
+    ended = command(*asked, f"--out={tmp_path / 'timed.zarr'}")
+    assert "core" in ended.err.splitlines()[0]
+    assert ended.err.splitlines()[-1] == remark
+    assert ", within " in remark
+
+
+def test_what_a_worker_cannot_do_is_one_line(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "choose", lambda given, workers: Here(2, threads=1000))
+    asked = ("kernel", "limit", *SMALL, "model=cnn", f"--out={tmp_path / 'k.zarr'}", "--engine=dask:here")
+    ended = command(*asked, "memory_gb=1e-3", "--quiet")  # which a thousand share
+    assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
+    assert "one pair of these examples needs" in ended.err
+    assert command(*asked, "--quiet") == (0, "", "")

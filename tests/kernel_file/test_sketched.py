@@ -22,4 +22,6 @@ def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     assert 0 < float((found - kernel).norm()) <= bar < 0.5 * size
     assert "kernel.sketch=500" in sketched.remark
     assert exact.remark == ""
+    elsewhere = filler("kernel.sketch=500").remark
+    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it tells")
     assert sketched.kernel == exact.kernel | {"sketch": 500, "sketch_seed": 0}

@@ -47,6 +47,10 @@ class Order:
     @cached_property
     def filler(self) -> AbstractFiller:
         """Whoever computes a tile in this process, or says what others will compute."""
+        return self.make_filler()
+
+    def make_filler(self) -> AbstractFiller:
+        """Make one anew."""
         return self.recipe.filler(self.experiment, self.data, self.engine.workers if self.engine.near else 1)
 
     @cached_property
@@ -68,7 +72,8 @@ class Order:
         """What is left to do, and what it takes."""
         from ntkexp.kernel_file.fill.estimate import estimate
 
-        return estimate(self.path, self.subject, self.filler, self.asked.force)
+        apart = self.make_filler()  # what is timed is no part of the file, on which a filler may have a remark
+        return estimate(self.path, self.subject, apart, self.asked.force)
 
     @property
     def in_threads(self) -> bool:

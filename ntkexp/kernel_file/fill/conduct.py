@@ -45,7 +45,7 @@ class EngineCrew(AbstractCrew):
             before, left = left, left_of(matrix, left, 0.0 if lost else LATE)
             if len(left) == len(before):
                 reason = lost or "what they wrote is not to be seen here"
-                raise Unfinished(f"{matrix.path}: no worker finished a tile: {reason}")
+                raise Unfinished(f"{matrix.path}: no worker finished a tile: {reason}; the same command goes on")
 
     def tasks(self, matrix: KernelMatrix, tiles: Sequence[Tile]) -> Iterator[Task]:
         """Cut tiles into tasks, in their order."""

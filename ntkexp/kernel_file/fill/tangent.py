@@ -86,13 +86,18 @@ class Tangent(AbstractFiller):
 
     @property
     def remark(self) -> str:
+        if self.experiment.kernel.sketch is None:
+            return ""
+        sketch = f"the kernel is a sketch (kernel.sketch={self.experiment.kernel.sketch})"
+        return f"{sketch}{self.precision}: it tells drift, spectra and alignment, but no single entries"
+
+    @property
+    def precision(self) -> str:
+        """How far the tiles may be off that were computed here; others may have computed elsewhere."""
         if not self.errors:
             return ""
         missed, sizes = (hypot(*each) for each in zip(*self.errors, strict=True))
-        return (
-            f"the kernel is a sketch (kernel.sketch={self.experiment.kernel.sketch}), within {missed / sizes:.1%} of "
-            "its norm: it tells drift, spectra and alignment, but no single entries"
-        )
+        return f", within {missed / sizes:.1%} of its norm"
 
 
 @dataclass(frozen=True)
