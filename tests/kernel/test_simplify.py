@@ -61,7 +61,7 @@ def test_a_program_says_nothing_twice(name: str) -> None:
     act, expected = ACTS[name]
     fed = x()
     program = trace(lambda: [act(fed)], [fed])
-    assert heard(program, [fed]) == expected
+    assert [name.removesuffix("_") for name in heard(program, [fed])] == expected
     other = 1 - x()
     assert torch.equal(program.run([other])[0], act(other))
 

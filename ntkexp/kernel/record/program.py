@@ -9,16 +9,18 @@ it went on: if one of them is another than when it was written down, the program
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
 from ntkexp.kernel.record.recorder import Recorder
+from ntkexp.kernel.record.reuse import IN_PLACE, overwritten
 from ntkexp.kernel.record.simplify import Simplification
 from ntkexp.kernel.record.tape import Entry, Slot, Tape
 
@@ -64,7 +66,8 @@ def program(
             kept.append(entry)
     made = {slot for entry in kept for slot in entry.results}
     constants = sorted(wanted - made - set(fed))
-    function, read = compile_entries(kept[::-1], fed, constants, results)
+    over = overwritten(kept[::-1], values, {*fed, *constants, *results})
+    function, read = compile_entries(kept[::-1], fed, constants, results, over)
     shapes = [values[slot].shape for slot in results]
     return Program(function, tuple(values[slot].detach() for slot in constants), read, shapes)
 
@@ -87,9 +90,13 @@ def reach(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
 
 
 def compile_entries(
-    entries: Sequence[Entry], fed: Sequence[Slot], constants: Sequence[Slot], results: Sequence[Slot]
+    entries: Sequence[Entry],
+    fed: Sequence[Slot],
+    constants: Sequence[Slot],
+    results: Sequence[Slot],
+    over: Mapping[Slot, tuple[Any, ...]],
 ) -> tuple[Callable[..., tuple[list[Tensor], list[Any]]], list[Any]]:
-    """The operations as a function of what is fed and of constants; and what it reads."""
+    """The operations as a function of what is fed and of constants; and what it reads. Some write over an argument."""
     graph = fx.Graph()
     nodes: dict[Slot, fx.Node] = {}
 
@@ -100,7 +107,9 @@ def compile_entries(
         nodes[slot] = graph.placeholder(f"v{k}")
     read: list[tuple[fx.Node, Any]] = []
     for entry in entries:
-        whole = call(graph, entry, *tree_map(node, (entry.args, entry.kwargs)))
+        target = over.get(entry.results[0]) if entry.results else None
+        args, kwargs = tree_map(node, (target or entry.args, entry.kwargs))
+        whole = call(graph, entry.op, METHODS if target is None else IN_PLACE, args, kwargs)
         if entry.places is None:
             nodes |= dict.fromkeys(entry.results, whole)
             read += [(whole, scalar) for scalar in entry.scalars if scalar is not None]
@@ -111,11 +120,13 @@ def compile_entries(
     return fx.GraphModule({}, graph).forward, [scalar for _, scalar in read]
 
 
-def call(graph: fx.Graph, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+def call(
+    graph: fx.Graph, op: OpOverload, methods: Mapping[OpOverload, str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> fx.Node:
     """The line that runs an operation."""
-    if entry.op in METHODS:
-        return graph.call_method(METHODS[entry.op], args, kwargs)
-    return graph.call_function(FUNCTIONS.get(entry.op, entry.op), args, kwargs)
+    if op in methods:
+        return graph.call_method(methods[op], args, kwargs)
+    return graph.call_function(FUNCTIONS.get(op, op), args, kwargs)
 
 
 def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()) -> Program:

@@ -1,0 +1,80 @@
+"""Reuse: what a program needs no more is written over.
+
+To fill fresh memory takes several times as long as the arithmetic that fills it. A sum, difference, product or quotient
+may go where one of its arguments is, if the program itself made that argument, nothing that comes later looks at its
+memory, and what is written has the same shape, layout and kind. Bits stay the same: these operations round each element
+by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.record.tape import Entry, Slot, storage
+
+aten = torch.ops.aten
+
+IN_PLACE = {
+    aten.add.Tensor: "add_",
+    aten.div.Tensor: "div_",
+    aten.mul.Tensor: "mul_",
+    aten.neg.default: "neg_",
+    aten.sub.Tensor: "sub_",
+}
+EITHER_WAY = (aten.add.Tensor, aten.mul.Tensor)  # whose arguments may be exchanged
+PERHAPS_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes")  # which do not say that they are
+
+
+def overwritten(
+    entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
+) -> dict[Slot, tuple[Slot, ...]]:
+    """The arguments of an operation, by its result, if it may write over the first; `others` are not the program's own,
+    or are asked for.
+    """
+    homes = homes_of(entries, values)
+    needed = {homes.get(slot, slot) for slot in others}
+    found = {}
+    for entry in reversed(entries):
+        used = [homes.get(slot, slot) for slot in entry.slots]
+        for order in orders(entry):
+            home = homes.get(order[0], order[0])
+            if home not in needed and used.count(home) == 1 and fits(values[entry.results[0]], values[order[0]]):
+                found[entry.results[0]] = order
+        needed.update(used)
+    return found
+
+
+def homes_of(entries: Iterable[Entry], values: Sequence[Tensor]) -> dict[Slot, Slot]:
+    """For each slot the one that lies, or may lie, in the same memory and was there first."""
+    homes: dict[Slot, Slot] = {}
+    for entry in entries:
+        shared = is_view(entry)
+        places = {storage(values[slot]): slot for slot in entry.slots}
+        for result in entry.results:
+            base = entry.slots[0] if shared else places.get(storage(values[result]))
+            if base is not None:
+                homes[result] = homes.get(base, base)
+    return homes
+
+
+def is_view(entry: Entry) -> bool:
+    """Whether the results may lie in the memory of the first argument."""
+    told = any(result.alias_info is not None for result in entry.op._schema.returns)
+    return bool(entry.slots) and (told or entry.name in PERHAPS_VIEWS)
+
+
+def orders(entry: Entry) -> Iterator[tuple[Slot, ...]]:
+    """The arguments in the orders in which the first may be written over."""
+    if entry.op in IN_PLACE and isinstance(entry.args[0], Slot):
+        yield entry.args
+        if entry.op in EITHER_WAY and isinstance(entry.args[1], Slot) and not entry.kwargs:
+            yield entry.args[::-1]
+
+
+def fits(result: Tensor, argument: Tensor) -> bool:
+    """Whether the result can be where the argument is, which fills its memory in order."""
+    alike = result.shape == argument.shape and result.stride() == argument.stride() and result.dtype == argument.dtype
+    return alike and argument.is_contiguous() and argument.untyped_storage().nbytes() == argument.nbytes > 0
