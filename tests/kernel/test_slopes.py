@@ -180,6 +180,26 @@ def test_the_slope(variant: str, z0: float, distance: float, sign: int) -> None:
     assert error <= allowed, f"{found:.17g} against {size:.17g} at ({z0!r}, {z1!r}): off by {error / EPS:.1f} eps"
 
 
+def test_every_derivative_belongs_to_a_slope() -> None:
+    assert set(elementwise.DERIVATIVES) <= set(SLOPES)
+
+
+@pytest.mark.parametrize("name", elementwise.DERIVATIVES)
+@given(st.floats(-40, 40))
+@example(0.0)
+@settings(max_examples=30, derandomize=True)
+def test_the_derivative(name: str, z: float) -> None:
+    """σ′ from z and σ(z), where both ends are one."""
+    known = KNOWN[name]
+    z = abs(z) + 1e-3 if known.positive else z
+    value = torch.tensor(z, dtype=torch.float64)
+    found = float(elementwise.DERIVATIVES[name](value, getattr(torch.ops.aten, name)(value)))
+    with mp.workdps(DIGITS):
+        expected = slope(known, mpf(z), mpf(z))
+        error, size = float(abs(mpf(found) - expected)), float(abs(expected))
+    assert error <= EPS * known.bound(abs(z), size) + TINY, f"off by {error / EPS:.1f} eps at {z!r}"
+
+
 def slope(known: Known, z0: mpf, z1: mpf) -> mpf:
     """The quotient, in which fifty digits leave enough after cancellation, or the derivative."""
     if z0 == z1:

@@ -56,7 +56,7 @@ class Call(AbstractCall):
             return chord.widen(value.start)
         if not value.start.is_floating_point():  # true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
-        return (value.start + value.end) / 2
+        return torch.lerp(value.start, value.end, 0.5)
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         if self.chord.scramble is not None:

@@ -4,7 +4,7 @@ The quotient keeps the identity but loses the slope's digits when z₁ − z₀ 
 forms without cancellation wherever there are any. With d = z₁ − z₀ and m = (z₀ + z₁)/2:
 
     tanh     (1 − t₀t₁) · tanh(d)/d               sin     cos m · sin(d/2)/(d/2)
-    sigmoid  ½[s₀(1−s₁) + s₁(1−s₀)] · tanh(d/2)/(d/2)
+    sigmoid  ½[s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2)
     SiLU     mean of s + m · D_sigmoid            GELU    mean of Φ + m · D_Φ
     exp      exp(max) · (1 − exp(−|d|))/|d|       1/z     −1/(z₀z₁)
     √        1/(√z₀ + √z₁)
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import pi, sqrt
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,13 +30,18 @@ NEAR = 0.02  # over this length three Gauss nodes leave (0.02)⁷/2e6 of the six
 
 def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
     """above / below, and the limit where below is zero."""
-    zero = below == 0
-    return torch.where(zero, limit, above / torch.where(zero, 1.0, below))
+    return torch.where(below == 0, limit, above / below)
 
 
 def tanhc(d: Tensor) -> Tensor:
-    """tanh(d)/d; its series near zero, where 2d⁴/15 is below rounding."""
-    return torch.where(d.abs() < 1e-4, 1 - d * d / 3, quotient(torch.tanh(d), d, 1.0))
+    """tanh(d)/d, which is 1 to rounding for all |d| up to eps."""
+    size = away_from_zero(d)
+    return torch.tanh(size) / size
+
+
+def away_from_zero(d: Tensor) -> Tensor:
+    """|d|, or eps where that is larger."""
+    return d.abs().clamp_min(torch.finfo(d.dtype).eps)
 
 
 def sinc(d: Tensor) -> Tensor:
@@ -44,7 +50,7 @@ def sinc(d: Tensor) -> Tensor:
 
 
 def relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    return quotient(torch.relu(z1) - torch.relu(z0), z1 - z0, (z0 > 0).to(z0.dtype))
+    return quotient(torch.relu(z1) - torch.relu(z0), z1 - z0, torch.relu(z0).sign())
 
 
 def leaky_relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
@@ -62,8 +68,8 @@ def tanh(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def sigmoid(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    s0, s1 = torch.sigmoid(z0), torch.sigmoid(z1)
-    return (s0 * (1 - s1) + s1 * (1 - s0)) / 2 * tanhc((z1 - z0) / 2)
+    s0, s1, size = torch.sigmoid(z0), torch.sigmoid(z1), away_from_zero(z1 - z0)
+    return torch.addcmul(s0 + s1, s0, s1, value=-2) * (torch.tanh(size / 2) / size)
 
 
 def silu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
@@ -134,9 +140,28 @@ def gauss_or_quotient(
 
 
 def elementwise(slope: Slope, call: AbstractCall) -> Tensor:
-    """D · Δz."""
-    value = call.args[0]
+    """D · Δz, at a point by the derivative, where σ(z) helps to find it."""
+    value, derivative = call.args[0], DERIVATIVES.get(call.entry.name)
+    if call.is_point and derivative is not None:
+        return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(value)
     return call.slope(value, partial(slope, call)) * call.delta(value)
+
+
+Derivative: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""σ′ from z and σ(z), which is on the tape."""
+
+DERIVATIVES: dict[str, Derivative] = {
+    "abs": lambda z, v: z.sign(),
+    "cos": lambda z, v: -torch.sin(z),
+    "exp": lambda z, v: v,
+    "reciprocal": lambda z, v: -(v * v),
+    "relu": lambda z, v: v.sign(),
+    "rsqrt": lambda z, v: v * v * v * -0.5,
+    "sigmoid": lambda z, v: v * (1 - v),
+    "silu": lambda z, v: torch.addcmul(v, torch.sigmoid(z), 1 - v),
+    "sin": lambda z, v: torch.cos(z),
+    "tanh": lambda z, v: 1 - v * v,
+}
 
 
 SLOPES: dict[str, Slope] = {

@@ -44,6 +44,11 @@ def linear_pieces(function: Callable[[Tensor], Tensor], z0: Tensor, z1: Tensor) 
     return torch.where(explained, tangent, quotient(end - start, d, tangent))
 
 
+def at_a_point(function: Callable[[Tensor], Tensor], z0: Tensor, z1: Tensor) -> Tensor:
+    """σ′(z), where both ends are one."""
+    return derivative(function, z0)
+
+
 def derivative(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     """σ′(z), by autograd."""
     with torch.enable_grad():
@@ -76,7 +81,9 @@ def function_of(call: AbstractCall) -> Callable[[Tensor], Tensor]:
 def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
     """D · Δz for a function that is analytic between its breaks."""
     value: Ends = call.args[0]
-    delta = call.slope(value, partial(slope, function_of(call), breaks)) * call.delta(value)
+    function = function_of(call)
+    between = partial(at_a_point, function) if call.is_point else partial(slope, function, breaks)
+    delta = call.slope(value, between) * call.delta(value)
     return delta if len(call.entry.results) == 1 else (delta, *[None] * (len(call.entry.results) - 1))
 
 
@@ -136,7 +143,9 @@ def nan_to_num(call: AbstractCall) -> Tensor:
 def piecewise(call: AbstractCall) -> Tensor:
     """D · Δz for a function that is linear between its breaks."""
     value: Ends = call.args[0]
-    return call.slope(value, partial(linear_pieces, function_of(call))) * call.delta(value)
+    return call.slope(value, partial(at_a_point if call.is_point else linear_pieces, function_of(call))) * call.delta(
+        value
+    )
 
 
 def prelu(call: AbstractCall) -> Tensor:

@@ -20,7 +20,10 @@ from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
 def softmax(call: AbstractCall) -> Tensor:
     value, dim = call.args[:2]
-    mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
+    if call.is_point:
+        mean = call.slope(value, lambda *_: call.start)
+    else:
+        mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
     return mean * centre(call, value, mean, dim)
 
 
@@ -41,8 +44,8 @@ def logsumexp(call: AbstractCall) -> Tensor:
 def centre(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
     """Δz − Σ w Δz; where a mask hides everything there are no weights."""
     delta = call.delta(value)
-    weights = quotient(mean, mean.sum(dim, keepdim=True), 0.0)
-    return delta - (weights * delta).sum(dim, keepdim=True)
+    weights = quotient(mean, -mean.sum(dim, keepdim=True), 0.0)  # their sign costs less here than in the sum
+    return delta + (weights * delta).sum(dim, keepdim=True)
 
 
 def logarithms(z: Tensor, dim: int) -> Tensor:
