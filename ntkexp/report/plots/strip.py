@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.report.ladder import main_split
 from ntkexp.report.likeness import Likeness, likeness
-from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading
+from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading, log_axis
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
 from ntkexp.text import listed, short, spoken
@@ -47,7 +47,7 @@ def draw(table: pd.DataFrame, runs: int) -> Figure:
     names = list(dict.fromkeys(table["machine"]))
     figure = Figure(figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained")
     axes = figure.subplots()
-    axes.set_xscale("log")
+    log_axis(axes.xaxis)
     for height, name in enumerate(names):
         found = table.loc[table["machine"] == name, "relative_error"]
         errors = found[np.isfinite(found)].clip(lower=LEAST)

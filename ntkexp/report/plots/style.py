@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import re
 import textwrap
 from hashlib import sha256
 from math import dist
@@ -10,10 +11,13 @@ from math import dist
 import numpy as np
 from matplotlib import RcParams
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullLocator
 
+EXPONENT = re.compile(r"\^\{(.*?)\}")
+RAISED = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW, WIDE = 3.3, 6.8  # inches: one column of a paper, and two
 
 RC = RcParams(
@@ -83,6 +87,25 @@ def drawn(name: str) -> str:
         for hue, light in zip(digest[::2], digest[1::2], strict=True)
     ]
     return to_hex(max(found, key=lambda one: min(APART, *(dist(one, other) for other in taken))))
+
+
+class PowersOfTen(LogFormatterSciNotation):
+    """Powers of ten as text, which is drawn in a fraction of the time that a formula takes.
+
+    >>> PowersOfTen()(1e-15), PowersOfTen(labelOnlyBase=False)(0.3)
+    ('10⁻¹⁵', '3×10⁻¹')
+    """
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        formula = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
+        return EXPONENT.sub(lambda found: found[1].translate(RAISED), formula.replace(r"\times", "×"))
+
+
+def log_axis(axis: Axis) -> None:
+    """Make an axis logarithmic."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_formatter(PowersOfTen())
+    axis.set_minor_formatter(PowersOfTen(labelOnlyBase=False))
 
 
 def heading(figure: Figure, text: str) -> None:

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.records.results import Result
 from ntkexp.report.ladder import main_split
-from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading
+from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, log_axis
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
 from ntkexp.text import short, spoken
@@ -35,7 +35,7 @@ def draw(run: Run) -> Figure | None:
             max(row.relative_error or 0.0, LEAST), height, MARKER.get(row.split, "o"),
             color=colour(row.machine), markersize=4, alpha=0.8, markeredgewidth=0,
         )  # fmt: skip
-    axes.set_xscale("log")
+    log_axis(axes.xaxis)
     axes.set_xlim(LEAST / 3, max(2.0, 3 * max(row.relative_error or 0.0 for row in rows)))
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, heading, step_axis
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, heading, log_axis, step_axis
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 
@@ -25,7 +25,9 @@ def draw(run: Run) -> Figure | None:
     figure = Figure(figsize=(NARROW, 3.3), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     losses = lines(above, run, {"loss": ("train", BLACK), "loss_probe": ("probe", GREY)})
-    above.set(ylabel="loss", yscale="log" if (loss["loss"] > 0).all() else "linear")
+    above.set(ylabel="loss")
+    if (loss["loss"] > 0).all():
+        log_axis(above.yaxis)
     name_ends(above, losses)
     changes = lines(below, run, {"weights_moved": ("weights", ORANGE), "drift": ("kernel", BLUE)})
     below.set(ylabel="relative change", ylim=(0, None))

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import NARROW, VERMILION, heading, step_axis
+from ntkexp.report.plots.style import NARROW, VERMILION, heading, log_axis, step_axis
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 
 TOP = 10
+LOWERED = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def draw(run: Run) -> Figure | None:
@@ -29,7 +30,8 @@ def draw(run: Run) -> Figure | None:
     figure = Figure(figsize=(NARROW, 2.5), layout="constrained")
     axes = figure.subplots()
     ends = [*eigenvalues(axes, spectra), *edge(axes, run)]
-    axes.set(yscale="log", ylabel="eigenvalues of K(X, X)")
+    log_axis(axes.yaxis)
+    axes.set(ylabel="eigenvalues of K(X, X)")
     step_axis(axes, int(run.metrics["step"].iloc[-1]))
     name_ends(axes, ends)
     stability = positive(run, "stability")["stability"].to_numpy(dtype=float)
@@ -54,7 +56,7 @@ def eigenvalues(axes: Axes, spectra: list[pd.DataFrame]) -> list[End]:
     for k, series in enumerate(spectra, start=1):
         shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
         axes.plot(series["step"], series[f"eigenvalue_{k}"], ".-", color=shade, linewidth=1)
-        ends.append(End(f"λ$_{{{k}}}$", float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade))
+        ends.append(End(f"λ{k}".translate(LOWERED), float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade))
     return ends if len(ends) == 1 else [ends[0], ends[-1]]
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import WIDE, heading, step_axis
+from ntkexp.report.plots.style import WIDE, heading, log_axis, step_axis
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 
@@ -48,7 +48,9 @@ def picture(lines: Mapping[str, Run], shown: list[str]) -> Figure:
     for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         ends = panel(axes, lines, column)
         positive = all((run.series(column)[column].iloc[1:] > 0).all() for run in lines.values())
-        axes.set(ylabel=SHOWN[column], yscale="log" if positive and column != "drift" else "linear")
+        axes.set(ylabel=SHOWN[column])
+        if positive and column != "drift":
+            log_axis(axes.yaxis)
         if column == "drift":
             axes.set_ylim(0, None)
         step_axis(axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values()))
