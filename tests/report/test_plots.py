@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from ntkexp.records.fit import Fit
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.plots.examples import image
+from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.labels import spread
 from ntkexp.report.plots.run_plots import gallery, save
@@ -116,7 +116,8 @@ def test_tenths_make_a_whole(steps: list[tuple[float, float]]) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (1, 200, 200)])
 def test_images_stand_on_whole_pixels(shape: tuple[int, int, int]) -> None:
     with rc_context(RC):
-        box = image(Figure(figsize=(WIDE, 2)), np.zeros(shape), 12, 20).get_window_extent()
+        figure = Figure(figsize=(WIDE, 2))
+        box = image(pixel_axes(figure), np.zeros(shape), 12, 20).get_window_extent()
     _, tall, wide = shape
     times = round(box.width / wide)
     assert times >= 1

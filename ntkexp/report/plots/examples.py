@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from ntkexp.report.explain import Example
@@ -64,13 +66,22 @@ def pictures(rows: list[Explained]) -> Figure:
     tall = HEAD + ROW * len(rows)
     remark(figure, POINT, "point")
     remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, orange: lowered)")
+    page = pixel_axes(figure)
     for down, row in enumerate(rows):
         bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
-        image(figure, row.point.shown, POINT, bottom).set_xlabel(point_label(row), fontsize=7, labelpad=2)
+        label(page, image(page, row.point.shown, POINT, bottom), point_label(row), BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
-            axes = image(figure, shown.shown, FIRST + ACROSS * k, bottom)
-            axes.set_xlabel(f"{shown.name}\n{signed(value)}", fontsize=7, labelpad=2, color=ink(value))
+            drawn = image(page, shown.shown, FIRST + ACROSS * k, bottom)
+            label(page, drawn, f"{shown.name}\n{signed(value)}", ink(value))
     return figure
+
+
+def pixel_axes(figure: Figure) -> Axes:
+    """Put axes over the whole figure, whose unit is a pixel: axes for every image would take longer than all else."""
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set(xlim=(0, figure.get_figwidth() * DPI), ylim=(0, figure.get_figheight() * DPI), autoscale_on=False)
+    return axes
 
 
 def point_label(row: Explained) -> str:
@@ -84,22 +95,28 @@ def remark(figure: Figure, x: int, text: str) -> None:
     figure.text(x / wide, 1 - (HEAD - 14) / tall, text, fontsize=7, color=GREY)
 
 
-def image(figure: Figure, shown: NDArray[Any], x: int, y: int) -> Axes:
-    """Draw an example on whole pixels, each of its own as a square."""
+def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
+    """Draw an example on whole pixels, each of its own as a square, in a frame."""
     pixels = picture(shown)
     assert pixels is not None
     times = max(1, CELL // max(pixels.shape[:2]))
     tall, wide = times * pixels.shape[0], times * pixels.shape[1]
-    canvas = np.array([figure.get_figwidth(), figure.get_figheight()] * 2) * DPI
-    axes = figure.add_axes(tuple(np.array([x, y, wide, tall]) / canvas))
     low, high = float(pixels.min()), float(pixels.max())
     scaled = (pixels - low) / (high - low or 1.0)
-    axes.imshow(scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-    axes.set(xticks=[], yticks=[])
-    for spine in axes.spines.values():
-        spine.set_visible(True)
-        spine.set_color(GREY)
-    return axes
+    place = (x, x + wide, y, y + tall)
+    page.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=GREY, linewidth=0.6))
+    return page.imshow(
+        scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=place
+    )  # fmt: skip
+
+
+def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
+    """Write below an image."""
+    left, right, bottom, _ = image.get_extent()
+    page.annotate(
+        text, ((left + right) / 2, bottom), xytext=(0, -2), textcoords="offset points",
+        ha="center", va="top", fontsize=7, color=colour,
+    )  # fmt: skip
 
 
 def bars(rows: list[Explained]) -> Figure:

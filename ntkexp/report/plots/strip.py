@@ -47,7 +47,7 @@ def draw(table: pd.DataFrame, runs: int) -> Figure:
     names = list(dict.fromkeys(table["machine"]))
     figure = Figure(figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained")
     axes = figure.subplots()
-    log_axis(axes.xaxis)
+    log_axis(axes, "x")
     for height, name in enumerate(names):
         found = table.loc[table["machine"] == name, "relative_error"]
         errors = found[np.isfinite(found)].clip(lower=LEAST)

@@ -7,11 +7,11 @@ import re
 import textwrap
 from hashlib import sha256
 from math import dist
+from typing import Literal
 
 import numpy as np
 from matplotlib import RcParams
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullLocator
@@ -40,6 +40,7 @@ RC = RcParams(
         "lines.markersize": 3,
         "legend.frameon": False,
         "legend.fontsize": 7,
+        "image.composite_image": False,  # examples keep their own pixels
         "savefig.dpi": 200,
         "figure.dpi": 200,
         "svg.fonttype": "none",
@@ -101,9 +102,10 @@ class PowersOfTen(LogFormatterSciNotation):
         return EXPONENT.sub(lambda found: found[1].translate(RAISED), formula.replace(r"\times", "×"))
 
 
-def log_axis(axis: Axis) -> None:
+def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
     """Make an axis logarithmic."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axes.set(**{f"{name}scale": "log"})
+    axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_formatter(PowersOfTen())
     axis.set_minor_formatter(PowersOfTen(labelOnlyBase=False))
 

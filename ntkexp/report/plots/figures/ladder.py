@@ -35,7 +35,7 @@ def draw(run: Run) -> Figure | None:
             max(row.relative_error or 0.0, LEAST), height, MARKER.get(row.split, "o"),
             color=colour(row.machine), markersize=4, alpha=0.8, markeredgewidth=0,
         )  # fmt: skip
-    log_axis(axes.xaxis)
+    log_axis(axes, "x")
     axes.set_xlim(LEAST / 3, max(2.0, 3 * max(row.relative_error or 0.0 for row in rows)))
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())

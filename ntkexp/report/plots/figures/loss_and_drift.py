@@ -27,7 +27,7 @@ def draw(run: Run) -> Figure | None:
     losses = lines(above, run, {"loss": ("train", BLACK), "loss_probe": ("probe", GREY)})
     above.set(ylabel="loss")
     if (loss["loss"] > 0).all():
-        log_axis(above.yaxis)
+        log_axis(above, "y")
     name_ends(above, losses)
     changes = lines(below, run, {"weights_moved": ("weights", ORANGE), "drift": ("kernel", BLUE)})
     below.set(ylabel="relative change", ylim=(0, None))

@@ -30,7 +30,7 @@ def draw(run: Run) -> Figure | None:
     figure = Figure(figsize=(NARROW, 2.5), layout="constrained")
     axes = figure.subplots()
     ends = [*eigenvalues(axes, spectra), *edge(axes, run)]
-    log_axis(axes.yaxis)
+    log_axis(axes, "y")
     axes.set(ylabel="eigenvalues of K(X, X)")
     step_axis(axes, int(run.metrics["step"].iloc[-1]))
     name_ends(axes, ends)

@@ -50,7 +50,7 @@ def picture(lines: Mapping[str, Run], shown: list[str]) -> Figure:
         positive = all((run.series(column)[column].iloc[1:] > 0).all() for run in lines.values())
         axes.set(ylabel=SHOWN[column])
         if positive and column != "drift":
-            log_axis(axes.yaxis)
+            log_axis(axes, "y")
         if column == "drift":
             axes.set_ylim(0, None)
         step_axis(axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values()))
