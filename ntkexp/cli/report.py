@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 
 def report(named: Sequence[str], form: str, out: Path | None) -> None:
-    """Write the page, or a table; what cannot be read is named in one line."""
+    """Write the page, or a table."""
+    from ntkexp.report.uncollected import uncollected
+
+    with uncollected():
+        write(named, form, out)
+
+
+def write(named: Sequence[str], form: str, out: Path | None) -> None:
+    """Write what was asked for; what cannot be read is named in one line."""
     from ntkexp.report.material import gather
 
     outputs = out.expanduser() if out is not None and form == "html" else Path("outputs")
@@ -33,12 +41,12 @@ def report(named: Sequence[str], form: str, out: Path | None) -> None:
 
 def page(material: Material, named: Sequence[str], outputs: Path) -> None:
     """Write the page, and say what it says first."""
-    from ntkexp.report.page.build import write
+    from ntkexp.report.page.build import write as write_page
     from ntkexp.report.page.headline import what_came_out, what_was_run
 
     repeat = command("report", named, options(outputs))
     try:
-        written = write(material, outputs / "report", repeat)
+        written = write_page(material, outputs / "report", repeat)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--out={outputs}: {error.strerror}; it takes a folder that can be written to") from None
     sys.stdout.write(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")

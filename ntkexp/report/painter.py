@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from ntkexp.report.uncollected import uncollected
+
 Paint: TypeAlias = Callable[[Path], Iterator[tuple[str, str]]]
 """From the folder of a run to the names and contents of the files in its `plots`."""
 
@@ -60,7 +62,8 @@ def here(folder: Path) -> Iterator[tuple[str, str]]:
     from ntkexp.report.plots.run_plots import all_files_of  # noqa: PLC0415  slow, and the other process has it
     from ntkexp.report.run import read_run  # noqa: PLC0415  the same
 
-    yield from all_files_of(read_run(folder))
+    with uncollected():
+        yield from all_files_of(read_run(folder))
 
 
 def beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, str]]:

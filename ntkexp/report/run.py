@@ -57,7 +57,7 @@ class Run:
         """Training ended so, in words; nothing is said before it has."""
         return str(self.facts.get("outcome", ""))
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, Any]:
         """DONE.json says this; before it is there, nothing."""
         return read_sealed(self.path / DONE) if self.finished else {}

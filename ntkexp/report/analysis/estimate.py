@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 
@@ -77,4 +76,6 @@ def deviation(values: Sequence[float]) -> float:
 
 def student(freedom: int, share: float) -> float:
     """Find the number below which so large a share of Student's distribution lies."""
+    from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
+
     return float(stdtrit(freedom, share))

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
-from ntkexp.records.kernels import read_snapshot, read_steps
 from ntkexp.records.sweep import Sweep
 from ntkexp.report.quantity import START_VARIANCE, diverged
 from ntkexp.report.run import Run
@@ -70,6 +69,8 @@ def dependence(seeds: int) -> float:
 
 def kept_start(run: Run) -> bool:
     """Whether the first kernel is there, as it was written, and so are the data."""
+    from ntkexp.records.kernels import read_steps  # noqa: PLC0415  slow, and few sweeps ask for kernels
+
     try:
         return bool(run.sealed("data.npz")) and 0 in read_steps(run.sealed(KERNELS))
     except Mistake:
@@ -78,6 +79,8 @@ def kept_start(run: Run) -> bool:
 
 def first_kernel(run: Run) -> NDArray[np.float64]:
     """Read K_0 among the training examples, or at all points that were read if those were not."""
+    from ntkexp.records.kernels import read_snapshot, read_steps  # noqa: PLC0415  the same
+
     steps = read_steps(run.path / KERNELS).tolist()
     kernel = read_snapshot(run.path / KERNELS, steps.index(0))
     return kernel[: kernel.shape[2]] if "train" in run.read else kernel

@@ -23,7 +23,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
@@ -72,6 +71,8 @@ def missing(estimate: Estimate, expected: Expected) -> int | None:
 @cache
 def reaches() -> NDArray[np.float64]:
     """Find what is asked of way/s above, for m = 1, 2, …"""
+    from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
+
     total = np.arange(1, MOST + 1)
     quantiles = stdtrit(total[1:] - 1, (1 + CONFIDENCE) / 2) + stdtrit(total[1:] - 1, (1 + POWER) / 2)
     return np.append(math.inf, quantiles / np.sqrt(total[1:]))

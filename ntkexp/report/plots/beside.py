@@ -7,7 +7,6 @@ ends when its stdin is closed, and when nobody asked for a minute.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -21,16 +20,17 @@ from matplotlib.figure import Figure
 from ntkexp.report.painter import END
 from ntkexp.report.plots.run_plots import files_of, gallery, svg
 from ntkexp.report.run import read_run
+from ntkexp.report.uncollected import uncollected
 
 PATIENCE = 60.0  # seconds; a longer run has time enough to draw by itself, and better use for the memory
 
 
 def main() -> None:
     """Get ready, wait, and draw."""
-    gc.disable()  # looking for garbage would take a tenth of so short a life
-    get_ready()
-    if select([sys.stdin], [], [], PATIENCE)[0] and (line := sys.stdin.readline()):
-        draw_in_two(Path(json.loads(line)))
+    with uncollected():
+        get_ready()
+        if select([sys.stdin], [], [], PATIENCE)[0] and (line := sys.stdin.readline()):
+            draw_in_two(Path(json.loads(line)))
 
 
 def get_ready() -> None:
