@@ -9,6 +9,7 @@
     copy     a register into another
     add      another register to this one
     clear    zeros outside the image, for a window that looks there
+    wrap     the image itself, which goes around, outside of it
 
 Those that meet variances say what is to be laid out beside a tile for them, functions of the variance at either end.
 
@@ -25,8 +26,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM = range(9)
-KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm")
+BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP = range(10)
+KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap")
 CLEANING = frozenset({BEND, CLEAR, ARC, NORM})
 """Those that leave zeros outside the image, whatever was there."""
 Ends: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
@@ -35,12 +36,12 @@ Ends: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on a register; `reach` is that of a window, down and across, `weights` are s, b, α and β."""
+    """An operation on a register; `reach` is that of a window, deep, down and across, `weights` are s, b, α and β."""
 
     kind: int
     register: int
     other: int = 0
-    reach: tuple[int, int] = (0, 0)
+    reach: tuple[int, int, int] = (0, 0, 0)
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     constants: tuple[float, ...] = ()  # at most three
     ends: Ends | None = None
@@ -64,9 +65,9 @@ def weigh(
     scale: float,
     shift: float = 0.0,
     learned: tuple[float, float] = (0.0, 0.0),
-    reach: tuple[int, int] = (0, 0),
+    reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Weights s and b, of which α and β are learned; the register is cleared before, if there is a window."""
+    """Weights s and b, of which α and β are learned; clear or wrap the register before, if there is a window."""
     return Operation(WEIGH, register, reach=reach, weights=(scale, shift, *learned))
 
 
@@ -109,6 +110,11 @@ def add(register: int, other: int) -> Operation:
 def clear(register: int) -> Operation:
     """What wrapped around is no pixel."""
     return Operation(CLEAR, register)
+
+
+def wrap(register: int) -> Operation:
+    """What is outside the image are pixels of its other side."""
+    return Operation(WRAP, register)
 
 
 def roots(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ntkexp.component import LARGEST, Depth
 from ntkexp.covariance.coarse import Coarse, needed
 from ntkexp.covariance.covariance import Covariance
-from ntkexp.covariance.operation import NoFusedForm, Operations, clear, weigh
+from ntkexp.covariance.operation import NoFusedForm, Operation, Operations, clear, weigh, wrap
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.covariance.window import box
@@ -101,12 +101,12 @@ class AbstractAffine(AbstractLayer):
 
         return covariance.affine(self.mix, self.W_std**2, self.b_std**2, learn).coarse(self.samples(shape))
 
-    def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, ...]) -> Operations:
-        """The sum over a window, down and across, with the weights of a mean."""
+    def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]) -> Operation:
+        """The sum over a window with the weights of a mean."""
         scale, shift = number(self.W_std) ** 2 / prod(windows), number(self.b_std) ** 2
         learned = (scale, shift) if self.param == "ntk" else (float(shape[0]), float(shift > 0))
-        reach = (windows[0] // 2, windows[1] // 2)
-        return clear(register), weigh(register, scale, shift, (0.0, 0.0) if self.frozen else learned, reach)
+        deep, down, across = (window // 2 for window in windows)
+        return weigh(register, scale, shift, (0.0, 0.0) if self.frozen else learned, (deep, down, across))
 
 
 class Dense(AbstractAffine):
@@ -130,7 +130,7 @@ class Dense(AbstractAffine):
         return Affine(weight, bias, gain, shift)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return self.weighed(shape, register, (1, 1))
+        return clear(register), self.weighed(shape, register, (1, 1, 1))
 
 
 class Conv(AbstractAffine):
@@ -179,6 +179,8 @@ class Conv(AbstractAffine):
         return Convolution(weight, bias, gain, 1.0 if bias is None else shift, self.stride, self.circular)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        if self.stride != 1 or self.circular:
-            raise NoFusedForm(f"Conv with stride={self.stride} and circular={self.circular}")
-        return self.weighed(shape, register, (1, *self.windows(shape))[-2:])
+        if self.stride != 1:
+            raise NoFusedForm(f"Conv with stride={self.stride}")
+        deep, down, across = (1, 1, *self.windows(shape))[-3:]
+        outside = wrap if self.circular else clear
+        return outside(register), self.weighed(shape, register, (deep, down, across))

@@ -83,6 +83,25 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
         ),
         (2, 5, 6),
     ),
+    "around": (
+        (
+            *(conv(circular=True), ReLU(), conv((5, 3), circular=True), Abs()),
+            *(conv(), Residual(branch=(GELU(), conv(circular=True))), ReLU(), GlobalAvgPool(), DENSE),
+        ),
+        (2, 4, 5),
+    ),
+    "around, windows beyond the image": (
+        (conv((5, 7), circular=True), ReLU(), conv(), ReLU(), conv((5, 1), circular=True), ReLU(), Flatten(), DENSE),
+        (2, 2, 3),
+    ),
+    "around, pooled": (
+        (conv(circular=True), ReLU(), conv(circular=True), ReLU(), AvgPool(window=2), GlobalAvgPool(), DENSE),
+        (1, 5, 4),
+    ),
+    "around, sequences": ((conv(5, circular=True), ReLU(), conv(circular=True), ReLU(), Flatten(), DENSE), (2, 6)),
+    "volumes": ((*BODY, conv((3, 1, 5)), Abs(), GlobalAvgPool(), DENSE), (2, 3, 2, 4)),
+    "volumes, around": ((*BODY, conv((5, 3, 1), circular=True), ReLU(), Flatten(), DENSE), (2, 3, 2, 4)),
+    "volumes, pooled": ((*BODY, AvgPool(window=2), conv(), ReLU(), Flatten(), DENSE), (1, 2, 3, 4)),
     "without biases": ((conv(b_std=0.0), ReLU(), conv(b_std=0.0), ReLU(), GlobalAvgPool(), DENSE), (1, 5, 5)),
 }
 
@@ -161,7 +180,11 @@ def test_the_polynomials_are_the_arc_cosine() -> None:
 @pytest.mark.parametrize(
     ("layers", "x", "words"),
     [
-        ((conv(circular=True), ReLU(), Flatten(), DENSE), torch.ones(2, 1, 4, 4), "circular=True has no fused form"),
+        (
+            (conv(stride=2), ReLU(), Flatten(), DENSE),
+            torch.ones(2, 1, 4, 4),
+            "Conv before any activation",
+        ),
         ((DENSE, Tanh(), DENSE), torch.ones(2, 3), "Tanh has no fused form"),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, requires_grad=True), "no derivatives"),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, dtype=torch.float16), "float32 or float64"),

@@ -17,11 +17,39 @@ from typing import Any
 
 import numpy as np
 
+from ntkexp.covariance.operation import ARC, GATE, NORM
 from ntkexp.limit.fused.arc_sine import arc_sine
 from ntkexp.limit.fused.exponential import exponential
 from ntkexp.limit.fused.jit import compiled
 
 Array = np.ndarray[Any, Any]
+
+
+@compiled
+def curved(
+    kind: int,
+    weights: Array,
+    K: Array,
+    theta: Array,
+    margin: int,
+    size: int,
+    itself: bool,
+    F1: Array,
+    F2: Array,
+    a: int,
+    b: int,
+    pitch: int,
+    pitch2: int,
+) -> None:
+    """K and Θ after the operation of this kind, of which fields begin at a and b."""
+    if kind == NORM:
+        normed(K, theta, margin, size, F1, F2, a, b)
+    elif kind == ARC:
+        arced(K, theta, margin, size, itself, F1, F2, a, b)
+    elif kind == GATE:
+        gated(K, theta, margin, size, itself, F1, F2, a, b, a + pitch, b + pitch2)
+    else:
+        waved(K, theta, margin, size, weights[5:], F1, F2, a, b)
 
 
 @compiled

@@ -1,8 +1,7 @@
 """Kernels of images: for one offset after the other, a tile for every pair of images.
 
-For an offset (o₁, o₂) the pixel p of the first image meets (p + o) mod n of the second. Where p + o wraps around, the
-tile has a seam of zeros as wide as a window reaches, as it has at its ends: nothing leaks from one side of the image to
-the other. What a pair needs of each image, inputs and √q, 1/√q at every nonlinear layer, is laid out once per offset.
+What a pair needs of each image, inputs and functions of the variance at every nonlinear layer, is laid out once per
+offset, one axis after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ntkexp.limit.fused.jit import compiled
-from ntkexp.limit.fused.loops import cleaned, moved, total
+from ntkexp.limit.fused.layout import halos, length, origins, padded, place, stacked
+from ntkexp.limit.fused.loops import total
 from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]
@@ -26,120 +26,98 @@ def images(
     left: Array,
     right: Array,
     channels: int,
+    deeps: Array,
     downs: Array,
     acrosses: Array,
+    planes: int,
     rows: int,
     columns: int,
+    deep: int,
     down: int,
     across: int,
+    around: bool,
     same: bool,
     equal: Any,
     sums: Array,
     kept: Array,
 ) -> None:
-    """Sums over pixels of K and Θ into sums [2, left, right], over the offsets that are combined of two lists.
+    """Sums over pixels of K and Θ into sums [2, left, right], over the offsets that are combined of three lists.
 
-    A side is [image, field, pixel]. Unless it is empty, kept [2, left, right, down, row, across, column] gets both as
-    they are. If both sides are the same, only pairs on and above the diagonal are computed.
+    A side is [image, field, pixel]. Unless it is empty, kept [2, left, right, deep, plane, down, row, across, column]
+    gets both as they are. If both sides are the same, only pairs on and above the diagonal are computed.
     """
-    stride, fields, first_count, second_count = columns + 2 * across, left.shape[1], left.shape[0], right.shape[0]
-    size = padded((rows + 2 * down) * stride)
-    margin, band = padded(down * stride + across), rows * stride
-    work = np.zeros((2 * registers + 4, margin + size + margin), left.dtype)
-    one, two = np.zeros(first_count * fields * size, left.dtype), np.zeros(second_count * fields * size, left.dtype)
-    bands1 = np.zeros(first_count * fields * band, left.dtype)
-    bands2 = np.zeros(second_count * fields * band, left.dtype)
-    inside, filled, banded = (
-        np.zeros(size, left.dtype),
-        np.ones((1, 1, rows * columns), left.dtype),
-        np.zeros(band, left.dtype),
+    stride, fields, first_count, second_count = (
+        length(columns, across, around),
+        left.shape[1],
+        left.shape[0],
+        right.shape[0],
     )
+    plane = length(rows, down, around) * stride
+    size = padded(length(planes, deep, around) * plane)
+    margin = padded(deep * plane + down * stride + across)
+    ones, twos = first_count * fields, second_count * fields
+    work = np.zeros((2 * registers + 4, margin + size + margin), left.dtype)
+    # Along each axis, first columns alone, then rows of them, then planes.
+    flat1, flat2 = left.reshape(left.size), right.reshape(right.size)
+    filled = np.ones(planes * rows * columns, left.dtype)
+    band, sheet = planes * rows * stride, planes * plane
+    bands1, bands2 = np.zeros(ones * band, left.dtype), np.zeros(twos * band, left.dtype)
+    sheets1, sheets2 = np.zeros(ones * sheet, left.dtype), np.zeros(twos * sheet, left.dtype)
+    one, two = np.zeros(ones * size, left.dtype), np.zeros(twos * size, left.dtype)
+    banded, sheeted, inside = np.zeros(band, left.dtype), np.zeros(sheet, left.dtype), np.zeros(size, left.dtype)
+    halo = np.zeros((2, 0), np.int64)
     for k2 in range(acrosses.shape[0]):
         o2 = acrosses[k2]
-        shifted(left, bands1, rows, columns, o2, 0, across)
-        shifted(right, bands2, rows, columns, o2, o2, across)
-        shifted(filled, banded, rows, columns, o2, 0, across)
+        stacked(flat1, bands1, ones * planes * rows, columns, 1, o2, 0, across, around, stride)
+        stacked(flat2, bands2, twos * planes * rows, columns, 1, o2, o2, across, around, stride)
+        stacked(filled, banded, planes * rows, columns, 1, o2, 0, across, around, stride)
         for k1 in range(downs.shape[0]):
             o1 = downs[k1]
-            stacked(bands1, one, first_count * fields, rows, stride, o1, 0, down, size)
-            stacked(bands2, two, second_count * fields, rows, stride, o1, o1, down, size)
-            stacked(banded, inside, 1, rows, stride, o1, 0, down, size)
-            for i in range(first_count):
-                for j in range(i if same else 0, second_count):
-                    # An example and itself, pixel by pixel: every correlation is one.
-                    itself = same and i == j and o1 == 0 and o2 == 0
-                    near = weights.dtype.type(2) if itself else equal
-                    first, second = i * fields * size, j * fields * size
-                    paired(
-                        operations, weights, work, margin, size, stride, near, one, two, first, second, channels, inside
+            stacked(bands1, sheets1, ones * planes, rows, stride, o1, 0, down, around, plane)
+            stacked(bands2, sheets2, twos * planes, rows, stride, o1, o1, down, around, plane)
+            stacked(banded, sheeted, planes, rows, stride, o1, 0, down, around, plane)
+            for k0 in range(deeps.shape[0]):
+                o0 = deeps[k0]
+                stacked(sheets1, one, ones, planes, plane, o0, 0, deep, around, size)
+                stacked(sheets2, two, twos, planes, plane, o0, o0, deep, around, size)
+                stacked(sheeted, inside, 1, planes, plane, o0, 0, deep, around, size)
+                if around:
+                    halo = halos(
+                        origins(planes, o0, deep, around),
+                        origins(rows, o1, down, around),
+                        origins(columns, o2, across, around),
                     )
-                    if kept.shape[0]:
-                        stored(work, margin, stride, down, across, o1, o2, kept[:, i, j, k1, :, k2, :])
-                    else:
-                        sums[0, i, j] += total(work[0], margin, size)
-                        sums[1, i, j] += total(work[1], margin, size)
-
-
-@compiled
-def paired(
-    operations: Array,
-    weights: Array,
-    work: Array,
-    margin: int,
-    size: int,
-    stride: int,
-    equal: Any,
-    one: Array,
-    two: Array,
-    first: int,
-    second: int,
-    channels: int,
-    inside: Array,
-) -> None:
-    """The tile of two images at one offset: from the products of their inputs through all layers."""
-    multiplied(one, two, first, second, channels, work[0], margin, size)
-    work[1, :] = 0
-    roots, other_roots = first + channels * size, second + channels * size
-    walked(operations, weights, work, margin, size, stride, equal, one, two, roots, other_roots, size, size, inside)
-
-
-@compiled
-def padded(count: int) -> int:
-    """The smallest multiple of what a processor handles at a time that is no less."""
-    return (count + 63) // 64 * 64
-
-
-@compiled
-def shifted(source: Array, target: Array, rows: int, columns: int, apart: int, start: int, seam: int) -> None:
-    """Rows that begin at column `start` and go around, with seams at the end and where a pair wraps around."""
-    stride, before = columns + 2 * seam, columns - apart
-    numbers, second = source.reshape(source.size), (start + before) % columns
-    for row in range(source.shape[0] * source.shape[1] * rows):
-        here, there = row * stride, row * columns
-        moved(numbers, there + start, target, here, before)
-        cleaned(target, here + before, seam)
-        moved(numbers, there + second, target, here + before + seam, apart)
-        cleaned(target, here + columns + seam, seam)
-
-
-@compiled
-def stacked(
-    source: Array, target: Array, count: int, rows: int, stride: int, apart: int, start: int, seam: int, size: int
-) -> None:
-    """Rows of rows, those from row `start` and around."""
-    before = (rows - apart) * stride
-    for k in range(count):
-        base, there = k * size, k * rows * stride
-        moved(source, there + start * stride, target, base, before)
-        moved(
-            source,
-            there + (start * stride + before) % (rows * stride),
-            target,
-            base + before + seam * stride,
-            rows * stride - before,
-        )
-        cleaned(target, base + before, seam * stride)
-        cleaned(target, base + (rows + seam) * stride, size - (rows + seam) * stride)
+                for i in range(first_count):
+                    for j in range(i if same else 0, second_count):
+                        first, second = i * fields * size, j * fields * size
+                        multiplied(one, two, first, second, channels, work[0], margin, size)
+                        work[1, :] = 0
+                        # An example and itself, pixel by pixel: every correlation is one.
+                        itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
+                        walked(
+                            operations,
+                            weights,
+                            work,
+                            margin,
+                            size,
+                            stride,
+                            plane,
+                            weights.dtype.type(2) if itself else equal,
+                            one,
+                            two,
+                            first + channels * size,
+                            second + channels * size,
+                            size,
+                            size,
+                            inside,
+                            halo,
+                        )
+                        if kept.shape[0]:
+                            out = kept[:, i, j, k0, :, k1, :, k2, :]
+                            stored(work, margin, deep, down, across, o0, o1, o2, around, out)
+                        else:
+                            sums[0, i, j] += total(work[0], margin, size)
+                            sums[1, i, j] += total(work[1], margin, size)
 
 
 @compiled
@@ -159,11 +137,25 @@ def multiplied(
 
 
 @compiled
-def stored(work: Array, margin: int, stride: int, down: int, across: int, o1: int, o2: int, out: Array) -> None:
-    """The pixels of a tile, without what lies between them, into out [2, row, column]."""
-    _, rows, columns = out.shape
-    for y in range(rows):
-        here = margin + (y + (down if y >= rows - o1 else 0)) * stride
-        for x in range(columns):
-            place = here + x + (across if x >= columns - o2 else 0)
-            out[0, y, x], out[1, y, x] = work[0, place], work[1, place]
+def stored(
+    work: Array,
+    margin: int,
+    deep: int,
+    down: int,
+    across: int,
+    o0: int,
+    o1: int,
+    o2: int,
+    around: bool,
+    out: Array,
+) -> None:
+    """The pixels of a tile, without what lies between them, into out [2, plane, row, column]."""
+    _, planes, rows, columns = out.shape
+    stride = length(columns, across, around)
+    plane = length(rows, down, around) * stride
+    for z in range(planes):
+        for y in range(rows):
+            here = margin + place(z, planes, o0, deep, around) * plane + place(y, rows, o1, down, around) * stride
+            for x in range(columns):
+                there = here + place(x, columns, o2, across, around)
+                out[0, z, y, x], out[1, z, y, x] = work[0, there], work[1, there]

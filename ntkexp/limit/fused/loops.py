@@ -55,6 +55,14 @@ def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
 
 
 @compiled
+def wrapped(target: Array, halo: Array, margin: int) -> None:
+    """Pixels of a tile are repeated where a halo, [to or from, place], says."""
+    start = np.uintp(margin)
+    for j in range(np.uintp(halo.shape[1])):
+        target[start + halo[0, j]] = target[start + halo[1, j]]
+
+
+@compiled
 def moved(source: Array, start: int, target: Array, end: int, count: int) -> None:
     """A piece of an array is copied into another array."""
     a, b = np.uintp(start), np.uintp(end)

@@ -22,6 +22,7 @@ from ntkexp.covariance.operation import (
     COPY,
     KINDS,
     WEIGH,
+    WRAP,
     NoFusedForm,
     Operation,
     Operations,
@@ -43,7 +44,7 @@ class TileProgram:
 
     operations: Operations
     channels: int
-    sizes: tuple[int, int]
+    sizes: tuple[int, int, int]
     end: AbstractLayer | None
     rest: tuple[AbstractLayer, ...]
     rest_shape: tuple[int, ...]
@@ -59,16 +60,19 @@ class TileProgram:
         return 1 + max(max(operation.register, operation.other) for operation in self.operations)
 
     @property
-    def reach(self) -> tuple[int, int]:
+    def reach(self) -> tuple[int, int, int]:
         """The largest of any window."""
-        down, across = zip(*(operation.reach for operation in self.operations), strict=True)
-        return max(down), max(across)
+        deep, down, across = zip(*(operation.reach for operation in self.operations), strict=True)
+        return max(deep), max(down), max(across)
+
+    @property
+    def around(self) -> bool:
+        """Whether an image continues on its other side anywhere."""
+        return any(operation.kind == WRAP for operation in self.operations)
 
 
 def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram:
     """The operations of the first layers, if what comes after them is little: vectors, or fewer pixels."""
-    if len(shape) > 3:
-        raise NoFusedForm(f"an image of {len(shape) - 1} axes")
     operations: Operations = ()
     known, before = 0, shape
     try:
@@ -79,14 +83,15 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
         if len(shape) == 1 or layers[known].shape(before)[1:] == before[1:]:
             raise
     if not any(operation.meets for operation in operations):
-        raise NoFusedForm("a network without activations")
+        stranger = f"{type(layers[known]).__name__} before any activation" if layers[known:] else "a linear network"
+        raise NoFusedForm(stranger)
     if len(shape) == 1:
-        return TileProgram(joined(operations), shape[0], (1, 1), None, (), before)
-    rows, columns = ((1, *shape[1:]) if len(shape) == 2 else shape[1:])[-2:]
+        return TileProgram(joined(operations), shape[0], (1, 1, 1), None, (), before)
+    planes, rows, columns = (1, 1, *shape[1:])[-3:]
     operations, last = joined((*operations, clear(0))), layers[known]
     if last.averages and chain.says_itself(last, "averages"):
-        return TileProgram(operations, shape[0], (rows, columns), last, layers[known + 1 :], last.shape(before))
-    return TileProgram(operations, shape[0], (rows, columns), None, layers[known:], before)
+        return TileProgram(operations, shape[0], (planes, rows, columns), last, layers[known + 1 :], last.shape(before))
+    return TileProgram(operations, shape[0], (planes, rows, columns), None, layers[known:], before)
 
 
 def joined(operations: Operations) -> Operations:

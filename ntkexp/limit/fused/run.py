@@ -44,7 +44,7 @@ def kernels(
     memory_gb /= threads
     if program.end is None:
         return of_pixels(program, left, right, same, threads, memory_gb)
-    pairs = program.end.need(Pairs((), ()), (left.x.shape[1], *program.sizes))
+    pairs = full(program.end.need(Pairs((), ()), (left.x.shape[1], *left.x.shape[2:])))
     return of_sums(program, pairs, left, right, same, threads, memory_gb)
 
 
@@ -53,7 +53,7 @@ def of_sums(
 ) -> Kernels:
     """The kernels by means over these pairs of pixels of the last tiles, then by the layers of vectors."""
     sums = np.zeros((2, len(left.x), len(right.x)))
-    nothing = left.x.new_zeros((0,) * 7).numpy()
+    nothing = left.x.new_zeros((0,) * 9).numpy()
     walk = partial(walked, program, tables.of_images(program, left, right), pairs, same)
     parts = places(left, right, shared(left, right, laid_out(program, left, memory_gb), threads), same)
     for _ in in_threads(lambda place: walk(place, sums[:, *place], nothing), parts, threads, len(parts)):
@@ -67,8 +67,7 @@ def of_sums(
 def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
     """The kernels by the last tiles themselves, then by the other layers in torch, one sub-block after the other."""
     pairs = chain.need(program.rest, Pairs((), ()), program.rest_shape)
-    missing = 2 - len(pairs.pixels)  # of a sequence
-    whole = Pairs((1,) * missing + pairs.pixels, ((0,),) * missing + pairs.offsets)
+    whole = full(pairs)
     axes = [n for kept, n in zip(whole.offsets, whole.pixels, strict=True) for n in (len(kept), n)]
     walk = partial(walked, program, tables.of_images(program, left, right), whole, same)
     numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * left.x.element_size())))
@@ -89,6 +88,12 @@ def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads
     return (symmetric(nngp), symmetric(ntk)) if same else (nngp, ntk)
 
 
+def full(pairs: Pairs) -> Pairs:
+    """The same pairs in an image of three axes."""
+    missing = 3 - len(pairs.pixels)
+    return Pairs((1,) * missing + pairs.pixels, ((0,),) * missing + pairs.offsets)
+
+
 def walked(
     program: TileProgram, tables: Tables, pairs: Pairs, same: bool, place: SubBlock, sums: Array, kept: Array
 ) -> None:
@@ -104,6 +109,7 @@ def walked(
         *(np.array(offsets) for offsets in pairs.offsets),
         *program.sizes,
         *program.reach,
+        program.around,
         same and row == column,
         tables.rounding,
         sums,
@@ -155,8 +161,8 @@ def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
 
 
 def laid_out(program: TileProgram, side: Side, memory_gb: float) -> int:
-    """How many images on each side of a sub-block there is room for, each laid out in two steps."""
-    numbers = 4 * (side.x.shape[1] + 2 * program.met) * side.x.shape[2:].numel()
+    """How many images on each side of a sub-block there is room for, each laid out in three steps."""
+    numbers = 6 * (side.x.shape[1] + 2 * program.met) * side.x.shape[2:].numel()
     return max(1, min(IMAGES, int(memory_gb * 1e9 / (numbers * side.x.element_size()))))
 
 

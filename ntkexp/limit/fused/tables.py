@@ -61,14 +61,14 @@ def laid(program: TileProgram, side: Side) -> Laid:
 
 
 def rows(program: TileProgram, laid: Laid, x: Tensor) -> tuple[Array, Array]:
-    """Of each operation its kind, register, other register, reach across and down and first field; and s, b, α, β,
-    whether the rows beside are still to be added, and up to three constants.
+    """Of each operation its kind, register, other register, reach across, down and deep, and first field; and s, b, α,
+    β, whether the rows beside are still to be added, and up to three constants.
     """
     first = [0, *accumulate(len(ends) for ends in laid)]
     words, weights = [], torch.zeros(len(program.operations), WEIGHTS, dtype=x.dtype)
     for row, step in zip(weights, program.operations, strict=True):
         words.append((step.kind, step.register, step.other, *reversed(step.reach), first[step.met]))
-        numbers = (*step.weights, float(step.reach[0] == 1), *step.constants)
+        numbers = (*step.weights, float(step.reach[1] == 1), *step.constants)
         row[: len(numbers)] = torch.tensor(numbers, dtype=x.dtype)
     return np.array(words), weights.numpy()
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.covariance.operation import ADD, ARC, BEND, CLEAR, COPY, GATE, NORM, WAVE, WEIGH
+from ntkexp.covariance.operation import ADD, BEND, CLEAR, COPY, WEIGH, WRAP
 from ntkexp.limit.fused.arc_cosine import angle, gap
-from ntkexp.limit.fused.curves import arced, gated, normed, waved
+from ntkexp.limit.fused.curves import curved
 from ntkexp.limit.fused.jit import compiled
-from ntkexp.limit.fused.loops import added, cleared, copied, summed
+from ntkexp.limit.fused.loops import added, cleared, copied, summed, wrapped
 
 Array = np.ndarray[Any, Any]
 
@@ -85,6 +85,17 @@ def bent(
 
 
 @compiled
+def across_and_behind(
+    source: Array, target: Array, between: Array, margin: int, size: int, across: int, behind: int, plane: int
+) -> None:
+    """The sums over neighbours in a row and, first, in other planes."""
+    if behind > 0:
+        summed(source, between, margin, size, behind, plane)
+        source = between
+    summed(source, target, margin, size, across, 1)
+
+
+@compiled
 def walked(
     operations: Array,
     weights: Array,
@@ -92,6 +103,7 @@ def walked(
     margin: int,
     size: int,
     stride: int,
+    plane: int,
     equal: Any,
     F1: Array,
     F2: Array,
@@ -100,6 +112,7 @@ def walked(
     pitch: int,
     pitch2: int,
     inside: Array,
+    halo: Array,
 ) -> None:
     """A tile through all layers; register k holds K in work[2k] and Θ in work[2k + 1], the last four rows are scratch.
 
@@ -109,38 +122,23 @@ def walked(
     sums, lows, more, deep = work[last - 4], work[last - 3], work[last - 2], work[last - 1]
     for step in range(operations.shape[0]):
         kind, register, other = operations[step, 0], operations[step, 1], operations[step, 2]
-        K, theta, field = work[2 * register], work[2 * register + 1], operations[step, 5]
+        K, theta, field = work[2 * register], work[2 * register + 1], operations[step, 6]
         a, b = first + field * pitch, second + field * pitch2
         if kind in (BEND, WEIGH):
-            across, down = operations[step, 3], operations[step, 4]
-            summed(K, sums, margin, size, across, 1)
-            summed(theta, lows, margin, size, across, 1)
+            across, down, behind = operations[step, 3], operations[step, 4], operations[step, 5]
+            across_and_behind(K, sums, more, margin, size, across, behind, plane)
+            across_and_behind(theta, lows, more, margin, size, across, behind, plane)
             if kind == WEIGH:
                 summed(sums, K, margin, size, down, stride)
                 summed(lows, theta, margin, size, down, stride)
                 weighed(K, theta, margin, size, weights[step])
-            else:
-                if down > 1:
-                    summed(sums, more, margin, size, down, stride)
-                    summed(lows, deep, margin, size, down, stride)
-                    sums, more, lows, deep = more, sums, deep, lows
-                bent(
-                    K,
-                    theta,
-                    sums,
-                    lows,
-                    margin,
-                    size,
-                    stride,
-                    weights[step],
-                    equal,
-                    F1,
-                    F2,
-                    a,
-                    a + pitch,
-                    b,
-                    b + pitch2,
-                )
+                continue
+            if down > 1:
+                summed(sums, more, margin, size, down, stride)
+                summed(lows, deep, margin, size, down, stride)
+                sums, more, lows, deep = more, sums, deep, lows
+            row = weights[step]
+            bent(K, theta, sums, lows, margin, size, stride, row, equal, F1, F2, a, a + pitch, b, b + pitch2)
         elif kind == COPY:
             copied(K, work[2 * other], margin, size)
             copied(theta, work[2 * other + 1], margin, size)
@@ -150,11 +148,8 @@ def walked(
         elif kind == CLEAR:
             cleared(K, inside, margin, size)
             cleared(theta, inside, margin, size)
-        elif kind == NORM:
-            normed(K, theta, margin, size, F1, F2, a, b)
-        elif kind == ARC:
-            arced(K, theta, margin, size, equal > 1, F1, F2, a, b)
-        elif kind == GATE:
-            gated(K, theta, margin, size, equal > 1, F1, F2, a, b, a + pitch, b + pitch2)
-        elif kind == WAVE:
-            waved(K, theta, margin, size, weights[step, 5:], F1, F2, a, b)
+        elif kind == WRAP:
+            wrapped(K, halo, margin)
+            wrapped(theta, halo, margin)
+        else:
+            curved(kind, weights[step], K, theta, margin, size, equal > 1, F1, F2, a, b, pitch, pitch2)

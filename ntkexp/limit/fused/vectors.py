@@ -32,6 +32,7 @@ def vectors(
     fields, columns = right.shape
     work = np.zeros((2 * registers + 4, PIECE + 128), left.dtype)
     one, inside = np.zeros(fields * PIECE, left.dtype), np.ones(PIECE, left.dtype)
+    halo = np.zeros((2, 0), np.int64)
     two = right.reshape(fields * columns)
     exact = weights.dtype.type(2)
     for i in range(nngp.shape[0]):
@@ -40,10 +41,10 @@ def vectors(
         mine = nngp[i, i] if same else weights.dtype.type(0)
         for start in range(i // PIECE * PIECE if same else 0, columns, PIECE):
             size = min(PIECE, columns - start)
-            piece(operations, weights, work, one, two, start, size, columns, equal, inside, nngp[i], ntk[i])
+            piece(operations, weights, work, one, two, start, size, columns, equal, inside, halo, nngp[i], ntk[i])
         if same:  # an example and itself: the correlation is one
             nngp[i, i] = mine
-            piece(operations, weights, work, one, two, i, 1, columns, exact, inside, nngp[i], ntk[i])
+            piece(operations, weights, work, one, two, i, 1, columns, exact, inside, halo, nngp[i], ntk[i])
 
 
 @compiled
@@ -58,6 +59,7 @@ def piece(
     columns: int,
     equal: Any,
     inside: Array,
+    halo: Array,
     nngp: Array,
     ntk: Array,
 ) -> None:
@@ -66,7 +68,7 @@ def piece(
     for j in range(np.uintp(size)):
         work[0, margin + j] = nngp[start + j]
         work[1, margin + j] = 0
-    walked(operations, weights, work, margin, size, 1, equal, one, two, 0, start, PIECE, columns, inside)
+    walked(operations, weights, work, margin, size, 1, 1, equal, one, two, 0, start, PIECE, columns, inside, halo)
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
         ntk[start + j] = work[1, margin + j]
