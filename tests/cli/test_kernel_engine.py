@@ -86,3 +86,17 @@ def test_what_a_worker_cannot_do_is_one_line(command: Command, tmp_path: Path, m
     assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
     assert "one pair of these examples needs" in ended.err
     assert command(*asked, "--quiet") == (0, "", "")
+
+
+def test_a_study_is_the_same_by_workers(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "study").mkdir()
+    text = "base: [data=wine, data.train=40, data.probe=0]\nkernels: {A: [model=mlp], B: [model=uci_ntk]}\n"
+    (tmp_path / "study" / "small.yaml").write_text(text, encoding="utf-8")
+    asked = ("kernel", "study", "small", f"--config-dir={tmp_path}", "--quiet")
+    assert command(*asked, f"--out={tmp_path / 'here'}").status == 0
+    engine = Here(2)
+    monkeypatch.setattr(choose, "choose", lambda given, workers: engine)
+    assert command(*asked, f"--out={tmp_path / 'there'}", "--engine=dask:here") == (0, "", "")
+    assert engine.tasks == 4
+    here, there = ((tmp_path / where / "small.study.csv").read_text("utf-8") for where in ("here", "there"))
+    assert here == there

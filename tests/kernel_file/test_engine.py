@@ -109,9 +109,9 @@ def test_work_that_is_done_and_not_to_be_seen_is_no_end(tmp_path: Path, monkeypa
 
 
 def test_marks_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([[0, 0], [7, 0], [7, 7]])
+    looks = iter([[(0, 0), (1, 0)], [(1, 0)], []])
     monkeypatch.setattr(conduct, "PAUSE", 0.0)
-    monkeypatch.setattr(KernelMatrix, "marks_of", lambda self, tiles: next(looks))
+    monkeypatch.setattr(KernelMatrix, "unmarked", lambda self, tiles: next(looks))
     assert conduct.left_of(KernelMatrix(tmp_path), [(0, 0), (1, 0)], 60.0) == []
 
 
@@ -179,6 +179,16 @@ def test_an_estimate_is_of_what_is_left(tmp_path: Path) -> None:
     assert begun.tiles == len(open_matrix(path).missing()) < TILES
     assert estimate(path, of, Products(each=1e-9), force=True) == new
     assert estimate(path, subject("data.seed=1"), Products(each=1e-9), force=False) == new
+
+
+def test_a_file_keeps_the_tiles_with_which_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, of = tmp_path / "k.zarr", subject()
+    with monkeypatch.context() as larger:
+        larger.setattr("ntkexp.kernel_file.fill.estimate.side_for", lambda train, seconds: 64)
+        with pytest.raises(KeyboardInterrupt):
+            filled(path, of, Products(fails_after=1))
+    assert estimate(path, of, Products(each=1e-9), force=False).tiles == len(open_matrix(path).missing()) == 4
+    assert conducted(path, Here(2)).missing() == []
 
 
 def test_what_takes_long_is_timed_and_takes_no_less_than_shapes_say(tmp_path: Path) -> None:

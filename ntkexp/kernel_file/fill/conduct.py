@@ -41,7 +41,7 @@ class EngineCrew(AbstractCrew):
                 for event in events:
                     if isinstance(event, Ended):
                         lost = lost_by(event, matrix.path, progress) or lost
-                    yield sum(map(bool, matrix.marks_of(tiles)))
+                    yield len(tiles) - len(matrix.unmarked(tiles))
             before, left = left, left_of(matrix, left, 0.0 if lost else LATE)
             if len(left) == len(before):
                 reason = lost or "what they wrote is not to be seen here"
@@ -58,7 +58,7 @@ def left_of(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> lis
     """Find the tiles without a mark; that there are some is believed after so many seconds."""
     end = time.monotonic() + patience
     while True:
-        left = [tile for tile, mark in zip(tiles, matrix.marks_of(tiles), strict=True) if not mark]
+        left = matrix.unmarked(tiles)
         if not left or time.monotonic() >= end:
             return left
         time.sleep(PAUSE)

@@ -6,7 +6,6 @@ core seconds = pairs left · seconds of a pair
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ntkexp.kernel_file.fill.subject import Subject
 from ntkexp.kernel_file.fill.tile import arrays
 from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file.layout import Layout
-from ntkexp.records.kernel_file.store import open_matrix
+from ntkexp.records.kernel_file.store import KernelMatrix, open_matrix
 from ntkexp.records.kernel_file.tiles import Tiling, side_for
 from ntkexp.text import duration
 
@@ -58,27 +57,27 @@ class WorkLeft:
 def layout_of(subject: Subject, filler: AbstractFiller) -> Layout:
     """The arrays of a file that is not begun."""
     points, train = len(subject.inputs), len(subject.data.train.inputs)
-    return Layout(filler.names, Tiling(points, train, side_for(train)), filler.outputs, subject.experiment.dtype)
+    tiling = Tiling(points, train, side_for(train, filler.seconds))
+    return Layout(filler.names, tiling, filler.outputs, subject.experiment.dtype)
 
 
 def estimate(path: Path, subject: Subject, filler: AbstractFiller, force: bool) -> WorkLeft:
     """Estimate what is left of this file: its first part is timed, unless shapes say that it is little."""
-    layout = layout_of(subject, filler)
-    left = layout.tiling.todo if force else unwritten(path, subject, layout.tiling)
+    begun = None if force else matrix_of(path, subject)
+    layout = begun.layout if begun else layout_of(subject, filler)
+    left = begun.unmarked(layout.tiling.todo) if begun else layout.tiling.todo
     pairs = sum(layout.tiling.pairs(*tile) for tile in left)
     each = filler.seconds if filler.seconds * pairs < LONG / 10 else max(filler.seconds, timed(subject, filler))
     return WorkLeft(len(left), pairs, pairs * each, layout.bytes)
 
 
-def unwritten(path: Path, subject: Subject, tiling: Tiling) -> Sequence[tuple[int, int]]:
-    """The tiles without a mark; all of them, where there is no such file."""
+def matrix_of(path: Path, subject: Subject) -> KernelMatrix | None:
+    """Open the file, if it was begun and is of this subject."""
     try:
         matrix = open_matrix(path)
     except Mistake:
-        return tiling.todo
-    if matrix.facts["identity"] != subject.identity:
-        return tiling.todo
-    return [tile for tile, mark in zip(tiling.todo, matrix.marks_of(tiling.todo), strict=True) if not mark]
+        return None
+    return matrix if matrix.facts["identity"] == subject.identity else None
 
 
 def timed(subject: Subject, filler: AbstractFiller) -> float:

@@ -41,7 +41,7 @@ class TileJob(AbstractJob):
             matrix, crew = self.matrix, self.crew(threads)
             if matrix.facts["identity"] != crew.subject.identity:
                 raise Mistake(f"{self.file} is of something else there: that worker has other data or another version")
-            left = [tile for tile, mark in zip(self.tiles, matrix.marks_of(self.tiles), strict=True) if not mark]
+            left = matrix.unmarked(self.tiles)
             for count in crew.complete(matrix, left, Silent()):
                 tell(Stepped(name, count, len(left)))
         return "done" if left else "found"

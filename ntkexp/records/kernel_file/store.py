@@ -91,10 +91,10 @@ class KernelMatrix:
         """The file of a row of marks."""
         return self.path / DONE / "c" / str(row) / "0"
 
-    def marks_of(self, tiles: Sequence[tuple[int, int]]) -> list[int]:
-        """The marks of some tiles as they are now."""
+    def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of some tiles that have no mark now."""
         done = self.done
-        return [int(done[tile]) for tile in tiles]
+        return [tile for tile in tiles if not done[tile]]
 
     def unmark(self, tiles: Sequence[tuple[int, int]]) -> None:
         """Let only the marks of other tiles stand."""

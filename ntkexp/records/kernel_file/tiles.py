@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALLEST, LARGEST, ACROSS = 32, 1024, 32
+SMALLEST, LARGEST = 32, 1024
+ACROSS, MOST_ACROSS = 32, 256
+LONGEST = 300.0  # seconds of a tile by the least that a pair can take: an hour, where it takes ten times as long
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,19 @@ class Tiling:
         return row == column or (column == 0 and row >= self.shape[1])
 
 
-def side_for(train: int) -> int:
+def side_for(train: int, seconds: float) -> int:
     """A power of two of which about 32 cover the training examples: a kill costs a tile, and each is a file.
 
-    >>> [side_for(train) for train in (100, 2000, 50_000)]
+    Where a pair of points takes so many `seconds` that a kill would cost hours, up to 256 of them do.
+
+    >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]
+    >>> [side_for(50_000, seconds) for seconds in (1e-3, 2e-3, 1.0)]
+    [512, 256, 256]
     """
     side = SMALLEST
     while 2 * side <= min(LARGEST, train // ACROSS):
         side *= 2
+    while side**2 * seconds > LONGEST and side // 2 >= max(SMALLEST, train / MOST_ACROSS):
+        side //= 2
     return side
