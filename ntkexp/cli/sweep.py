@@ -86,21 +86,22 @@ def carry_out(
     asked: SweepRequest, plan: Plan, before: Mapping[str, RunStatus], begun: list[PlannedRun], engine: AbstractEngine
 ) -> dict[str, Ended]:
     """Carry the runs out, and write down what became of them."""
+    write_down(plan, before, changed=False)
+    if not begun:
+        return {}  # and nothing is loaded that carries runs out
     from ntkexp.cli.sweep_progress import listener
     from ntkexp.sweep.conductor import Conductor
     from ntkexp.sweep.cost import Estimator
     from ntkexp.sweep.status import statuses
 
     conductor = Conductor(plan, engine, listener(asked.quiet), trusted(asked.trust), asked.fail_fast)
-    write_down(plan, before, changed=False)
-    if begun:
-        estimate = Estimator()
-        costs = {run.name: estimate(run.experiment) for run in begun}
-        with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
-            try:
-                conductor.conduct(begun, costs)
-            finally:
-                write_down(plan, statuses(plan, plan.event_log.failures(), conductor.ended), changed=True)
+    estimate = Estimator()
+    costs = {run.name: estimate(run.experiment) for run in begun}
+    with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
+        try:
+            conductor.conduct(begun, costs)
+        finally:
+            write_down(plan, statuses(plan, plan.event_log.failures(), conductor.ended), changed=True)
     return conductor.ended
 
 
