@@ -20,7 +20,7 @@ SMALL = 1e-3  # of the largest 𝒦
 
 
 def summary(
-    kernel: Float[Tensor, "probe out train out_"], contributions: Float[Tensor, "probe out train"], train: int
+    kernel: Float[Tensor, "probe out kept out_"], contributions: Float[Tensor, "probe out train"], train: int
 ) -> dict[str, float]:
     """Find all of these; the first `train` points are the training examples (none, if the path was not read there)."""
     found = {"cancellation": ratio(contributions.abs().sum(), contributions.sum(2).abs().sum())}
@@ -30,8 +30,8 @@ def summary(
 
 
 def is_square(kernel: Float[Tensor, "probe out train out_"]) -> bool:
-    """Whether the path was read at every output."""
-    return kernel.shape[1] == kernel.shape[3]
+    """Whether the path was read at every output, and its kernel kept."""
+    return kernel.shape[1] == kernel.shape[3] and kernel.shape[2] > 0
 
 
 def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:

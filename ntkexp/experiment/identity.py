@@ -33,6 +33,8 @@ def identity(experiment: Experiment) -> str:
     fields = {name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES}
     if experiment.kernel == Kernel():
         del fields["kernel"]  # runs were identified before there was a choice
+    if experiment.path.keeps_kernels:
+        del fields["path"]["kernels"]
     contents = [
         digest(file) for component in components(experiment) for file in (*component.files(), *source(component))
     ]

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.component import Component
-from ntkexp.machine.evidence import Evidence
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,11 @@ def apply_kernel(
 
 def square(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
     """Put the kernel among training examples as a matrix."""
+    refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)
+
+
+def refuse_none(kernel: Float[Tensor, "probe out train out_"]) -> None:
+    """A kernel that was not kept has no training examples."""
+    if not kernel.shape[2]:
+        raise DoesNotApply("no kernel was kept: needs path.kernels=all")

@@ -20,7 +20,7 @@ class DoesNotApply(Exception):
 class PathKernel:
     """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics.contributions`)."""
 
-    kernel: Float[Tensor, "probe out train out_"]
+    kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
     detail: str = ""
@@ -51,13 +51,18 @@ class Evidence:
     end: Float[Tensor, "probe out"]
     targets: Float[Tensor, "train out"]
     paths: Mapping[str, PathKernel]
-    kernel_start: Float[Tensor, "probe out train out_"]
-    kernel_end: Float[Tensor, "probe out train out_"]
+    kernel_start: Float[Tensor, "probe out kept out_"]
+    kernel_end: Float[Tensor, "probe out kept out_"]
     start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
     attributed: Bool[Tensor, " probe"]  # the points at which there are 𝒦 and 𝒮,
     integrated: Sequence[int]  # and the outputs at which there are
     limit: LimitKernels | DoesNotApply
     training: Training
+
+    @property
+    def keeps_kernels(self) -> bool:
+        """Whether kernels of points with training examples were made, for every pair of outputs."""
+        return self.kernel_start.shape[2] > 0
 
     @property
     def rule(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, Prediction, apply_kernel
+from ntkexp.machine.base import AbstractMachine, Prediction, apply_kernel, refuse_none
 from ntkexp.machine.evidence import DoesNotApply, Evidence
 
 
@@ -19,6 +19,7 @@ class FixedCoefficients(AbstractMachine):
     """The coefficients are means over the path."""
 
     def predict(self, evidence: Evidence) -> Prediction:
+        refuse_none(evidence.path.kernel)
         coefficients = evidence.training.mean_coefficients
         if coefficients is None:
             coefficients = fitted_coefficients(evidence)

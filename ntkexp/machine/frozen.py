@@ -12,7 +12,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction, refuse_none
 from ntkexp.machine.evidence import Evidence
 from ntkexp.machine.frozen_training import descent, flow
 
@@ -54,4 +54,5 @@ class FrozenLimit(AbstractFrozen):
         return True
 
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        refuse_none(evidence.kernel_start)
         return evidence.known_limit.of_all(evidence.start.shape[1])

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, Prediction
+from ntkexp.machine.base import AbstractMachine, Prediction, refuse_none
 from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.machine.regression import regression
 
@@ -42,6 +42,7 @@ class RBFRegression(AbstractMachine):
     control = True
 
     def predict(self, evidence: Evidence) -> Prediction:
+        refuse_none(evidence.kernel_start)
         kernel, width = gaussian(evidence)
         outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
         prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)

@@ -41,22 +41,28 @@ class Budget:
     tape_bytes: float  # per point
     number_bytes: int
     copies: int = 0  # of the weights, that the optimizer holds during a step
+    keeps_kernels: bool = True  # for every pair of outputs; or contributions alone
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
 
     @property
     def fixed(self) -> float:
         """Bytes that are needed however small the blocks are."""
         row = self.outputs * self.train * self.number_bytes
-        kernels = self.points * row * ((self.rules + 3) * self.outputs + self.rules)
-        squares = SQUARE_COPIES * row * self.outputs * self.train
+        kernels = self.points * row * ((self.rules + 3) * self.kernel_outputs + self.rules)
+        squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
         features = self.train * (1 + self.outputs) * self.tape_bytes
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
         return PROGRAM + weights + kernels + squares + features
 
     @property
+    def kernel_outputs(self) -> int:
+        """How many numbers a training example has in a kernel for each output of a point."""
+        return self.outputs if self.keeps_kernels else 1
+
+    @property
     def per_point(self) -> float:
         """Bytes of one point while its block is read."""
-        kernel_row = self.outputs**2 * self.train * self.number_bytes
+        kernel_row = self.outputs * self.kernel_outputs * self.train * self.number_bytes
         return (self.tapes + 3 + 2 * self.outputs) * self.tape_bytes + 4 * kernel_row
 
     @property

@@ -16,6 +16,8 @@ from ntkexp.path.points import Points
 from ntkexp.path.right_side import right_side
 from ntkexp.shapes import Weights
 
+POWERS = 100
+
 
 @dataclass(frozen=True)
 class NetworkView:
@@ -53,6 +55,22 @@ class NetworkView:
         gradients = (total(self.right, vector, self.weights) for vector in vectors)
         pushed = torch.stack([torch.cat([block.applied(each) for block in self.right]) for each in gradients])
         return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - pushed) / float(kernel.norm())
+
+    def no_kernel(self) -> Float[Tensor, "probe out 0 out_"]:
+        """A tangent kernel without training examples, where none is kept."""
+        points, outputs = self.outputs.shape
+        return self.outputs.new_zeros(points, outputs, 0, outputs)
+
+    @cached_property
+    def largest(self) -> float:
+        """λ_max of the kernel among the training examples, from below, without it: by power iteration with JJᵀ."""
+        vector = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0]
+        for _ in range(POWERS):
+            if not (length := vector.norm()):
+                break
+            gradient = total(self.right, vector / length, self.weights)
+            vector = torch.cat([block.applied(gradient) for block in self.right])
+        return float(vector.norm())
 
     def tangent_kernel(self) -> Float[Tensor, "probe out train out_"]:
         """K(θ) between all points and the training examples."""

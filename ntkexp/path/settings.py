@@ -22,6 +22,7 @@ class Path(Component):
     romberg: int = Field(0, ge=0, le=16)
     casts: Casts = "keep"
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
+    kernels: Literal["all", "none"] = "all"
     outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
     error_samples: CountOrNone = 16
     attributed: Count = 64
@@ -40,6 +41,8 @@ class Path(Component):
             raise Mistake("path.probes=[]: the network must be read somewhere, such as path.probes=[probe,test]")
         if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
             raise Mistake(f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or all")
+        if self.kernels == "none" and self.every == "snapshots":
+            raise Mistake("path.kernels=none: snapshots are kernels; use path.every=1, or path.kernels=all")
         for rule in self.rule:
             self.quadrature(rule)
         return self
@@ -47,6 +50,11 @@ class Path(Component):
     def quadrature(self, rule: AbstractRule) -> tuple[Piece, ...]:
         """How this rule reads a step under these settings."""
         return rule.quadrature(self.nodes, self.pieces, self.romberg)
+
+    @property
+    def keeps_kernels(self) -> bool:
+        """Whether kernels are made at all: contributions are found without."""
+        return self.kernels == "all"
 
     @property
     def closing(self) -> AbstractRule | None:
@@ -100,6 +108,8 @@ class Path(Component):
 
     def timetable(self, steps: int) -> AbstractTimetable:
         """When tangent kernels are kept, and snapshots taken if there are any."""
+        if self.kernels == "none":
+            return Planned(())
         if self.schedule == "adaptive":
             return Adaptive(steps, self.count, self.change)
         return Planned(self.plan(self.schedule, steps))

@@ -72,6 +72,11 @@ class Step:
             return right_side(None, self.steered)
         return right_side(sketch, self.steered, unit(total(self.steered, self.output_gradient, self.view.weights)))
 
+    @cached_property
+    def pulled_side(self) -> AbstractRightSide:
+        """What contributions are kernels with: each training example has one output, Σ_c ℓ′_c of its outputs."""
+        return self.side.weighted(self.output_gradient)
+
     @property
     def sizes(self) -> Sizes:
         """The step size of every weight."""

@@ -70,9 +70,13 @@ def go_back(state: RunState, listener: AbstractListener) -> None:
 def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outcome:
     """See where the path has led, and look back."""
     observer, view = Observer(state.setting), NetworkView(state.setting.points, state.weights)
-    outputs, kernel = view.outputs, view.tangent_kernel()
+    outputs, keeps = view.outputs, state.setting.domain.keeps_kernels
     last = state.step_sizes[-1] if state.step else None
     row = observer.step(state.step, state.time, outputs, state.weights)
+    if not keeps:
+        listener.on_row(row)
+        return outcome_of(state, outputs, view.no_kernel(), ending)
+    kernel = view.tangent_kernel()
     listener.on_row(row | observer.kernel(kernel, outputs, state.weights, last) | observer.sketch(view, kernel))
     listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
     return outcome_of(state, outputs, kernel, ending)

@@ -48,9 +48,9 @@ def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment)
         )
 
 
-def refuse_dead(kernel: Float[Tensor, "train out train_ out_"]) -> None:
+def refuse_dead(*, moves: bool) -> None:
     """A network whose outputs no weight moves cannot be trained either."""
-    if not kernel.any():
+    if not moves:
         raise Mistake(
             "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
         )

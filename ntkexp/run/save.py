@@ -26,7 +26,8 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
-        write_array(kernels, f"path_{name}", array(integral.kernel[read]))
+        if evidence.keeps_kernels:
+            write_array(kernels, f"path_{name}", array(integral.kernel[read]))
     parts = {name: array(integral.contributions[read]) for name, integral in evidence.paths.items()}
     parts |= {half_by(name): array(i.half_by[read]) for name, i in evidence.paths.items() if i.half_by is not None}
     facts = {name: integral.facts for name, integral in evidence.paths.items()}

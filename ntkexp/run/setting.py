@@ -77,14 +77,16 @@ def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
     """The network at its start, unless it cannot be trained."""
     view = NetworkView(points, problem.weights)
     refuse_infinite(view.outputs, experiment)
-    kernel = view.tangent_kernel()
-    refuse_dead(kernel[: points.train])
+    keeps = experiment.path.keeps_kernels
+    kernel = view.tangent_kernel() if keeps else view.no_kernel()
+    refuse_dead(moves=bool(kernel[: points.train].any()) if keeps else view.largest > 0)
+    top = largest(kernel[: points.train]) if keeps else view.largest
     weight = experiment.loss.weight(points.train) * scale(experiment)
     return Start(
         outputs=view.outputs,
         kernel=kernel,
         limit=limit_kernels(experiment, problem.inputs, points.train, problem.data.vocabulary),
-        largest_stable_step=2 / (weight * largest(kernel[: points.train]) * experiment.loss.curvature),
+        largest_stable_step=2 / (weight * top * experiment.loss.curvature),
     )
 
 
@@ -121,6 +123,7 @@ def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
         steps=experiment.steps,
         chunk=experiment.integration.chunk(found.budget, len(chosen)),
         like=like,
+        keeps_kernels=experiment.path.keeps_kernels,
     )
 
 
@@ -142,6 +145,10 @@ def sketch_remarks(experiment: Experiment, points: Points, weights: Weights, sta
     """How far sketched kernels are from kernels, and what they are good for."""
     if points.sketch is None:
         return ()
+    if not experiment.path.keeps_kernels:
+        return (
+            f"contributions are from sketches (kernel.sketch={experiment.kernel.sketch}): only their sums are exact",
+        )
     share = NetworkView(points, weights).sketch_error(start.kernel[: points.train])
     return (
         f"kernels are sketches (kernel.sketch={experiment.kernel.sketch}), the first within {share:.1%} of its norm: "

@@ -37,6 +37,7 @@ class ErrorBar:
     gain: float
     every: int
     total: Float[Tensor, "probe out train"]
+    makes_kernels: bool = True
     squares: float = 0.0
 
     def measures(self, step: int) -> bool:
@@ -45,8 +46,10 @@ class ErrorBar:
 
     def add(self, step: Step, block: StepBlock) -> None:
         """Measure a step of the sample at one block of points."""
-        difference = block.kernel(self.fine, step.side) - block.kernel(self.coarse, step.side)
-        error = contract(difference, step.output_gradient).mul_(step.step_size * self.gain)
+        side = step.side if self.makes_kernels else step.pulled_side
+        difference = block.kernel(self.fine, side) - block.kernel(self.coarse, side)
+        error = contract(difference, step.output_gradient) if self.makes_kernels else difference.squeeze(3)
+        error = error.mul_(step.step_size * self.gain)
         self.total[block.place].add_(error)
         self.squares += float(error.square().sum())
 

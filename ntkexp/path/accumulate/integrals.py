@@ -25,10 +25,10 @@ from ntkexp.path.step import Step
 
 @dataclass(frozen=True)
 class Integrals:
-    """𝒦 and 𝒮 by one rule."""
+    """𝒦 and 𝒮 by one rule; a 𝒦 without training examples is not accumulated, nor is any kernel made."""
 
     pieces: tuple[Piece, ...]
-    kernel: Float[Tensor, "probe out train out_"]
+    kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
 
@@ -39,6 +39,8 @@ class Integrals:
 
     def take(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
+        if not self.kernel.shape[2]:
+            return self.take_parts(step, block)
         kernel, shrunk = block.kernel_and_pull(self.pieces, step.side, step.decay)
         kernel.mul_(step.step_size)
         parts = contract(kernel, step.output_gradient).neg_()
@@ -46,6 +48,14 @@ class Integrals:
         self.contributions[block.place].add_(parts)
         self.decay[block.place].sub_(shrunk)
         return kernel, parts, shrunk
+
+    def take_parts(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
+        """Accumulate contributions alone, as kernels with the examples' gradients."""
+        parts, shrunk = block.kernel_and_pull(self.pieces, step.pulled_side, step.decay)
+        parts = parts.squeeze(3).mul_(-step.step_size)
+        self.contributions[block.place].add_(parts)
+        self.decay[block.place].sub_(shrunk)
+        return self.kernel[block.place], parts, shrunk
 
     def at_zero(self) -> Integrals:
         """The same, at zero."""
@@ -69,7 +79,7 @@ class Integrals:
 
 def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain) -> Integrals:
     """Room for the integrals by the rule of these pieces; NaN at points where the path is not integrated."""
-    return Integrals(pieces, *(domain.room(axes) for axes in (4, 3, 2)))
+    return Integrals(pieces, domain.kernel_room(), domain.room(3), domain.room(2))
 
 
 def contract(

@@ -30,15 +30,17 @@ class Tally:
     contribution_mass: float = 0.0  # Σ|Δ𝒮|
     contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
     kernel_squares: float = 0.0  # ‖ηK_s‖²
+    kernels: bool = True  # whether there are any
 
     def add(
-        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out train out_"]
+        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out kept out_"]
     ) -> Float[Tensor, "point out"]:
         """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
         summed = parts.sum(2)
         self.contribution_mass += float(parts.abs().sum())
         self.contribution_sum += float(summed.abs().sum())
         self.kernel_squares += float(kernel.square().sum())
+        self.kernels = kernel.numel() > 0
         return summed
 
     def close(self, block: StepBlock, expected: Float[Tensor, "point out"]) -> None:
@@ -64,6 +66,6 @@ class Tally:
         return sqrt(self.missed / self.changed) if self.changed else 0.0
 
     @property
-    def kernel_mass(self) -> float:
-        """η‖K_s‖."""
-        return sqrt(self.kernel_squares)
+    def kernel_mass(self) -> float | None:
+        """η‖K_s‖, where kernels were made."""
+        return sqrt(self.kernel_squares) if self.kernels else None

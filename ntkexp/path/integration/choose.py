@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.integration.along_flow import AlongFlow
 from ntkexp.path.integration.backward import Backward
@@ -19,6 +20,11 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
     >>> choose_integration(Adam(), Path(rule=(Left(),))).passes
     2
     """
+    if path.kernels == "none" and (optimizer.flows or optimizer.remembers):
+        raise Mistake(
+            f"path.kernels=none: the path of optimizer={optimizer.option} is summed up as kernels; use optimizer=gd or "
+            "sgd, or path.kernels=all"
+        )
     if optimizer.flows:
         return AlongFlow(path=path)
     if optimizer.remembers:

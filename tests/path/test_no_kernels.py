@@ -1,0 +1,93 @@
+"""Contributions alone: the same numbers, and nothing is made that is as large as a kernel of all pairs of outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ntkexp.experiment.identity import identity
+from ntkexp.kernel.record.recorder import DispatchMode
+from ntkexp.mistake import Mistake
+from tests.run.small import ran, small
+
+SHORT = ("steps=4", "path.rule=[secant,left]")
+CLASSES = ("data.classes=[1,3,8]", "loss=cross_entropy")
+WAYS = (
+    ("optimizer=gd", "path.error_samples=2"),
+    ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.layers={network.1: 0.25}"),
+    ("optimizer=gd", "kernel.sketch=20"),
+    ("optimizer=gd", "path.outputs=[2,0]", "path.pieces=2"),
+)
+STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from power iteration
+ROUNDING = 1e-12  # sums over outputs before products with the probe's features, over 4 steps
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_contributions_are_those_of_kernels(way: tuple[str, ...]) -> None:
+    some, whole = (ran(*SHORT, *CLASSES, *way, STEP, f"path.kernels={kept}") for kept in ("none", "all"))
+    for rule, path in some.outcome.evidence.paths.items():
+        expected = whole.outcome.evidence.paths[rule]
+        torch.testing.assert_close(
+            path.contributions,
+            expected.contributions,
+            rtol=0,
+            atol=ROUNDING * float(expected.contributions.nan_to_num().abs().max()),
+            equal_nan=True,
+        )
+        assert path.facts.get("error_bar", 0.0) == pytest.approx(expected.facts.get("error_bar", 0.0), rel=1e-6)
+    assert some.table["secant", "probe"].relative_error == pytest.approx(0, abs=1e-12)
+    assert some.memory.kernels == {}
+    assert "path.kernels=all" in some.table["frozen_start", "train"].note
+
+
+class Largest(DispatchMode):
+    """Watches how many numbers the largest tensor has that an operation gives."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.numbers = max(self.numbers, leaf.numel())
+        return result
+
+
+@pytest.mark.parametrize("more", [(), ("kernel.sketch=30",)], ids=["exact", "sketched"])
+def test_nothing_grows_with_the_square_of_the_outputs(more: tuple[str, ...]) -> None:
+    sizes = ("data.classes=all", "loss=cross_entropy", "data.train=60", "data.probe=40", "data.test=0")
+    found = {}
+    for kept in ("none", "all"):
+        with Largest() as spy:
+            ran(
+                *sizes,
+                *more,
+                "model.width=8",
+                "steps=2",
+                "path.rule=[secant]",
+                "path.error_samples=2",
+                f"path.kernels={kept}",
+            )
+        found[kept] = spy.numbers
+    assert found["none"] < 60 * 40 * 10**2 <= found["all"]
+
+
+def test_the_largest_stable_step_is_found_without_a_kernel() -> None:
+    none, whole = (ran("steps=1", f"path.kernels={kept}").setting.start for kept in ("none", "all"))
+    assert none.largest_stable_step == pytest.approx(whole.largest_stable_step, rel=1e-6)
+
+
+@pytest.mark.parametrize("way", ["optimizer=adam", "optimizer=flow", "path.every=snapshots"])
+def test_what_needs_kernels_is_refused_in_one_line(way: str) -> None:
+    with pytest.raises(Mistake, match=r"path\.kernels=none: ") as caught:
+        small(way, "path.kernels=none")
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_that_keep_kernels_are_those_of_before_there_was_a_choice() -> None:
+    assert identity(small("path.kernels=all")) == identity(small())
+    assert identity(small("path.kernels=none")) != identity(small())
