@@ -26,6 +26,7 @@ from tests.bench import (
     kernels,
     language,
     reading,
+    scale,
     sketch,
     steps,
     training,
@@ -37,7 +38,7 @@ from tests.bench.machine import Machine, measure
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, commands)}
 REPORTS: dict[str, Callable[..., str]] = {
     chapter.__name__.rpartition(".")[2]: chapter.report
-    for chapter in (default_run, backward, engine, infinite, reading, sketch, language)
+    for chapter in (default_run, backward, engine, infinite, reading, sketch, language, scale)
 }
 MORE = {"peers": ("infinite",), "plot": ("reading",)}
 
