@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_the_same_bytes_whoever_computes_and_however_often_it_is_broken_off(tmp_
     rest = Products()
     filled(broken, subject(), rest)
     assert contents(broken) == contents(tmp_path / "whole.zarr") == contents(tmp_path / "crowd.zarr")
+
+
+def test_what_was_computed_is_kept_though_another_tile_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the two is heard of first."""
+
+    def all_at_once(running: set[Future[object]], return_when: str) -> tuple[list[Future[object]], set[Future[object]]]:
+        return sorted(wait(running).done, key=lambda future: future.exception() is None), set()
+
+    monkeypatch.setattr("ntkexp.kernel_file.fill.tile.wait", all_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        filled(tmp_path / "k.zarr", subject(), Products(fails_after=1))
+    assert len(open_matrix(tmp_path / "k.zarr").missing()) == 11
 
 
 def test_what_is_finished_is_not_computed_again(tmp_path: Path) -> None:

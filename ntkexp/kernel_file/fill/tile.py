@@ -49,10 +49,15 @@ def compute_tiles(
                 if not running:
                     return
                 ready, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in ready:
+                for future in sorted(ready, key=failed):  # what is computed is kept, whatever happened to others
                     yield future.result()
         finally:
             crew.shutdown(cancel_futures=True)
+
+
+def failed(future: Future[FilledTile]) -> bool:
+    """Whether there is no tile."""
+    return future.exception() is not None
 
 
 def tile_of(row: int, column: int, subject: Subject, filler: AbstractFiller, tiling: Tiling) -> FilledTile:
