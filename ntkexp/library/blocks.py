@@ -10,37 +10,36 @@ from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import gram, trace
+from ntkexp.kernel.read.batches import Batches
 from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
-from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.threads import operations, threads_for
-from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
 
 
-def tangent(reader: Reader, tape: Tape, chosen: Sequence[int]) -> Features:
+def tangent(batches: Batches, chosen: Sequence[int]) -> Features:
     """The features of a point; where no rules lead through the module, it is said why, and Jacobians are taken."""
     try:
-        return reader.factored(tape, chosen)
+        return batches.read(batches.reader.factored, chosen)
     except NoRule as error:
         warn(error.remark, stacklevel=6)
-        return reader.dense(tape, chosen)
+        return batches.read(batches.reader.dense, chosen)
 
 
 def kernel(
     left: Callable[[Sequence[int]], Features],
     right: Callable[[Sequence[int]], Features],
-    tapes: Sequence[Tape],
+    tape: Tape,
+    counts: tuple[int, int],
     outputs: Outputs,
 ) -> Float[Tensor, "probe out train out_"]:
-    """The kernel of features that are read for some outputs at a time."""
-    count = tapes[0].outputs.shape[1]
+    """The kernel of features that are read for some outputs at a time; of so many examples, as on the tape."""
+    count = tape.outputs.shape[1]
     chosen = wanted(outputs, count)
-    with threads_for(operations(tapes, len(chosen))):
+    with threads_for(operations(tape, counts, len(chosen))):
         if outputs != "trace":
             return between(left, right, chosen, gram)
-        largest = max(tapes, key=lambda tape: examples(tape.given))
-        first, *rest = (between(left, right, chunk, trace) for chunk in chunks(largest, count))
+        first, *rest = (between(left, right, chunk, trace) for chunk in chunks(tape, max(counts), count))
         return sum(rest, start=first)
 
 

@@ -10,9 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.read.batches import batches
 from ntkexp.kernel.read.outputs import Outputs
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
+from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.secant.closure import Closure, explained
 from ntkexp.library.blocks import kernel, tangent
 from ntkexp.library.module import named, reader_of, warn_of
@@ -48,7 +50,7 @@ def secant_kernel(
     """
     reader, own = reader_of(module, output, casts)
     before, after = own | named(module, start, "start"), own | named(module, end, "end")
-    left, later, right = reader.record(before, probes), reader.record(after, probes), reader.record(before, train)
+    left, later, right = reader.record(before, probes), reader.record(after, probes), batches(reader, before, train)
     warn_of(module, output, left, casts)
 
     closures: list[Closure] = []
@@ -58,7 +60,8 @@ def secant_kernel(
         closures.extend(reader.closures(reading, left, later, chosen))
         return reading.features
 
-    found = kernel(segment, partial(tangent, reader, right), [left, right], outputs)
+    counts = (examples(left.given), right.examples)
+    found = kernel(segment, partial(tangent, right), left, counts, outputs)
     if (missed := explained(closures, left.eps)) is not None:
         warn(missed, stacklevel=3)
     return found

@@ -9,6 +9,7 @@ from typing import overload
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.kernel.read.batches import batches
 from ntkexp.kernel.read.outputs import Outputs
 from ntkexp.kernel.read.sketched import SketchedKernel
 from ntkexp.kernel.record.casts import Casts
@@ -83,8 +84,10 @@ def tangent_kernel(
     chosen = own | named(module, weights or {}, "weights")
     if sketch is not None:
         return sketched_tangent(reader, chosen, x1, x2, outputs, sketch, seed)
-    left = partial(tangent, reader, reader.record(chosen, x1))
+    left = batches(reader, chosen, x1)
     if casts == "ignore":
-        warn_of(module, output, left.args[1], casts)
-    right = left if x2 is None else partial(tangent, reader, reader.record(chosen, x2))
-    return kernel(left, right, [left.args[1], right.args[1]], outputs)
+        warn_of(module, output, left.tape, casts)
+    right = left if x2 is None else batches(reader, chosen, x2)
+    ones = partial(tangent, left)
+    others = ones if right is left else partial(tangent, right)
+    return kernel(ones, others, left.tape, (left.examples, right.examples), outputs)

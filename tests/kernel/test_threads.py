@@ -40,4 +40,4 @@ def test_products_are_counted() -> None:
     ):
         reader, weights = reader_of(net)
         tape = reader.record(weights, given)
-        assert operations([tape, tape], 2) == 2 * 3 * 4 * forward * 2 + 2 * 4 * 4 * 2**2 * numbers
+        assert operations(tape, (4, 4), 2) == 2 * 3 * 4 * forward * 2 + 2 * 4 * 4 * 2**2 * numbers

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Block, Factored, Features, Key, Rows, spread
@@ -162,7 +162,7 @@ def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example u
     return nobody.index_put((whose, torch.arange(len(order), device=owner.device) - before[whose]), order)
 
 
-def with_zeros(rows: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
+def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
     """The rows, and one of zeros after the last."""
     shape = [1 if d == axis else n for d, n in enumerate(rows.shape)]
     return torch.cat([rows, rows.new_zeros(shape)], axis)

@@ -182,6 +182,10 @@ def apart(
 
 def spread(gradient: Float[Tensor, "example out size"], view: View, size: int) -> Float[Tensor, "example out size_"]:
     """The gradient of a view of a parameter as that of the parameter's first elements, all that it shows."""
+    if view.turned().is_whole(size):
+        return (
+            gradient.view(*gradient.shape[:2], *view.shape).permute(0, 1, *range(1 + len(view.shape), 1, -1)).flatten(2)
+        )
     positions = view.of(torch.arange(size, device=gradient.device)).reshape(-1)
     return gradient.new_zeros(*gradient.shape[:2], size).index_add(2, positions, gradient)
 

@@ -40,9 +40,10 @@ def as_one_output(left: Block, right: Block) -> tuple[Block, Block]:
 
 def pair_blocks(left: Features, right: Features) -> list[tuple[Block, Block]]:
     """The blocks that have a share of the kernel together."""
-    if left.blocks.keys() == right.blocks.keys():
-        return [(block, right.blocks[key]) for key, block in left.blocks.items()]
-    return multiplied_out(left, right)
+    shared = left.blocks.keys() & right.blocks.keys()
+    pairs = [(block, right.blocks[key]) for key, block in left.blocks.items() if key in shared]
+    others = [[block for key, block in side.blocks.items() if key not in shared] for side in (left, right)]
+    return pairs + pair_parameters(*others)
 
 
 def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "row row_"]:
@@ -87,9 +88,9 @@ def is_single_use(pair: tuple[Block, Block]) -> TypeGuard[tuple[Factored, Factor
     return all(isinstance(side, Factored) and side.inputs.shape[1] == 1 for side in pair)
 
 
-def multiplied_out(left: Features, right: Features) -> list[tuple[Block, Block]]:
-    """All pairs of gradients of the same parameter, where torch computed a few examples in another way than many."""
-    ones, others = ([rows for block in side.blocks.values() for rows in block.by_name()] for side in (left, right))
+def pair_parameters(left: list[Block], right: list[Block]) -> list[tuple[Block, Block]]:
+    """All pairs of gradients of the same parameter, where two sides were read in two ways."""
+    ones, others = ([rows for block in side for rows in block.by_name()] for side in (left, right))
     pairs = [(one, other) for one in ones for other in others if one.name == other.name]
     return [(one.upto(size), other.upto(size)) for one, other in pairs for size in [min(one.size, other.size)]]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
-from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 
@@ -33,8 +32,8 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
     return chosen
 
 
-def chunks(tape: Tape, count: int) -> Iterator[range]:
+def chunks(tape: Tape, examples: int, count: int) -> Iterator[range]:
     """All outputs, as many at a time as keep gradients small: those of values, or of weights where they are dense."""
     values = tape.bytes_per_example + sum(tape[slot].nbytes for slot in tape.weights)
-    size = max(1, min(count, int(AT_ONCE / (values * examples(tape.given)))))
+    size = max(1, min(count, int(AT_ONCE / (values * examples))))
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))

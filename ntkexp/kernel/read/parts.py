@@ -6,13 +6,14 @@ are the values on a tape, or the factors of features. All the rest is the same w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Block, Features, Key
+from ntkexp.kernel.features.joined import arrays
 from ntkexp.kernel.record.tape import Slot, Tape
 
 
@@ -34,12 +35,6 @@ def parts(made: Tape | Features) -> list[Tensor]:
     if isinstance(made, Tape):
         return [made.outputs]
     return [value for block in made.blocks.values() for value in arrays(block).values()]
-
-
-def arrays(block: Block) -> Mapping[str, Tensor]:
-    """The fields of a block that are tensors."""
-    names = block.__dataclass_fields__
-    return {name: value for name in names if isinstance(value := getattr(block, name), Tensor)}
 
 
 def tape_mould(tape: Tape) -> Tape:

@@ -22,7 +22,7 @@ from ntkexp.kernel.features.use_by_use import UseByUse, keep_uses
 from ntkexp.kernel.read.answers import Answers
 from ntkexp.kernel.read.faithful import UNFAITHFUL, is_as_it_runs, is_faithful
 from ntkexp.kernel.read.jacobian import jacobian
-from ntkexp.kernel.read.program_cache import ProgramCache
+from ntkexp.kernel.read.program_cache import ProgramCache, outline
 from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.routing import Routes, routes
@@ -56,6 +56,7 @@ class Found:
     owners: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))
     graphs: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
     faithful: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
+    sizes: Answers[float] = field(default_factory=lambda: Answers(LATEST))
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class Reader:
         if self.programs is None:
             return record(self.function, weights, inputs, differentiable=True)
         return self.programs.tape(weights, inputs, lambda: record(self.function, weights, inputs).pruned())
+
+    def bytes_per_example(self, one: Inputs, record: Callable[[], Tape]) -> float:
+        """The memory that an example like this one takes on a tape."""
+        return self.found.sizes.to(outline(one), lambda: record().bytes_per_example)
 
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J(θ; x) of a point, of all outputs or the chosen ones."""

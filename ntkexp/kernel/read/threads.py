@@ -8,7 +8,7 @@ with d_z inputs and |z| numbers: those of forward, pull-backs and Gram, whose la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 
@@ -35,13 +35,12 @@ def threads_for(operations: float) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def operations(tapes: Sequence[Tape], outputs: int) -> float:
-    """About how many the kernel of the first tape's inputs with the last one's takes, for so many outputs."""
-    left, right = (examples(tape.given) for tape in (tapes[0], tapes[-1]))
-    sizes = [size(tapes[0], entry) for entry in tapes[0].entries]
-    numbers, forward = (sum(each[k] for each in sizes) for k in (0, 1))
-    passes = 2 * (1 + outputs) * forward * (1 + right / left)
-    return passes + 2 * left * right * outputs**2 * numbers / left
+def operations(tape: Tape, counts: tuple[int, int], outputs: int) -> float:
+    """About how many the kernel of so many examples with so many takes, all as on the tape, for so many outputs."""
+    left, right = counts
+    sizes = [size(tape, entry) for entry in tape.entries]
+    numbers, forward = (sum(each[k] for each in sizes) / examples(tape.given) for k in (0, 1))
+    return 2 * (1 + outputs) * forward * (left + right) + 2 * left * right * outputs**2 * numbers
 
 
 def size(tape: Tape, entry: Entry) -> tuple[int, int]:

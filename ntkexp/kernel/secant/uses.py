@@ -36,6 +36,10 @@ class View(NamedTuple):
         """The elements that this view shows of a tensor laid out like the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
 
+    def turned(self) -> View:
+        """The view of the transposed matrix, or of the same vector."""
+        return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
+
     def is_whole(self, size: int) -> bool:
         """Whether it shows all elements of a parameter of this size in their order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]

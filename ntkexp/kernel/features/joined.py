@@ -1,0 +1,47 @@
+"""Features of examples that were read a few at a time, as those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from ntkexp.kernel.features.features import Block, Features, Key
+
+
+def joined(parts: Iterable[Features], examples: int) -> Features | None:
+    """All parts in their order, each copied to its place when it comes; None where they have no common form."""
+    room: dict[Key, Block] = {}
+    at = outputs = 0
+    for part in parts:
+        room = room or {key: widened(block, examples) for key, block in part.blocks.items()}
+        if part.blocks.keys() != room.keys():
+            return None
+        if not all(put(room[key], block, at) for key, block in part.blocks.items()):
+            return None
+        at, outputs = at + part.examples, part.outputs
+    return Features(room, examples, outputs)
+
+
+def widened(block: Block, examples: int) -> Block:
+    """Room for so many examples."""
+    room: dict[str, Any] = {name: value.new_empty(examples, *value.shape[1:]) for name, value in arrays(block).items()}
+    return replace(block, **room)
+
+
+def put(room: Block, block: Block, at: int) -> bool:
+    """Copy some examples to their place, from this one on; False where they do not fit."""
+    places, given = arrays(room), arrays(block)
+    if places.keys() != given.keys() or any(places[name].shape[1:] != given[name].shape[1:] for name in given):
+        return False
+    for name, value in given.items():
+        places[name][at : at + len(value)] = value
+    return True
+
+
+def arrays(block: Block) -> Mapping[str, Tensor]:
+    """The fields of a block that are tensors: all have an example for each element of their first axis."""
+    found = {each.name: getattr(block, each.name) for each in fields(block)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}

@@ -1,0 +1,92 @@
+"""A kernel that is read in batches is that of all examples at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ntkexp.kernel.features.features import Block, Factored, Features, Rows
+from ntkexp.kernel.features.joined import joined
+from ntkexp.kernel.read import batches as chapter
+from ntkexp.kernel.read.batches import cut
+from ntkexp.kernel.read.outputs import Outputs
+from ntkexp.library import secant_kernel, tangent_kernel
+from tests.kernel import oracle
+from tests.kernel.compare import agree
+from tests.kernel.known import known
+from tests.kernel.routed import ROUTED, routed
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py hears them
+
+EPS = torch.finfo(torch.float64).eps
+READ = ("relu", "tokens", "convolution", "convolution in two", "encoder, norm before", "two heads", "running products")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many batches as can be, of two examples or three."""
+    for name, value in (("AT_ONCE", 0), ("BATCH", 1), ("FEW", 1)):
+        monkeypatch.setattr(chapter, name, value)
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("outputs", ["all", "trace"])
+def test_batches_change_only_rounding(name: str, outputs: Outputs) -> None:
+    network = known(name)
+    module, x = network.given.module, network.given.x
+    expected = network.kernel[:, :, :5]
+    if outputs == "trace":
+        expected = torch.einsum("qcnc->qn", expected)[:, None, :, None]
+    agree(tangent_kernel(module, x, outputs=outputs), expected, 100 * EPS, network.kernel.abs().max())
+
+
+def test_a_secant_kernel_takes_its_training_examples_in_batches() -> None:
+    network = known("convolution")
+    module, x = network.given.module, network.given.x
+    agree(secant_kernel(module, {}, {}, x[:2], x), network.kernel[:2, :, :5], 100 * EPS)
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_where_values_route_rows_batches_are_read_all_the_same(name: str) -> None:
+    given = routed(name)
+    expected = oracle.tangent(given.module, given.x, given.x)
+    agree(tangent_kernel(given.module, given.x), expected, 100 * EPS)
+
+
+@pytest.mark.parametrize(("total", "count"), [(5, 1), (5, 2), (6, 3), (7, 3)])
+def test_batches_differ_by_one_example_at_most(total: int, count: int) -> None:
+    places = cut(total, count)
+    assert [k for place in places for k in range(total)[place]] == list(range(total))
+    assert {place.stop - place.start for place in places} <= {total // count, total // count + 1}
+
+
+def part(examples: int, **changes: Block) -> Features:
+    """Features of some examples."""
+    blocks: dict[str, Block] = {
+        "w": Rows(torch.full((examples, 1, 3), float(examples)), "w"),
+        "v": Factored(torch.ones(examples, 2, 3), torch.ones(examples, 1, 2, 4), None, None, 0),
+    }
+    return Features({(name, None): block for name, block in (blocks | changes).items()}, examples, 1)
+
+
+def test_parts_lie_one_after_the_other() -> None:
+    found = joined([part(2), part(3)], 5)
+    assert found is not None
+    (rows, factored) = found.blocks.values()
+    assert isinstance(rows, Rows)
+    assert isinstance(factored, Factored)
+    assert rows.rows[:, 0, 0].tolist() == [2, 2, 3, 3, 3]
+    assert (found.examples, found.outputs, factored.outputs.shape) == (5, 1, (5, 1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        part(3, u=Rows(torch.ones(3, 1, 1), "u")),
+        part(3, w=Rows(torch.ones(3, 1, 2), "w")),
+        part(3, v=Rows(torch.ones(3, 1, 12), "v")),
+    ],
+    ids=["another parameter", "more of a parameter", "another way"],
+)
+def test_parts_of_another_form_are_not_joined(other: Features) -> None:
+    assert joined([part(2), other], 5) is None
