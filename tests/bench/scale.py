@@ -28,7 +28,7 @@ HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "growth", "GB")
 
 
 def report(quick: bool = False) -> str:
-    """The base, each of its numbers doubled, the base of ten outputs with and without kernels, and all large."""
+    """The base, each of its numbers doubled; one and ten outputs, with and without kernels; and all large."""
     base = {"N": 8, "Q": 8, "w": 8, "C": 1, "T": 1} if quick else BASE
     first = row(base, "all")
     rows = [cells(base, "all", first, "")]
@@ -37,11 +37,13 @@ def report(quick: bool = False) -> str:
         found = row(doubled, "all")
         rows.append(cells(doubled, "all", found, f"{log2(found[0] / first[0]):.2f} in {name}"))
     if not quick:
-        ten = base | {"C": 10}
+        one = base | {"N": 250, "Q": 250}
+        found = row(one, "all")
+        rows.append(cells(one, "all", found, ""))
         for kept in ("all", "none"):
-            found = row(ten, kept)
-            rows.append(cells(ten, kept, found, f"{log10(found[0] / first[0]):.2f} in C"))
-        rows += [cells(LARGE, "all", row(LARGE, "all"), "")]
+            ten = row(one | {"C": 10}, kept)
+            rows.append(cells(one | {"C": 10}, kept, ten, f"{log10(ten[0] / found[0]):.2f} in C"))
+        rows.append(cells(LARGE, "all", row(LARGE, "all"), ""))
     return table("Scale: one thread", HEADER, rows)
 
 
