@@ -24,8 +24,8 @@ def sketched_tangent(
     refuse_size(size)
     if outputs == "trace":
         raise Mistake("sketch, with outputs='trace': a trace is not sketched; give 'all' or a list of outputs")
-    tape = reader.record(weights, part(as_inputs(x1), slice(0, 2)))
-    chosen = wanted(outputs, tape.outputs.shape[1])
+    count = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs.shape[1]
+    chosen = wanted(outputs, count)
     record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
     left = SketchedPoints(record, read, as_inputs(x1))
     right = left if x2 is None else SketchedPoints(record, read, as_inputs(x2))
