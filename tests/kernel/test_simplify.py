@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ntkexp.kernel.read.program_cache import TRIALS, ProgramCache
 from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
 from ntkexp.kernel.record.program import Program, trace
 from ntkexp.kernel.record.recorder import DispatchMode
@@ -75,6 +77,19 @@ def test_what_a_tape_knows_is_not_worked_out_again() -> None:
     assert heard(program, fed) == ["mul"]
     assert torch.equal(program.run(fed)[0], result * 1.5)
     assert torch.equal(result, argument.tanh())
+
+
+def test_selected_parts_are_put_together_once() -> None:
+    """Queries, keys and values, whose gradients would else be written into zeros one by one."""
+    network = known("encoder, norm before")
+    reader = replace(network.reader, programs=ProgramCache())
+    tape = reader.record(network.given.start, network.given.x)
+    for _ in range(TRIALS + 2):
+        reader.tangent(tape)
+    with Heard() as mode:
+        reader.tangent(tape)
+    assert "stack" in mode.names
+    assert not {"index_copy", "select_backward", "select_scatter"} & set(mode.names)
 
 
 v, w, square = x(), x() + 1, x(3)

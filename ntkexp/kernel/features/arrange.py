@@ -136,8 +136,9 @@ def factors(
     else:
         rows = rows_of(cotangent, batch=1)
         if places is not None:
-            refuse_unowned(rows[:, owner < 0])
-            inputs, rows = with_zeros(inputs.flatten(0, -2), 0)[places], with_zeros(rows, 1)[:, places]
+            if (owner < 0).any():
+                refuse_unowned(rows[:, owner < 0])
+            inputs, rows = at_places(inputs.flatten(0, -2), 0, places), at_places(rows, 1, places)
         uses = len(owner) // examples if places is None else places.shape[1]
         outputs = rows.reshape(len(rows), examples, uses, rows.shape[-1])
     return inputs.reshape(examples, outputs.shape[2], inputs.shape[-1]), outputs.transpose(0, 1)
@@ -160,6 +161,18 @@ def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example u
     whose, before = owner[order], times[1:].cumsum(0) - times[1:]
     nobody = owner.new_full((examples, int(times[1:].max())), len(owner))
     return nobody.index_put((whose, torch.arange(len(order), device=owner.device) - before[whose]), order)
+
+
+def at_places(
+    rows: Float[Tensor, "..."], axis: int, places: Int[Tensor, "example use"]
+) -> Float[Tensor, "... example use _"]:
+    """The rows of each example, zeros where it has none; a view, where all uses follow each other use by use."""
+    examples, uses = places.shape
+    count = rows.shape[axis]
+    if torch.equal(places.t().reshape(-1), torch.arange(count, device=places.device)):
+        return rows.reshape(*rows.shape[:axis], uses, examples, *rows.shape[axis + 1 :]).transpose(axis, axis + 1)
+    known = with_zeros(rows, axis) if (places == count).any() else rows
+    return known[places] if axis == 0 else known[:, places]
 
 
 def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:

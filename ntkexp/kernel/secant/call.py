@@ -41,6 +41,14 @@ class Call(AbstractCall):
             return wide
         return self.picked(value, lambda source: source.expand(wide.shape))
 
+    def pieces(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
+        taken, pieces = (self.entry.args[0], dim % value.start.dim()), self.chord.pieces
+        if self.is_cut(value) or len(self.chord.taken[taken]) < value.start.shape[dim]:
+            return None
+        if taken not in pieces:
+            pieces[taken] = self.delta(value).unbind(dim)
+        return pieces[taken]
+
     def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor]) -> Tensor:
         assert value.delta is not None
         tap = arranged(value.delta.detach()).clone().requires_grad_()

@@ -5,7 +5,9 @@ Where nothing is asked but what reaches what, all its coefficients are random (`
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,11 +29,23 @@ class Chord:
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)  # the trained Δθ
     uses: list[Use] = field(default_factory=list)
+    pieces: dict[tuple[Slot, int], tuple[Tensor, ...]] = field(default_factory=dict)  # of differences, along an axis
 
     @property
     def is_point(self) -> bool:
         """Whether both ends are one."""
         return self.start is self.end
+
+    @cached_property
+    def taken(self) -> dict[tuple[Slot, int], set[int]]:
+        """The places along an axis that are selected one by one."""
+        found: dict[tuple[Slot, int], set[int]] = defaultdict(set)
+        for entry in self.start.entries:
+            if entry.name == "select":
+                slot, dim, place = entry.args
+                shape = self.start[slot].shape
+                found[slot, dim % len(shape)].add(place % shape[dim])
+        return found
 
     def ends(self, slot: Any) -> Any:
         """The value of a slot at both ends; what is no slot is left as it is."""

@@ -76,6 +76,10 @@ class AbstractCall:
         """The difference of an argument, expanded to the shape at which the operation uses it."""
 
     @abstractmethod
+    def pieces(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
+        """The differences along an axis one by one, if the network takes each of them: put together again at once."""
+
+    @abstractmethod
     def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor]) -> Tensor:
         """The difference of a weight from which the operation picks elements; `arranged` picks those of any tensor."""
 

@@ -29,6 +29,13 @@ def first(call: AbstractCall) -> Result:
     return tuple(result) if isinstance(result, list) else result
 
 
+def select(call: AbstractCall) -> Result:
+    """One place along an axis."""
+    value, dim, place = call.args
+    pieces = None if value.delta is None else call.pieces(value, dim)
+    return first(call) if pieces is None else pieces[place]
+
+
 def constant(value: Any) -> Any:
     """An argument that steers the operation."""
     if not isinstance(value, Ends):
@@ -158,7 +165,7 @@ FIRST = """
     channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
     im2col index index_select masked_select max_unpool2d mean nansum neg permute pixel_shuffle pixel_unshuffle rad2deg
     reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d
-    roll rot90 select slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold
+    roll rot90 slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold
     unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
@@ -168,6 +175,7 @@ JOINED = """
 """
 RULES: dict[str, Rule] = {
     **dict.fromkeys(FIRST.split(), first),
+    "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
     **dict.fromkeys(JOINED.split(), join),
     **dict.fromkeys(UNCHANGED.split(), unchanged),
