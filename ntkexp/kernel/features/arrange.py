@@ -130,6 +130,9 @@ def factors(
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
     """The factors of a product at the rows of each example."""
     inputs = use.factor.rows if isinstance(use.factor, Window) else use.factor
+    if inputs.dim() == 2 and in_rounds(owner, examples):
+        outputs = cotangent.reshape(len(cotangent), -1, examples, cotangent.shape[-1])
+        return inputs.reshape(-1, examples, inputs.shape[1]).transpose(0, 1), outputs.permute(2, 0, 1, 3)
     places = in_turn(owner, examples)
     if places is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
         outputs = cotangent.flatten(3).mT  # pixels are uses, and need not become rows
@@ -142,6 +145,16 @@ def factors(
         uses = len(owner) // examples if places is None else places.shape[1]
         outputs = rows.reshape(len(rows), examples, uses, rows.shape[-1])
     return inputs.reshape(examples, outputs.shape[2], inputs.shape[-1]), outputs.transpose(0, 1)
+
+
+def in_rounds(owner: Int[Tensor, " row"], examples: int) -> bool:
+    """Whether rows of matrices follow each other in rounds, one row of each example, as where time comes first.
+
+    >>> in_rounds(torch.tensor([0, 1, 0, 1]), 2), in_rounds(torch.tensor([0, 0, 1, 1]), 2)
+    (True, False)
+    """
+    rounds, rest = divmod(len(owner), examples)
+    return not rest and torch.equal(owner, torch.arange(examples, device=owner.device).repeat(rounds))
 
 
 def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.kernel.secant.ownership import shown_once
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, View
 
@@ -23,14 +24,14 @@ def scatter(
 ) -> Float[Tensor, "example out size"]:
     """The gradient of each example with respect to the elements that a weight was expanded from."""
     cotangent = with_gain(use, cotangent)
-    reached = owner >= 0
-    if not reached.all():
-        refuse_unowned(cotangent.masked_fill(reached, 0.0))
+    if not (shown_once(owner) >= 0).all():
+        refuse_unowned(cotangent.masked_fill(owner >= 0, 0.0))
     positions = use.positions
     size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
     axis = axis_of_examples(positions, owner, examples)
     if axis is not None:
         return add_copies(positions.movedim(axis, 0), cotangent.movedim(axis + 1, 1), size)
+    reached = owner >= 0
     target = (owner * size + positions.to(owner.device))[reached]
     flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
     return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
@@ -43,10 +44,11 @@ def with_gain(use: Element, cotangent: Float[Tensor, "out ..."]) -> Float[Tensor
 
 def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], examples: int) -> int | None:
     """The axis that counts examples, if a weight was copied along it, as gains and biases are."""
+    shown = shown_once(owner)
     for axis in range(owner.dim()):
         if owner.shape[axis] == examples and (positions.stride(axis) == 0 or examples == 1):
             index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - axis - 1))
-            if bool(((owner == index) | (owner < 0)).all()):
+            if bool(((shown == index) | (shown < 0)).all()):
                 return axis
     return None
 
