@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from math import inf
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 from ntkexp.mistake import Mistake
@@ -69,7 +70,7 @@ def seal(content: ReadableBuffer, of: str = "") -> bytes:
 def taken(path: Path, size: int, of: str = "") -> Sealing:
     """Take in the first bytes of a file."""
     sealing, left = Sealing(of), size
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:  # the blocks are large enough
         while left > 0 and (block := file.read(min(BLOCK, left))):
             sealing.take(block)
             left -= len(block)
@@ -91,7 +92,8 @@ def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
 def holds(path: Path, size: int, mark: str, largest: float) -> bool:
     """Whether a file has the length and the seal that it should have."""
     try:
-        right = path.stat().st_size == size and path.is_file()
+        found = path.stat()
+        right = S_ISREG(found.st_mode) and found.st_size == size
         return right and (size > largest or taken(path, size).mark[1] == mark)
     except (FileNotFoundError, NotADirectoryError):
         return False

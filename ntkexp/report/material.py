@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,15 +50,29 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     unique: dict[Path, Path] = {}
     for folder in [*wanted, *folders]:
         unique.setdefault(folder.resolve(), folder)
-    for folder in unique.values():
-        try:
-            runs[folder] = load_tables(folder)
-        except Mistake as mistake:
-            left_out.append(standing.get(folder, str(mistake)))
+    for folder, found in zip(unique.values(), loaded(unique.values()), strict=True):
+        if isinstance(found, Mistake):
+            left_out.append(standing.get(folder, str(found)))
+        else:
+            runs[folder] = found
     if not runs:
         raise Mistake(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
     analyses = tuple(analyse(sweep, runs) for sweep in sweeps)
     return Material(tuple(runs.values()), analyses, tuple(left_out))
+
+
+def loaded(folders: Iterable[Path]) -> list[Run | Mistake]:
+    """Load runs two at a time: most of it is reading and hashing files, for which no lock of Python's is held."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(load_or_tell, folders))
+
+
+def load_or_tell(folder: Path) -> Run | Mistake:
+    """Load a run, or give back why it cannot be read."""
+    try:
+        return load_tables(folder)
+    except Mistake as mistake:
+        return mistake
 
 
 def look_up(name: str, outputs: Path) -> list[Path]:
