@@ -6,6 +6,9 @@ The command `ntkexp` runs experiments; these functions are its library:
     secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
     infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
+    follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
+
+What is refused raises a `Mistake`, whose message is one line.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ntkexp.foreign_loop.follow import follow
     from ntkexp.library import infinite_kernel, secant_kernel, tangent_kernel
+    from ntkexp.mistake import Mistake
     from ntkexp.report.run import load_run
 
-__all__ = ["infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
+__all__ = ["Mistake", "follow", "infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
 
 HOMES = {
+    "Mistake": "ntkexp.mistake",
+    "follow": "ntkexp.foreign_loop.follow",
     "infinite_kernel": "ntkexp.library",
     "load_run": "ntkexp.report.run",
     "secant_kernel": "ntkexp.library",

@@ -40,6 +40,12 @@ class Matrix:
             total, latest = self.total[part], block.only(part).dense().mul_(arranged)
             torch.add(latest, total, alpha=carry, out=total)
 
+    def shrink(self, factors: Mapping[str, float]) -> None:
+        """U ← factor · U, each parameter by its own."""
+        for view, part in zip((self.bias, self.weight), self.total.tensor_split([self.biases], dim=2), strict=True):
+            if view is not None:
+                part.mul_(factors[view.name])
+
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         """⟨U, v⟩, for a v in the shape of the weights."""
         return self.total.flatten(2) @ laid_out(self.weight, self.bias, weights).flatten()
@@ -66,6 +72,10 @@ class Vector:
     def take(self, block: Rows, scale: Weights, carry: float) -> None:
         """U ← scale ⊙ J + carry · U."""
         self.total.mul_(carry).addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
+
+    def shrink(self, factors: Mapping[str, float]) -> None:
+        """U ← factor · U."""
+        self.total.mul_(factors[self.name])
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         """⟨U, v⟩, for a v in the shape of the weights."""
@@ -100,6 +110,11 @@ class Bracket:
                     matrix.take(block, scale, carry)
                 case Vector() as vector, Rows():
                     vector.take(block, scale, carry)
+
+    def shrink(self, factors: Mapping[str, float]) -> None:
+        """U ← factor · U, each parameter by its own."""
+        for part in self.parts.values():
+            part.shrink(factors)
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         """⟨U, v⟩, for a v in the shape of the weights."""

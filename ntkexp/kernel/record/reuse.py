@@ -48,7 +48,7 @@ def overwritten(
 
 
 def homes_of(entries: Iterable[Entry], values: Sequence[Tensor]) -> dict[Slot, Slot]:
-    """For each slot the one that lies, or may lie, in the same memory and was there first."""
+    """Each slot is given the one that lies, or may lie, in the same memory and was there first."""
     homes: dict[Slot, Slot] = {}
     for entry in entries:
         shared = is_view(entry)

@@ -61,7 +61,7 @@ def laid(program: TileProgram, side: Side) -> Laid:
 
 
 def rows(program: TileProgram, laid: Laid, x: Tensor) -> tuple[Array, Array]:
-    """Of each operation its kind, register, other register, reach across, down and deep, and first field; and s, b, α,
+    """Each operation has its kind, registers, reach across, down and deep, and first field; and s, b, α,
     β, whether the rows beside are still to be added, and up to three constants.
     """
     first = [0, *accumulate(len(ends) for ends in laid)]

@@ -1,0 +1,9 @@
+"""A training loop that somebody else wrote is followed: recorded as it happens, proved to be what it seems, attributed.
+
+    with ntkexp.follow(model, optimizer, queries=x_query) as trace:
+        train()                       # any loop of PyTorch, as it is
+    found = trace.attribute()         # which examples made each prediction, to rounding
+
+Three proofs stand behind each step: the gradient that was consumed is that of the examples seen, up to one factor; the
+optimizer's rule leads from the weights before to those after; the secant explains the change of the queries' outputs.
+"""

@@ -1,0 +1,142 @@
+"""Attribution: what each example added to each output of the queries, summed from the last step to the first.
+
+With the linear steps of `rule.base`, and J̄(s) the secant Jacobian of step s at the queries,
+
+    U_s = S_s ⊙ J̄(s) + β_{s+1} U_{s+1}        V_s = α_s U_s + N_s ⊙ J̄(s)
+    contribution of example i at step s     −c_s ⟨V_s, Jᵢ⟩ ℓ′ᵢ
+    decay                                   −V_s·λθ_s − J̄(s)·dθ_s
+
+c is the one factor between the gradient of the examples and what was consumed: of clipping, of a scaled loss. An
+example's J is that of the weights at which it was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.kernel.features.bracket import Bracket, empty
+from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Inputs, Weights
+
+AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
+
+
+@dataclass(frozen=True)
+class StepFound:
+    """What was found of a step: its parts, its decay, the factor of its gradient, and how far two proofs are off."""
+
+    parts: Float[Tensor, "probe out row"]
+    decay: Float[Tensor, "probe out"]
+    factor: float
+    gradient_error: float  # proof (a), relative to the gradient
+    closure: float  # proof (c), relative to the change of the outputs
+    change: Float[Tensor, "probe out"]
+
+
+@dataclass
+class Backwards:
+    """The sum on its way back: `later` is the tape of the queries after the step, `bracket` is βU of it."""
+
+    reader: Reader
+    queries: Inputs
+    later: Tape
+    bracket: Bracket | None = None
+
+    def take(self, step: FollowedStep, end: Weights, steps: list[FollowedStep]) -> StepFound:
+        """Take one step back."""
+        tape = self.reader.record(step.start, self.queries)
+        features = self.reader.along(tape, self.later)
+        self.bracket = self.bracket or empty(features)
+        self.bracket.take(features, step.scale, 1.0)
+        calls = [self.pulled(call, steps[call.at].start) for call in step.calls]
+        factors, missed = self.prove(step, calls)
+        difference = {name: end[name] - weight for name, weight in step.start.items()}
+        change = self.later.outputs - tape.outputs
+        closure = (features.applied(difference) - change).norm()
+        parts = [-self.kernel(features, step, each.scaled(factors)).squeeze(3) for each in calls]
+        decay = self.decay(features, step)
+        self.bracket.shrink(step.carry)
+        self.later = tape
+        return StepFound(
+            parts=torch.cat(parts, dim=2) if parts else change.new_zeros(*change.shape, 0),
+            decay=decay,
+            factor=min(factors[name] for name in step.heard) if step.heard else 0.0,
+            gradient_error=missed,
+            closure=float(closure / change.norm()) if bool(change.any()) else float(closure),
+            change=change,
+        )
+
+    def pulled(self, call: ModelCall, weights: Weights) -> Features:
+        """Jᵀℓ′ of every example of a call."""
+        if call.gradient is None:
+            raise ValueError("a call without a gradient")
+        return self.reader.tangent(self.reader.record(weights, call.inputs)).weighted(call.gradient)
+
+    def prove(self, step: FollowedStep, calls: list[Features]) -> tuple[Mapping[str, float], float]:
+        """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter.
+
+        Told are the factors, and how far the gradients differ, relative to their size.
+        """
+        found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
+        for each in calls:
+            total = each.total(step.start)
+            found = {name: part + total[name] for name, part in found.items()}
+        groups = [step.heard, *([name] for name in step.heard)]
+        whole, *each_alone = (compared(found, step.gradient, names) for names in groups if names)
+        silent = dict.fromkeys(step.start, 0.0)
+        if whole[1] <= self.bound:
+            return silent | dict.fromkeys(step.heard, whole[0]), whole[1]
+        worst = max(range(len(each_alone)), key=lambda place: each_alone[place][1])
+        if (missed := each_alone[worst][1]) <= self.bound:
+            return silent | {name: one[0] for name, one in zip(step.heard, each_alone, strict=True)}, missed
+        raise Mistake(
+            f"step {step.index}: the gradient that was consumed is not that of the {sum(e.examples for e in calls)} "
+            f"examples seen, off by {missed:.2g} of itself in '{step.heard[worst]}'; was a term added to the loss, "
+            "or a gradient changed by hand?"
+        )
+
+    @property
+    def bound(self) -> float:
+        """How far rounding may take a gradient that is summed in another order."""
+        eps = torch.finfo(self.later.outputs.dtype).eps
+        return AGREES * eps
+
+    def kernel(self, features: Features, step: FollowedStep, pulled: Features) -> Float[Tensor, "probe out row one"]:
+        """⟨V, Jᵀℓ′⟩."""
+        assert self.bracket is not None
+        found = self.bracket.kernel(pulled.scaled(step.intake))
+        return found + gram(features.scaled(step.ahead), pulled) if any(step.ahead.values()) else found
+
+    def decay(self, features: Features, step: FollowedStep) -> Float[Tensor, "probe out"]:
+        """What decay took, through the memory and past it."""
+        assert self.bracket is not None
+        lost = torch.zeros_like(self.later.outputs)
+        if (shrinking := step.coupled) is not None:
+            lost -= self.bracket.applied({name: step.intake[name] * part for name, part in shrinking.items()})
+            lost -= features.applied({name: step.ahead[name] * part for name, part in shrinking.items()})
+        if (shrinking := step.lost) is not None:
+            lost -= features.applied(shrinking)
+        return lost
+
+
+def compared(found: Weights, consumed: Weights, names: Sequence[str]) -> tuple[float, float]:
+    """The factor between two gradients of these parameters, and how far they differ, relative to the second.
+
+    >>> compared({"w": torch.ones(2)}, {"w": torch.full((2,), 0.5)}, ["w"])
+    (0.5, 0.0)
+    """
+    ours, theirs = (torch.cat([each[name].flatten() for name in names]) for each in (found, consumed))
+    square, size = float(ours @ ours), float(theirs.norm())
+    factor = float(ours @ theirs) / square if square else 0.0
+    return factor, float((factor * ours - theirs).norm()) / size if size else 0.0

@@ -1,0 +1,84 @@
+"""Calls of the model whose outputs are differentiated: what went in, and the gradient that came back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.record.digest import digest
+from ntkexp.kernel.record.inputs import examples, part, tensors
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Inputs
+
+Ids: TypeAlias = Callable[[Inputs], Sequence[object]] | str | None
+"""The names of the examples of a call: from its inputs, or the keyword that holds them."""
+
+
+@dataclass
+class ModelCall:
+    """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, on
+    its latest way back, `way`."""
+
+    at: int
+    inputs: Inputs
+    names: tuple[str, ...]
+    gradient: Float[Tensor, "example out"] | None = None
+    way: int = -1
+
+    def forget(self) -> None:
+        """What came back was thrown away."""
+        self.gradient = None
+
+    def receive(self, gradient: Tensor, way: int) -> None:
+        """Take in what came back; what comes twice is added up."""
+        self.way = way
+        rows = gradient.detach().clone()
+        rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
+        self.gradient = rows if self.gradient is None else self.gradient + rows
+
+
+def digests(inputs: Inputs) -> tuple[str, ...]:
+    """Each example by what it holds, so that neither shuffling nor epochs nor duplicates need an index.
+
+    >>> import torch
+    >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
+    >>> one == again, one == other
+    (True, False)
+    """
+    rows = (part(inputs, slice(k, k + 1)) for k in range(examples(inputs)))
+    return tuple(digest(tensors(row)).hex()[:16] for row in rows)
+
+
+def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...]:
+    """The examples of a call by their names, or by what they hold.
+
+    >>> import torch
+    >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
+    ('4', '7')
+    """
+    if ids is None:
+        return digests(inputs)
+    if isinstance(ids, str):
+        if not isinstance(inputs, Mapping) or ids not in inputs:
+            raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+        column = inputs[ids]
+        if not isinstance(column, Tensor | Sequence):
+            raise Mistake(f"ids={ids!r}: the model is called with a {type(column).__name__} of that name, not a list")
+        return tuple(map(str, column.tolist() if isinstance(column, Tensor) else column))
+    return tuple(map(str, ids(inputs)))
+
+
+def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
+    """The inputs of a call, as the library takes them."""
+    if args and kwargs:
+        raise Mistake("the model is called with inputs by position and by name at once; call it with one kind")
+    if kwargs:
+        return kwargs
+    only = args[0] if len(args) == 1 else args
+    if not isinstance(only, Tensor | tuple | dict):
+        raise Mistake(f"the model is called with a {type(only).__name__}; tensors are followed, by position or by name")
+    return only

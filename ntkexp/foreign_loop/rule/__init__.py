@@ -1,0 +1,1 @@
+"""How the optimizers of PyTorch take in gradients, a file each."""

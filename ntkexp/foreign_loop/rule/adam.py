@@ -1,0 +1,41 @@
+"""Adam, AdamW and their AMSGrad variants of PyTorch: see `rule.base`. With v as the state has it after the step,
+
+    S = η/(1 − β₁ᵗ) / (√(v/(1 − β₂ᵗ)) + ε),   β = β₁,   α = 1 − β₁
+
+and decay λ in the gradient of Adam, d = ηλ past the memory of AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ntkexp.foreign_loop.rule.base import AbstractRule, LinearStep
+
+
+class AdamRule(AbstractRule):
+    """The state of Adam holds `exp_avg`, `exp_avg_sq`, `step`, and with AMSGrad `max_exp_avg_sq`."""
+
+    kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]] = (torch.optim.Adam, torch.optim.AdamW)
+
+    def step(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
+        size, decay, (first, second) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
+        count = float(state["step"])
+        square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+        spread = square.sqrt() / sqrt(1 - second**count) + group["eps"]
+        decouples = bool(group["decoupled_weight_decay"])
+        return LinearStep(
+            scale=size / (1 - first**count) / spread,
+            carry=float(first),
+            intake=1 - float(first),
+            coupled=0.0 if decouples else decay,
+            lost=size * decay if decouples else 0.0,
+        )
+
+    def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
+        found: Tensor = state["exp_avg"]
+        return found

@@ -1,0 +1,24 @@
+"""The rule by which an optimizer is understood, or why it is not."""
+
+from __future__ import annotations
+
+import torch
+
+from ntkexp.foreign_loop.rule.adam import AdamRule
+from ntkexp.foreign_loop.rule.base import AbstractRule
+from ntkexp.foreign_loop.rule.sgd import SGDRule
+from ntkexp.mistake import Mistake
+
+RULES: tuple[AbstractRule, ...] = (SGDRule(), AdamRule())
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> AbstractRule:
+    """Find the rule of an optimizer of this very class: a class that is derived from it may do anything."""
+    kind = type(optimizer)
+    for rule in RULES:
+        if kind in rule.kinds:
+            for group in optimizer.param_groups:
+                rule.refuse(group, kind.__name__)
+            return rule
+    known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
+    raise Mistake(f"steps of {kind.__module__}.{kind.__qualname__} are not followed: their rule is known for {known}")

@@ -1,0 +1,1 @@
+"""Loops that somebody else wrote."""

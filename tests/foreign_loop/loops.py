@@ -1,0 +1,297 @@
+"""Loops of training as people write them, and as they get them wrong; none knows that it is followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.trace import Trace
+
+EXAMPLES, BATCH, STEPS = 18, 6, 8
+Optimizers: TypeAlias = list[torch.optim.Optimizer]
+Maker: TypeAlias = Callable[[nn.Sequential], Optimizers]
+Body: TypeAlias = Callable[["Loop", Tensor], None]
+
+
+@dataclass
+class Loop:
+    """A network, its optimizers and its data."""
+
+    model: nn.Sequential
+    optimizers: Optimizers
+    x: Tensor
+    y: Tensor
+    queries: Tensor
+    done: int = 0
+
+    def zero(self, *, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def back(self, batch: Tensor, divisor: float = 1.0) -> None:
+        loss = nn.functional.cross_entropy(self.model(self.x[batch]), self.y[batch])
+        (loss / divisor).backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def loop(optimizers: Maker, dtype: torch.dtype = torch.float64) -> Loop:
+    """A small network with a kink and without, and its data."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)).to(dtype)
+        x, queries = torch.randn(EXAMPLES, 4, dtype=dtype), torch.randn(3, 4, dtype=dtype)
+        y = torch.randint(3, (EXAMPLES,))
+    return Loop(model, optimizers(model), x, y, queries)
+
+
+def batches() -> Iterator[Tensor]:
+    """Shuffled, without epochs."""
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        yield torch.randperm(EXAMPLES, generator=generator)[:BATCH]
+
+
+def followed(given: Loop, body: Body, kept: list[Trace] | None = None, **more: Any) -> Trace:
+    """The loop, followed; the trace is also put where it is kept, whatever the loop raises."""
+    with follow(given.model, given.optimizers, queries=given.queries, **more) as trace:
+        if kept is not None:
+            kept.append(trace)
+        for given.done, batch in zip(range(STEPS), batches()):  # noqa: B905  there is no last batch
+            body(given, batch)
+            with torch.no_grad():
+                given.model(given.queries)
+    return trace
+
+
+def sgd(model: nn.Sequential) -> Optimizers:
+    return [torch.optim.SGD(model.parameters(), lr=0.3)]
+
+
+def momentum(model: nn.Sequential) -> Optimizers:
+    return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01)]
+
+
+def nesterov(model: nn.Sequential) -> Optimizers:
+    return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)]
+
+
+def adam(model: nn.Sequential) -> Optimizers:
+    return [torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1, amsgrad=True)]
+
+
+def adamw(model: nn.Sequential) -> Optimizers:
+    matrices, biases = ([weight for weight in model.parameters() if weight.dim() == axes] for axes in (2, 1))
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": biases, "betas": (0.8, 0.99)}]
+    return [torch.optim.AdamW(groups)]
+
+
+def several(model: nn.Sequential) -> Optimizers:
+    return [
+        torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.5),
+        torch.optim.AdamW(model[2].parameters(), lr=0.01),
+        torch.optim.SGD(model[4].parameters(), lr=0.2),
+    ]
+
+
+def plain(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    given.back(batch)
+    given.step()
+
+
+def scheduled_and_clipped(given: Loop, batch: Tensor) -> None:
+    for optimizer in given.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.8
+    given.zero()
+    given.back(batch)
+    clip_grad_norm_(given.model.parameters(), 0.3)
+    given.step()
+
+
+def one_cycle(given: Loop, batch: Tensor) -> None:
+    for group in given.optimizers[0].param_groups:
+        group["lr"], group["momentum"] = 0.05 * (1 + given.done), 0.95 - 0.05 * given.done
+    plain(given, batch)
+
+
+def accumulated(given: Loop, batch: Tensor) -> None:
+    given.zero(set_to_none=False)
+    for part in torch.split(batch, 2):
+        given.back(part, 3)
+    given.step()
+
+
+def pairs(given: Loop, batch: Tensor) -> None:
+    """Two calls in one loss, with gradients of both at once."""
+    given.zero()
+    one, other = given.model(given.x[batch[:2]]), given.model(given.x[batch[2:4]])
+    (one * other).sum().backward()
+    given.step()
+
+
+def with_a_scaler(given: Loop, batch: Tensor) -> None:
+    """What a scaler of gradients does: it takes its scale back, and skips a step."""
+    given.zero()
+    given.back(batch, 1 / 1024)
+    for weight in given.model.parameters():
+        assert weight.grad is not None
+        weight.grad /= 1024
+    if given.done != 3:
+        given.step()
+
+
+def zeroed_late(given: Loop, batch: Tensor) -> None:
+    outputs = given.model(given.x[batch])
+    given.zero()
+    nn.functional.cross_entropy(outputs, given.y[batch]).backward()  # type: ignore[no-untyped-call]
+    given.step()
+
+
+def clipped_after(given: Loop, batch: Tensor) -> None:
+    plain(given, batch)
+    clip_grad_norm_(given.model.parameters(), 0.1)
+
+
+def clipped_in_part(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    given.back(batch)
+    clip_grad_norm_(given.model[0].parameters(), 0.01)
+    given.step()
+
+
+def never_zeroed(given: Loop, batch: Tensor) -> None:
+    given.back(batch)
+    given.step()
+
+
+def shifted_labels(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch.roll(1)]).backward()  # type: ignore[no-untyped-call]
+    given.step()
+
+
+def wrong_divisor(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    for part in torch.split(batch, 2):
+        given.back(part)
+    given.step()
+
+
+def doubled_step(given: Loop, batch: Tensor) -> None:
+    plain(given, batch)
+    given.step()
+
+
+def frozen_half_way(given: Loop, batch: Tensor) -> None:
+    given.model[0].requires_grad_(given.done < 4)
+    plain(given, batch)
+
+
+def averaged_to_evaluate(given: Loop, batch: Tensor) -> None:
+    plain(given, batch)
+    kept = {name: weight.clone() for name, weight in given.model.state_dict().items()}
+    given.model.load_state_dict({name: weight / 2 for name, weight in kept.items()})
+    given.model.load_state_dict(kept)
+
+
+def repeated_examples(given: Loop, batch: Tensor) -> None:
+    plain(given, batch[[0, 0, 1, 1]])
+
+
+def clamped(given: Loop, batch: Tensor) -> None:
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[0].get_parameter("weight").clamp_(-0.3, 0.3)
+
+
+def decayed_twice(given: Loop, batch: Tensor) -> None:
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[2].get_parameter("weight").mul_(0.99)
+
+
+def average_copied_back(given: Loop, batch: Tensor) -> None:
+    plain(given, batch)
+    if given.done == 3:
+        given.model.load_state_dict({name: weight / 2 for name, weight in given.model.state_dict().items()})
+
+
+def frozen_layer_moves(given: Loop, batch: Tensor) -> None:
+    given.model[0].requires_grad_(False)
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[0].get_parameter("weight").add_(0.01)
+
+
+def noisy(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    given.back(batch)
+    for weight in given.model.parameters():
+        assert weight.grad is not None
+        weight.grad += 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(given.done))
+    given.step()
+
+
+def clipped_by_value(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    given.back(batch)
+    clip_grad_value_(given.model.parameters(), 0.01)
+    given.step()
+
+
+def with_a_penalty(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    given.back(batch)
+    sum(weight.square().sum() for weight in given.model.parameters()).backward()  # type: ignore[union-attr]
+    given.step()
+
+
+def dropped_out(given: Loop, batch: Tensor) -> None:
+    given.model[3] = nn.Dropout(0.5)
+    plain(given, batch)
+
+
+LOOPS: tuple[tuple[Maker, Body], ...] = (
+    (sgd, plain),
+    (momentum, scheduled_and_clipped),
+    (momentum, one_cycle),
+    (nesterov, accumulated),
+    (adamw, scheduled_and_clipped),
+    (adam, accumulated),
+    (several, plain),
+    (several, scheduled_and_clipped),
+    (sgd, pairs),
+    (momentum, with_a_scaler),
+    (adam, zeroed_late),
+)
+RECORDED: tuple[Body, ...] = (
+    clipped_after,
+    clipped_in_part,
+    never_zeroed,
+    shifted_labels,
+    wrong_divisor,
+    doubled_step,
+    frozen_half_way,
+    averaged_to_evaluate,
+    repeated_examples,
+)
+REFUSED: tuple[tuple[Body, str], ...] = (
+    (clamped, r"step 1: '0\.weight' was changed by something else"),
+    (decayed_twice, r"step 1: '2\.weight' was changed by something else"),
+    (average_copied_back, r"step 4: '0\.weight' was changed by something else"),
+    (frozen_layer_moves, r"step 1: '0\.weight' was changed by something else"),
+    (noisy, r"step 7: the gradient that was consumed is not that of the 6 examples seen, off by .* in '"),
+    (clipped_by_value, "step 7: the gradient that was consumed is not that of the 6 examples"),
+    (with_a_penalty, "step 7: the gradient that was consumed is not that of the 6 examples"),
+    (dropped_out, r"step 0: layer '3' \(Dropout, p=0\.5\) is random in training mode"),
+)

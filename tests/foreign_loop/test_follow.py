@@ -1,0 +1,146 @@
+"""What is followed is what was trained, or is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+import ntkexp
+from ntkexp.foreign_loop.model_call import digests
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.mistake import Mistake
+from tests.foreign_loop import loops
+from tests.foreign_loop.loops import LOOPS, RECORDED, REFUSED, Body, Loop, followed, loop, momentum, plain, sgd
+
+EXACT = 1e-12  # the bound of the project for secants
+EXACT_32 = 1e-5
+
+
+def closes(given: Loop, before: nn.Module, found: dict[str, torch.Tensor], bound: float) -> None:
+    """Parts and decay add up to the change of every query and output."""
+    with torch.no_grad():
+        change = given.model(given.queries) - before(given.queries)
+    missed = found["contribution"].sum(2) + found["decay"] - change
+    assert change.norm() > 0
+    assert missed.abs().max() <= bound * change.norm()
+    assert (found["by_step"].sum(2) - change).abs().max() <= bound * change.norm()
+    assert found["closure"].max() <= 1e3 * bound  # relative to steps, of which the last are small
+
+
+def attributed(given: Loop, body: Body) -> dict[str, torch.Tensor]:
+    """What is found, as tensors."""
+    dataset = followed(given, body).attribute()
+    return {str(name): torch.from_numpy(dataset[name].values) for name in dataset}
+
+
+@pytest.mark.parametrize(("optimizers", "body"), LOOPS, ids=lambda part: part.__name__)
+def test_parts_add_up_to_what_training_did(optimizers: loops.Maker, body: Body) -> None:
+    given = loop(optimizers)
+    before = deepcopy(given.model)
+    closes(given, before, attributed(given, body), EXACT)
+
+
+@pytest.mark.parametrize("optimizers", [momentum, loops.adamw])
+def test_in_float32_they_do_to_its_rounding(optimizers: loops.Maker) -> None:
+    given = loop(optimizers, torch.float32)
+    before = deepcopy(given.model)
+    closes(given, before, attributed(given, loops.scheduled_and_clipped), EXACT_32)
+
+
+@pytest.mark.parametrize("body", RECORDED, ids=lambda body: body.__name__)
+def test_a_bug_is_recorded_as_what_it_did(body: Body) -> None:
+    given = loop(momentum)
+    before = deepcopy(given.model)
+    closes(given, before, attributed(given, body), EXACT)
+
+
+@pytest.mark.parametrize(("body", "said"), REFUSED, ids=lambda part: getattr(part, "__name__", ""))
+def test_or_it_is_refused_by_step_and_name(body: Body, said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        followed(loop(momentum), body).attribute()
+
+
+def test_a_loop_is_not_changed_by_being_followed() -> None:
+    one, other = loop(momentum), loop(momentum)
+    followed(one, plain)
+    for other.done, batch in zip(range(loops.STEPS), loops.batches()):  # noqa: B905  there is no last batch
+        plain(other, batch)
+    for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not one.model._forward_hooks
+
+
+def test_the_parts_of_sgd_are_those_of_a_loop_over_examples() -> None:
+    """−η Σ_s K̄_s(x, xᵢ) ℓ′ᵢ, from the library's secant kernel, step by step."""
+    given, expected = loop(sgd), torch.zeros(3, 3, loops.EXAMPLES, dtype=torch.float64)
+    trace = followed(given, plain)
+    places = {name: place for place, name in enumerate(digests(given.x))}
+    steps = trace.watch.steps
+    for step, end in zip(steps, [*(each.start for each in steps[1:]), trace.watch.weights], strict=True):
+        (call,) = step.calls
+        assert isinstance(call.inputs, torch.Tensor)
+        kernel = ntkexp.secant_kernel(trace.module, step.start, end, given.queries, call.inputs)
+        parts = -0.3 * torch.einsum("qcnd,nd->qcn", kernel, call.gradient)
+        expected.index_add_(2, torch.tensor([places[name] for name in call.names]), parts)
+    found = trace.attribute()["contribution"].sel(example=list(places)).values
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_loop_that_raises_leaves_a_trace() -> None:
+    given = loop(sgd)
+    before = deepcopy(given.model)
+
+    def raises(given: Loop, batch: torch.Tensor) -> None:
+        if given.done == 5:
+            raise KeyError("a loop's own")
+        plain(given, batch)
+
+    traces: list[Trace] = []
+    with pytest.raises(KeyError):
+        followed(given, raises, kept=traces)
+    (trace,) = traces
+    dataset = trace.attribute()
+    closes(given, before, {str(name): torch.from_numpy(dataset[name].values) for name in dataset}, EXACT)
+
+
+def test_examples_may_have_names() -> None:
+    given = loop(sgd)
+    names = {name: f"row {k}" for k, name in enumerate(digests(given.x))}
+    trace = followed(given, plain, ids=lambda inputs: [names[name] for name in digests(inputs)])
+    assert set(trace.attribute()["example"].values.tolist()) <= set(names.values())
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (
+            lambda: followed(loop(lambda model: [torch.optim.LBFGS(model.parameters())]), plain),
+            "LBFGS are not followed",
+        ),
+        (lambda: followed(loop(lambda model: [Own(model.parameters(), lr=0.1)]), plain), "Own are not followed"),
+        (lambda: followed(loop(sgd), lambda given, batch: None).attribute(), "no step was followed"),
+        (lambda: followed(loop(lambda _: sgd(loop(sgd).model)), plain), "no parameter of the model"),
+        (lambda: followed(stepped(), plain), "has taken steps already"),
+        (lambda: followed(loop(lambda m: [torch.optim.SGD(m.parameters(), maximize=True)]), plain), "maximize=True"),
+        (lambda: followed(loop(sgd), plain, ids="name"), "not called with such a keyword"),
+        (lambda: followed(loop(sgd), plain, memory_gb=1e-5), "step 4: the steps followed so far take more"),
+    ],
+)
+def test_what_is_not_followed_is_refused_in_one_line(act: Callable[[], object], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        act()
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of one's own, which may do anything."""
+
+
+def stepped() -> Loop:
+    """A loop whose optimizer remembers a step."""
+    given = loop(momentum)
+    plain(given, next(loops.batches()))
+    return given
