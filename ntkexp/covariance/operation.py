@@ -5,6 +5,7 @@
     arc      κ and κ̇ of erf
     gate     κ and κ̇ of GELU
     wave     κ and κ̇ of a sine
+    series   κ and κ̇ by powers of the correlation
     norm     both divided by √((q₁ + ε)(q₂ + ε))
     copy     a register into another
     add      another register to this one
@@ -26,12 +27,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP = range(10)
-KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap")
-CLEANING = frozenset({BEND, CLEAR, ARC, NORM})
+BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES = range(11)
+KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap", "series")
+CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 """Those that leave zeros outside the image, whatever was there."""
 Ends: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
-"""A variance ↦ what is laid out for the end that has it, zero outside the image."""
+"""The variances at all ends ↦ what is laid out for each of them, zero outside the image."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ def wave(register: int, size: float, frequency: float, phase: float) -> Operatio
     """A wave a sin(bz + c₀) of cos 2c₀: b²q/2."""
     squared = frequency**2
     return Operation(WAVE, register, constants=(size**2 / 2, squared, phase), ends=lambda q: (squared / 2 * q,))
+
+
+def series(register: int, first: int, step: int, ends: Ends) -> Operation:
+    """Powers of ρ from the first on, in steps of one or two: 1/√q, E σ, and coefficients of σ′."""
+    return Operation(SERIES, register, constants=(float(first), float(step)), ends=ends)
 
 
 def norm(register: int, eps: float) -> Operation:

@@ -26,6 +26,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.covariance.covariance import PairEnd
+from ntkexp.covariance.operation import Operations, roots, series
+from ntkexp.layer.interpolation import interpolated
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake
 
@@ -34,6 +36,9 @@ ENOUGH, TOO_FEW = 1e-14, 1e-6
 """Shares of E σ² that the series may leave out, and that it may not."""
 REACH, NODES = 12.5, 2048  # a normal density is less than 1e-34 beyond; poles at a distance of 0.05 are resolved
 ROWS = 4096  # variances at a time
+SHARES = {torch.float64: ENOUGH, torch.float32: 1e-8}
+"""What the fused form may leave out of E σ′², by Cauchy and Schwarz the most by which κ̇ is off."""
+TOGETHER = 4  # terms that it takes at a time
 
 
 class AbstractSmooth(AbstractPointwise):
@@ -83,6 +88,42 @@ class AbstractSmooth(AbstractPointwise):
         parts = [self.expectations(part, lambda f: f @ basis.t()) for part in torch.split(q.flatten().double(), ROWS)]
         value, slope = (torch.cat(each).t().view(-1, *q.shape).to(q.dtype) for each in zip(*parts, strict=True))
         return value, slope
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        first, step = self.correlation_powers
+        return (series(register, first, step, self.ends),)
+
+    @property
+    def correlation_powers(self) -> tuple[int, int]:
+        """The first power of ρ in κ̇, and the steps in which they grow: two, if σ is odd or even."""
+        z = self.apply(nodes())
+        near = 4 * torch.finfo(z.dtype).eps * z.abs().max()
+        odd, even = (bool((z + sign * z.flip(0)).abs().max() <= near) for sign in (1, -1))
+        return (0, 2) if odd else (1, 2) if even else (0, 1)
+
+    def ends(self, q: Tensor) -> tuple[Tensor, ...]:
+        """1/√q, E σ, and as many coefficients of σ′ as the largest variance needs.
+
+        With b_k those of σ′, a_k = √q b_{k−1}/√k: κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1).
+        """
+        first, step = self.correlation_powers
+        count = self.count(float(q.max()), q.dtype)
+        order = next((order for order in ORDERS if order >= count), count)
+
+        def both(q: Tensor) -> Tensor:
+            value, slope = self.coefficients(q, order)
+            return torch.cat([value[:1], slope[first:count:step]])
+
+        terms = interpolated(both, q).unbind()
+        missing = (1 - len(terms)) % TOGETHER
+        return roots(q)[1], *terms, *(torch.zeros_like(q),) * missing
+
+    def count(self, variance: float, dtype: torch.dtype) -> int:
+        """The terms of κ̇ that matter in a precision, for variances up to this one."""
+        q = torch.tensor([variance], dtype=torch.float64)
+        squared = self.coefficients(q, self.order(variance))[1].flatten().square()
+        rest = squared.flip(0).cumsum(0).flip(0)
+        return max(2, int((rest > SHARES[dtype] * rest[0]).sum()))
 
     def expectations(self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """What `of` makes of σ(√q z) and of σ′(√q z), each times the root of its weight, at all nodes."""

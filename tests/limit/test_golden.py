@@ -27,7 +27,7 @@ FUSED = {
     *("more_convpool3", "more_convres", "predict_cnn_gap", "predict_fc_relu", "resnet_gap"),
     *("fc_erf_depth4_standard_nobias", "fc_gelu_depth2", "fc_sin_depth2", "more_conv1", "more_convln", "more_cos"),
     *("more_ln_dense", "more_resshort", "more_sin", "cnn_gap_relu_circular", "more_conv1circ", "more_conv3"),
-    *("more_conv3gap", "more_stdflat"),
+    *("more_conv3gap", "more_stdflat", "fc_generic_tanh"),
 }
 """What the fused engine knows; asked for by name, it refuses the others."""
 

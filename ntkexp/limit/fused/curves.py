@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.covariance.operation import ARC, GATE, NORM
+from ntkexp.covariance.operation import ARC, GATE, NORM, SERIES
 from ntkexp.limit.fused.arc_sine import arc_sine
 from ntkexp.limit.fused.exponential import exponential
 from ntkexp.limit.fused.jit import compiled
+from ntkexp.limit.fused.series import TOGETHER, continued, continued_for_one, correlated, expanded
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +30,11 @@ Array = np.ndarray[Any, Any]
 def curved(
     kind: int,
     weights: Array,
+    terms: int,
+    numbers: Array,
+    sums: Array,
+    lows: Array,
+    more: Array,
     K: Array,
     theta: Array,
     margin: int,
@@ -48,6 +54,17 @@ def curved(
         arced(K, theta, margin, size, itself, F1, F2, a, b)
     elif kind == GATE:
         gated(K, theta, margin, size, itself, F1, F2, a, b, a + pitch, b + pitch2)
+    elif kind == SERIES:
+        first, step = int(weights[5]), int(weights[6])
+        correlated(K, sums, lows, more, margin, size, step, F1, F2, a, b)
+        for k in range(terms - TOGETHER, -1, -TOGETHER):
+            shares = weights.dtype.type(1) / (first + 1 + step * np.arange(k, k + TOGETHER)).astype(weights.dtype)
+            there = b + (2 + k) * pitch2
+            if numbers.shape[0]:
+                continued_for_one(sums, lows, more, size, shares, numbers[2 + k :], F2, there, pitch2)
+            else:
+                continued(sums, lows, more, size, shares, F1, F2, a + (2 + k) * pitch, pitch, there, pitch2)
+        expanded(K, theta, sums, lows, margin, size, first, F1, F2, a, b, pitch, pitch2)
     else:
         waved(K, theta, margin, size, weights[5:], F1, F2, a, b)
 

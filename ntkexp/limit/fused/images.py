@@ -65,7 +65,7 @@ def images(
     sheets1, sheets2 = np.zeros(ones * sheet, left.dtype), np.zeros(twos * sheet, left.dtype)
     one, two = np.zeros(ones * size, left.dtype), np.zeros(twos * size, left.dtype)
     banded, sheeted, inside = np.zeros(band, left.dtype), np.zeros(sheet, left.dtype), np.zeros(size, left.dtype)
-    halo = np.zeros((2, 0), np.int64)
+    halo, numbers = np.zeros((2, 0), np.int64), np.zeros(0, left.dtype)
     for k2 in range(acrosses.shape[0]):
         o2 = acrosses[k2]
         stacked(flat1, bands1, ones * planes * rows, columns, 1, o2, 0, across, around, stride)
@@ -111,6 +111,7 @@ def images(
                             size,
                             inside,
                             halo,
+                            numbers,
                         )
                         if kept.shape[0]:
                             out = kept[:, i, j, k0, :, k1, :, k2, :]

@@ -5,11 +5,9 @@ In float32 it is as exact as float32 is: on networks of depth 5 its kernels are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import isqrt
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +18,7 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
+from ntkexp.limit.fused.parts import SubBlock, in_threads, laid_out, places, shared
 from ntkexp.limit.fused.program import TileProgram
 from ntkexp.limit.fused.tables import Tables
 from ntkexp.limit.fused.vectors import vectors
@@ -27,10 +26,10 @@ from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.limit.torch_engine import COPIES, cuts, symmetric
 
 Array = np.ndarray[Any, Any]
-SubBlock = tuple[slice, slice]
-Result = TypeVar("Result")
-IMAGES, VECTORS = 32, 256
-"""Examples on each side of a sub-block: so many that laying out images costs little, a matrix that stays in a cache."""
+VECTORS = 256
+"""Vectors on each side of a sub-block, whose matrix stays in a cache."""
+TABLES = 8
+"""Into so many parts memory goes, of which the tables of a side take one."""
 NUMBERS = 2**22
 """Pairs of pixels in a sub-block whose tiles are kept."""
 
@@ -41,11 +40,37 @@ def kernels(
     """Both kernels of a block."""
     if len(net.shape) == 1:
         return of_vectors(program, left, right, same, threads)
+    numbers = tables.count(program, left, right) * left.x.shape[2:].numel()
+    most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
+    if max(len(left.x), len(right.x)) > most:
+        return in_parts(program, net, left, right, same, threads, memory_gb, most)
     memory_gb /= threads
     if program.end is None:
         return of_pixels(program, left, right, same, threads, memory_gb)
     pairs = full(program.end.need(Pairs((), ()), (left.x.shape[1], *left.x.shape[2:])))
     return of_sums(program, pairs, left, right, same, threads, memory_gb)
+
+
+def in_parts(
+    program: TileProgram,
+    net: Network,
+    left: Side,
+    right: Side,
+    same: bool,
+    threads: int,
+    memory_gb: float,
+    most: int,
+) -> Kernels:
+    """The kernels of a block part by part, of no more examples a side than there is room for in tables."""
+    whole = tuple(left.x.new_empty(len(left.x), len(right.x)) for _ in range(2))
+    for row, column in places(left, right, most, same):
+        itself = same and row == column
+        found = kernels(program, net, left.part(row), right.part(column), itself, threads, memory_gb)
+        for values, part in zip(whole, found, strict=True):
+            values[row, column] = part
+            if same and not itself:
+                values[column, row] = part.t()
+    return whole[0], whole[1]
 
 
 def of_sums(
@@ -54,8 +79,9 @@ def of_sums(
     """The kernels by means over these pairs of pixels of the last tiles, then by the layers of vectors."""
     sums = np.zeros((2, len(left.x), len(right.x)))
     nothing = left.x.new_zeros((0,) * 9).numpy()
-    walk = partial(walked, program, tables.of_images(program, left, right), pairs, same)
-    parts = places(left, right, shared(left, right, laid_out(program, left, memory_gb), threads), same)
+    table = tables.of_images(program, left, right)
+    walk = partial(walked, program, table, pairs, same)
+    parts = places(left, right, shared(left, right, laid_out(table, memory_gb), threads), same)
     for _ in in_threads(lambda place: walk(place, sums[:, *place], nothing), parts, threads, len(parts)):
         pass
     nngp, ntk = torch.from_numpy(sums / pairs.count).to(left.x)
@@ -69,9 +95,10 @@ def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads
     pairs = chain.need(program.rest, Pairs((), ()), program.rest_shape)
     whole = full(pairs)
     axes = [n for kept, n in zip(whole.offsets, whole.pixels, strict=True) for n in (len(kept), n)]
-    walk = partial(walked, program, tables.of_images(program, left, right), whole, same)
+    table = tables.of_images(program, left, right)
+    walk = partial(walked, program, table, whole, same)
     numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * left.x.element_size())))
-    most = max(1, min(laid_out(program, left, memory_gb), isqrt(numbers // pairs.count)))
+    most = max(1, min(laid_out(table, memory_gb), isqrt(numbers // pairs.count)))
     size = shared(left, right, most, threads)
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
@@ -140,7 +167,9 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
         row, column = place
         one, two, itself = table.left[row], np.ascontiguousarray(table.right[column].T), same and row == column
         ends = tuple(end[place] for end in whole)
-        vectors(table.operations, table.weights, program.registers, one, two, itself, table.rounding, *ends)
+        vectors(
+            table.operations, table.weights, program.registers, one, two, table.spread, itself, table.rounding, *ends
+        )
         for end, above in zip(whole, ends, strict=True) if same else ():
             end[column, row] = np.triu(above) + np.triu(above, 1).T if itself else above.T
 
@@ -148,33 +177,3 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
     for _ in in_threads(walk, parts, threads, len(parts)):
         pass
     return nngp, ntk
-
-
-def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """The sub-blocks; where the sides are the same, those on and above the diagonal."""
-    return [
-        (row, column)
-        for row in cuts(len(left.x), size)
-        for column in cuts(len(right.x), size)
-        if not same or column.start >= row.start
-    ]
-
-
-def laid_out(program: TileProgram, side: Side, memory_gb: float) -> int:
-    """How many images on each side of a sub-block there is room for, each laid out in three steps."""
-    numbers = 6 * (side.x.shape[1] + 2 * program.met) * side.x.shape[2:].numel()
-    return max(1, min(IMAGES, int(memory_gb * 1e9 / (numbers * side.x.element_size()))))
-
-
-def shared(left: Side, right: Side, size: int, threads: int) -> int:
-    """The sides of sub-blocks so short that every thread has some."""
-    return max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
-
-
-def in_threads(
-    work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
-) -> Iterator[Result]:
-    """The results of `work` on all parts, in order, so many of them at a time."""
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(parts), ahead):
-            yield from pool.map(work, parts[start : start + ahead])

@@ -113,10 +113,12 @@ def walked(
     pitch2: int,
     inside: Array,
     halo: Array,
+    numbers: Array,
 ) -> None:
     """A tile through all layers; register k holds K in work[2k] and Θ in work[2k + 1], the last four rows are scratch.
 
-    Field f of the left side begins at first + f · pitch, and of the right side at second + f · pitch2.
+    Field f of the left side begins at first + f · pitch, and of the right side at second + f · pitch2. If the left side
+    is one example its fields are numbers as well.
     """
     last = work.shape[0]
     sums, lows, more, deep = work[last - 4], work[last - 3], work[last - 2], work[last - 1]
@@ -152,4 +154,24 @@ def walked(
             wrapped(K, halo, margin)
             wrapped(theta, halo, margin)
         else:
-            curved(kind, weights[step], K, theta, margin, size, equal > 1, F1, F2, a, b, pitch, pitch2)
+            terms = operations[step, 7] - field - 2
+            curved(
+                kind,
+                weights[step],
+                terms,
+                numbers[field : field + terms + 2],
+                sums,
+                lows,
+                more,
+                K,
+                theta,
+                margin,
+                size,
+                equal > 1,
+                F1,
+                F2,
+                a,
+                b,
+                pitch,
+                pitch2,
+            )

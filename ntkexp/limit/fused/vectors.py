@@ -20,6 +20,7 @@ def vectors(
     registers: int,
     left: Array,
     right: Array,
+    spread: Array,
     same: bool,
     equal: Any,
     nngp: Array,
@@ -36,15 +37,17 @@ def vectors(
     two = right.reshape(fields * columns)
     exact = weights.dtype.type(2)
     for i in range(nngp.shape[0]):
-        for field in range(fields):
+        for field in spread:
             one[field * PIECE : (field + 1) * PIECE] = left[i, field]
         mine = nngp[i, i] if same else weights.dtype.type(0)
         for start in range(i // PIECE * PIECE if same else 0, columns, PIECE):
             size = min(PIECE, columns - start)
-            piece(operations, weights, work, one, two, start, size, columns, equal, inside, halo, nngp[i], ntk[i])
+            piece(
+                operations, weights, work, one, two, start, size, columns, equal, inside, halo, left[i], nngp[i], ntk[i]
+            )
         if same:  # an example and itself: the correlation is one
             nngp[i, i] = mine
-            piece(operations, weights, work, one, two, i, 1, columns, exact, inside, halo, nngp[i], ntk[i])
+            piece(operations, weights, work, one, two, i, 1, columns, exact, inside, halo, left[i], nngp[i], ntk[i])
 
 
 @compiled
@@ -60,6 +63,7 @@ def piece(
     equal: Any,
     inside: Array,
     halo: Array,
+    numbers: Array,
     nngp: Array,
     ntk: Array,
 ) -> None:
@@ -68,7 +72,9 @@ def piece(
     for j in range(np.uintp(size)):
         work[0, margin + j] = nngp[start + j]
         work[1, margin + j] = 0
-    walked(operations, weights, work, margin, size, 1, 1, equal, one, two, 0, start, PIECE, columns, inside, halo)
+    walked(
+        operations, weights, work, margin, size, 1, 1, equal, one, two, 0, start, PIECE, columns, inside, halo, numbers
+    )
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
         ntk[start + j] = work[1, margin + j]
