@@ -229,3 +229,10 @@ def test_a_write_in_place_can_be_run_again(write: Callable[[Tensor, Tensor], Ten
         result = recorder.slot(write(target, k))
     again = program(recorder.entries, recorder.values, slots, [result]).run([h, k])
     assert torch.equal(again[0], target)
+
+
+def test_examples_of_a_large_set_take_no_more_memory_than_others() -> None:
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(6, 4)).double()
+    reader, own = reader_of(layer)
+    few = torch.zeros(1000, 2, 3, dtype=torch.float64)[:2]
+    assert reader.record(own, few).bytes_per_example == reader.record(own, few.clone()).bytes_per_example == 8 * (6 + 4)

@@ -105,6 +105,8 @@ class Tape:
     def bytes_per_example(self) -> float:
         """The memory of what depends on the inputs."""
         values = {storage(value): value.untyped_storage().nbytes() for value in map(self.__getitem__, self.from_inputs)}
+        for value in map(self.__getitem__, self.inputs):  # which may be a few rows of a large set
+            values[storage(value)] = min(value.nbytes, value.untyped_storage().nbytes())
         return sum(values.values()) / examples(self.given)
 
     @cached_property
