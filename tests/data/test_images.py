@@ -14,7 +14,6 @@ from struct import pack
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from ntkexp.data import fashion_mnist
 from ntkexp.data.base import AbstractSource
@@ -36,6 +35,8 @@ def of(kind: type[AbstractSource], **fields: object) -> AbstractSource:
 
 
 def test_digits_are_the_pictures_they_were() -> None:
+    from sklearn.datasets import load_digits  # noqa: PLC0415  slow to import where tests are only collected
+
     bunch, data = load_digits(), Digits(classes=(8, 3), train=100, probe=0).split()
     chosen = np.flatnonzero((bunch.target == 3) | (bunch.target == 8))[data.train.index.numpy()]
     assert np.array_equal(data.train.shown.numpy()[:, 0] * 16, bunch.images[chosen])

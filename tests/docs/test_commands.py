@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from sklearn.datasets import load_iris
 
 from tests.docs.readme import COMMANDS, ROOT, SETUPS, blocks
 
@@ -18,6 +17,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `ntkexp` in `.venv/bin`, where the README puts it, a table of measurements, and a module."""
+    from sklearn.datasets import load_iris  # noqa: PLC0415  slow to import where tests are only collected
+
     place = tmp_path_factory.mktemp("stranger")
     program = place / ".venv" / "bin" / "ntkexp"
     program.parent.mkdir(parents=True)
