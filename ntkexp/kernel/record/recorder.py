@@ -52,7 +52,8 @@ class Recorder(DispatchMode):
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self.slots:
-            flat = self.flats.get(storage(value)) if value.numel() else None  # what is empty lives nowhere
+            written = self.flats and value.numel()  # what is empty lives nowhere
+            flat = self.flats.get(storage(value)) if written else None
             if flat is None:
                 self.slots[id(value)] = Slot(len(self.values))
                 self.values.append(value)
