@@ -16,8 +16,11 @@ import torch
 import ntkexp
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.entire import GELU, Erf, Sin
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.norm import LayerNorm
 from ntkexp.layer.pointwise import ReLU
+from ntkexp.layer.smooth import Tanh
 from ntkexp.limit.engine import Engine
 from tests.bench.peers import measured
 from tests.bench.stopwatch import medians, milliseconds, table
@@ -30,6 +33,16 @@ ENGINES: dict[str, tuple[Engine, torch.dtype]] = {
     "fused 64": ("fused", torch.float64),
     "fused 32": ("fused", torch.float32),
 }
+KINDS: dict[str, tuple[AbstractLayer, ...]] = {
+    "relu": (ReLU(),),
+    "circular": (ReLU(),),
+    "norm": (LayerNorm(), ReLU()),
+    "erf": (Erf(),),
+    "gelu": (GELU(),),
+    "sin": (Sin(),),
+    "tanh": (Tanh(),),
+}
+"""What follows the layers with weights, which are circular if they are called so."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +54,15 @@ class Case:
     shape: tuple[int, ...]
     few: int
     many: int
+    kind: str = "relu"
 
     @property
     def layers(self) -> tuple[AbstractLayer, ...]:
-        """Convolutions of 3×3 or dense layers, each with a ReLU, and the readout."""
-        hidden = Dense(features=8, W_std=1.4, b_std=0.1) if self.head == "dense" else Conv(features=8, W_std=1.4)
+        """Convolutions with windows of 3 or dense layers, each with what its kind says, and the readout."""
+        conv = Conv(features=8, W_std=1.4, circular=self.kind == "circular")
+        hidden = Dense(features=8, W_std=1.4, b_std=0.1) if self.head == "dense" else conv
         ends: dict[str, tuple[AbstractLayer, ...]] = {"gap": (GlobalAvgPool(),), "flatten": (Flatten(),), "dense": ()}
-        return (*(hidden, ReLU()) * (self.depth - 1), *ends[self.head], Dense(features=1))
+        return (*(hidden, *KINDS[self.kind]) * (self.depth - 1), *ends[self.head], Dense(features=1))
 
     @property
     def pixel_pairs(self) -> int:
@@ -58,7 +73,7 @@ class Case:
     @property
     def name(self) -> str:
         """For the table."""
-        return f"{self.head}, depth {self.depth}, {'×'.join(map(str, self.shape))}, n={self.many}"
+        return f"{self.kind}, {self.head}, depth {self.depth}, {'×'.join(map(str, self.shape))}, n={self.many}"
 
 
 CASES = (
@@ -66,8 +81,17 @@ CASES = (
     Case("gap", 11, (3, 32, 32), 1, 6),
     Case("flatten", 11, (3, 32, 32), 50, 100),
     Case("dense", 4, (784,), 5000, 5000),
+    *(Case("gap", 5, (3, 16, 16), 3, 12, kind) for kind in ("circular", "norm", "erf", "gelu", "sin")),
+    Case("gap", 5, (3, 8, 8), 4, 24, "tanh"),
+    Case("gap", 5, (1, 6, 6, 6), 3, 12),
+    *(Case("dense", 4, (784,), 500, 2000, kind) for kind in ("erf", "tanh")),
 )
-QUICK = (Case("gap", 3, (1, 6, 6), 2, 4), Case("flatten", 3, (1, 6, 6), 4, 8), Case("dense", 3, (5,), 50, 50))
+QUICK = (
+    *(Case("gap", 3, (1, 6, 6), 2, 4, kind) for kind in KINDS),
+    Case("gap", 3, (1, 3, 3, 3), 2, 4),
+    Case("flatten", 3, (1, 6, 6), 4, 8),
+    *(Case("dense", 3, (5,), 50, 50, kind) for kind in ("relu", "erf", "tanh")),
+)
 
 
 def report(*, quick: bool, peers: Path | None = None) -> str:
@@ -86,7 +110,8 @@ def row(case: Case, threads: int, times: int, peers: Path | None) -> list[str]:
     shown = [case.name, *(milliseconds(found[name]) for name in ENGINES), milliseconds(floor), *ratios]
     if peers is None:
         return shown
-    theirs = measured(peers, "neural_tangents", "infinite", case.head, case.depth, case.shape, case.few, times)
+    words = (case.head, case.depth, case.shape, case.few, times, case.kind)
+    theirs = measured(peers, "neural_tangents", "infinite", *words)
     gains = [f"{theirs[str(bits)] / found[f'fused {bits}']:.0f}×" for bits in (64, 32)]
     return [*shown, *(milliseconds(theirs[str(bits)]) for bits in (64, 32)), *gains]
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 
-def main(head: str, depth: int, shape: list[int], count: int, times: int) -> dict[str, float]:
+def main(head: str, depth: int, shape: list[int], count: int, times: int, kind: str) -> dict[str, float]:
     """By the bits of a number."""
     import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  another environment has it
     from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     jax.config.update("jax_enable_x64", True)
-    hidden = stax.Dense(8, 1.4, 0.1) if head == "dense" else stax.Conv(8, (3, 3), padding="SAME", W_std=1.4)
+    window, padding = (3,) * (len(shape) - 1), "CIRCULAR" if kind == "circular" else "SAME"
+    hidden = stax.Dense(8, 1.4, 0.1) if head == "dense" else stax.Conv(8, window, padding=padding, W_std=1.4)
+    kinds: dict[str, Callable[[], tuple[Any, ...]]] = {
+        "norm": lambda: (stax.LayerNorm(), stax.Relu()),
+        "erf": lambda: (stax.Erf(),),
+        "gelu": lambda: (stax.Gelu(),),
+        "sin": lambda: (stax.Sin(),),
+        "tanh": lambda: (stax.ElementwiseNumerical(jax.numpy.tanh, deg=25),),
+    }
+    after = kinds[kind]() if kind in kinds else (stax.Relu(),)
     ends = {"gap": [stax.GlobalAvgPool()], "flatten": [stax.Flatten()], "dense": []}
-    layers = [layer for _ in range(depth - 1) for layer in (hidden, stax.Relu())]
+    layers = [layer for _ in range(depth - 1) for layer in (hidden, *after)]
     _, _, kernel_fn = stax.serial(*layers, *ends[head], stax.Dense(1))
     kernel = jax.jit(lambda x1, x2: kernel_fn(x1, x2, ("nngp", "ntk")))
 
