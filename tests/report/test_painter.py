@@ -36,6 +36,19 @@ def test_another_process_draws_the_same(
     assert len(found) == len(drawn)
 
 
+def test_what_a_killed_process_had_not_drawn_is_drawn_here(
+    finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second half, which outlives it, keeps nobody waiting."""
+    monkeypatch.setattr(painter, "here", lambda folder: iter([("ladder.svg", "whole")]))
+    with another_process() as process:
+        assert process is not None
+        drawing = beside(process, finished["ten classes"])
+        next(drawing)  # it is drawing, in two
+        process.kill()
+        assert dict(drawing)["ladder.svg"] == "whole"
+
+
 @pytest.mark.parametrize("how", FAILING)
 def test_what_another_process_does_not_finish_is_drawn_here(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(painter, "BESIDE", [sys.executable, "-S", "-c", FAILING[how]])

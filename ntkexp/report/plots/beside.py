@@ -47,6 +47,8 @@ def draw_in_two(folder: Path) -> None:
     second = os.fork() == 0
     threading.Thread(target=leave_with_parent, daemon=True).start()
     if second:
+        os.close(theirs)  # else it would wait for itself, where the first process died and reads no more
+        os.close(1)
         content = "".join([*lines(folder, waiting), END])
         with os.fdopen(ours, "w") as pipe:
             pipe.write(content)
