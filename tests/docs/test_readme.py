@@ -77,11 +77,10 @@ def test_pictures_are_small() -> None:
     assert all(file.stat().st_size < 100_000 for file in (ROOT / "docs").iterdir())
 
 
-def test_the_example_prints_what_it_says() -> None:
-    (example,) = blocks("python")
-    printed = StringIO()
+def test_the_examples_print_what_they_say() -> None:
+    example, printed = "\n".join(blocks("python")), StringIO()
     with redirect_stdout(printed):
-        exec(compile(example, "README.md", "exec"), {})  # the README's own code
+        exec(compile(example, "README.md", "exec"), {})  # the README's own code, each block after the one before
     assert printed.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", example, flags=re.MULTILINE)
 
 
