@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.loss.squared import Squared
 from ntkexp.model.functional import function_of, weights_of
@@ -32,7 +33,7 @@ TITLE = "A step of training with the secant path kernel, MLP 64-w-w-w-1, w = 512
 
 def cells(_: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
     """A cell for each choice of probes."""
-    examples, width, steps, times = (32, 32, 2, 2) if quick else (256, 512, 10, 7)
+    examples, width, steps, times = (32, 32, 2, 2) if quick else (256, 512, 40, 5)  # programs are made in the first
     return [cell(name, width, examples, others, steps, times) for name, others in choices(examples)]
 
 
@@ -69,7 +70,7 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     """The same steps, with 𝒦 and 𝒮 accumulated."""
     train = len(targets)
     weights = weights_of(module)
-    reader = Reader(function_of(module), frozenset(weights))
+    reader = Reader(function_of(module), frozenset(weights), programs=ProgramCache())
     read = Points(reader=reader, inputs=inputs, train=train, block=len(inputs), keep=True)
     alike = dict.fromkeys(weights, 1.0)
     descent = Descent(

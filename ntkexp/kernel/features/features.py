@@ -90,15 +90,24 @@ class Factored:
 
     def add_to(self, gradient: Weights) -> None:
         """Add the sum over examples and outputs to the gradient of the weights."""
-        outputs = self.outputs.sum(1)
+        outputs = self.outputs[:, 0] if self.outputs.shape[1] == 1 else self.outputs.sum(1)
         if self.inputs.shape[1] < outputs.shape[2]:
-            total = self.inputs.flatten(0, 1).t() @ outputs.flatten(0, 1)
-        else:  # fewer numbers example by example than in the inputs, which would have to be copied
-            total = (self.inputs.mT @ outputs).sum(0)
+            self.add_rows_to(gradient, self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1))
+            return
+        total = (self.inputs.mT @ outputs).sum(0)  # fewer numbers than in the inputs, which would have to be copied
         if self.bias is not None:
             self.bias.of(gradient[self.bias.name]).add_(total[0])
         if self.weight is not None:
             self.weight.of(gradient[self.weight.name]).add_(total[self.biases :])
+
+    def add_rows_to(
+        self, gradient: Weights, inputs: Float[Tensor, "in_ row"], outputs: Float[Tensor, "row features"]
+    ) -> None:
+        """Add a product of matrices where it belongs."""
+        if self.bias is not None:
+            self.bias.of(gradient[self.bias.name]).add_((inputs[: self.biases] @ outputs)[0])
+        if self.weight is not None:
+            self.weight.of(gradient[self.weight.name]).addmm_(inputs[self.biases :], outputs)
 
 
 @dataclass(frozen=True)
