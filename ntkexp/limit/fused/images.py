@@ -62,9 +62,13 @@ def images(
     filled = np.ones(planes * rows * columns, left.dtype)
     band, sheet = planes * rows * stride, planes * plane
     bands1, bands2 = np.zeros(ones * band, left.dtype), np.zeros(twos * band, left.dtype)
-    sheets1, sheets2 = np.zeros(ones * sheet, left.dtype), np.zeros(twos * sheet, left.dtype)
     one, two = np.zeros(ones * size, left.dtype), np.zeros(twos * size, left.dtype)
-    banded, sheeted, inside = np.zeros(band, left.dtype), np.zeros(sheet, left.dtype), np.zeros(size, left.dtype)
+    banded, inside = np.zeros(band, left.dtype), np.zeros(size, left.dtype)
+    flat = planes == 1 and deep == 0  # rows are all there is to tiles
+    sheets1, sheets2, sheeted, pitch = one, two, inside, size
+    if not flat:
+        sheets1, sheets2 = np.zeros(ones * sheet, left.dtype), np.zeros(twos * sheet, left.dtype)
+        sheeted, pitch = np.zeros(sheet, left.dtype), plane
     halo, numbers = np.zeros((2, 0), np.int64), np.zeros(0, left.dtype)
     for k2 in range(acrosses.shape[0]):
         o2 = acrosses[k2]
@@ -73,14 +77,15 @@ def images(
         stacked(filled, banded, planes * rows, columns, 1, o2, 0, across, around, stride)
         for k1 in range(downs.shape[0]):
             o1 = downs[k1]
-            stacked(bands1, sheets1, ones * planes, rows, stride, o1, 0, down, around, plane)
-            stacked(bands2, sheets2, twos * planes, rows, stride, o1, o1, down, around, plane)
-            stacked(banded, sheeted, planes, rows, stride, o1, 0, down, around, plane)
+            stacked(bands1, sheets1, ones * planes, rows, stride, o1, 0, down, around, pitch)
+            stacked(bands2, sheets2, twos * planes, rows, stride, o1, o1, down, around, pitch)
+            stacked(banded, sheeted, planes, rows, stride, o1, 0, down, around, pitch)
             for k0 in range(deeps.shape[0]):
                 o0 = deeps[k0]
-                stacked(sheets1, one, ones, planes, plane, o0, 0, deep, around, size)
-                stacked(sheets2, two, twos, planes, plane, o0, o0, deep, around, size)
-                stacked(sheeted, inside, 1, planes, plane, o0, 0, deep, around, size)
+                if not flat:
+                    stacked(sheets1, one, ones, planes, plane, o0, 0, deep, around, size)
+                    stacked(sheets2, two, twos, planes, plane, o0, o0, deep, around, size)
+                    stacked(sheeted, inside, 1, planes, plane, o0, 0, deep, around, size)
                 if around:
                     halo = halos(
                         origins(planes, o0, deep, around),
