@@ -16,7 +16,7 @@ from ntkexp.path.points import Points
 from ntkexp.path.right_side import right_side
 from ntkexp.shapes import Weights
 
-POWERS = 100
+POWERS, SETTLED = 100, 1e-9  # at most so many, until a product changes the length by no more
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class NetworkView:
                 break
             gradient = total(self.right, vector / length, self.weights)
             vector = torch.cat([block.applied(gradient) for block in self.right])
+            if (vector.norm() - length).abs() <= SETTLED * length:
+                break
         return float(vector.norm())
 
     def tangent_kernel(self) -> Float[Tensor, "probe out train out_"]:
