@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Factored, Features
+from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.features import Features
 from ntkexp.shapes import Weights
 
 

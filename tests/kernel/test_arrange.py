@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ntkexp.kernel.features.arrange import at_places, in_turn
+from ntkexp.kernel.features.places import at_places, in_turn
 
 
 @pytest.mark.parametrize("owner", [[0, 1, 2, 0, 1, 2], [2, 0, 1, 0, 1, 2], [0, 2, 2, -1, 0, 2]], ids=str)

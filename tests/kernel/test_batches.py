@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ntkexp.kernel.features.features import Block, Factored, Features, Rows
+from ntkexp.kernel.features.blocks import Block, Factored, Rows
+from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.joined import joined
 from ntkexp.kernel.read import batches as chapter
 from ntkexp.kernel.read.batches import cut

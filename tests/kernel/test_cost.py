@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.gram import sizes
 from ntkexp.kernel.read.cost import JACOBIANS, costs
 from ntkexp.kernel.read.parts import parts

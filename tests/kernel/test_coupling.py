@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.secant.ownership import owner, owners
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ntkexp.kernel.features import sheets as chapter
+from ntkexp.kernel.features.blocks import Block, Factored, Rows
 from ntkexp.kernel.features.bracket import inner
-from ntkexp.kernel.features.features import Block, Factored, Features, Rows
+from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import Sizes, contributions, double_sum, gram, sizes
 from ntkexp.kernel.features.total import STRIP
 from ntkexp.mistake import Mistake

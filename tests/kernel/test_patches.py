@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.secant.patches import AT_ONCE, Window
 from ntkexp.library import reader_of, tangent_kernel
 from tests.kernel import oracle

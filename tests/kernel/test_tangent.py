@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.secant.plain_uses import plain_uses
 from ntkexp.kernel.secant.uses import Element, Trained

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features import tiles
-from ntkexp.kernel.features.features import Block, Factored, Features, Rows
+from ntkexp.kernel.features.blocks import Block, Factored, Rows
+from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.sheets import sheets
 from ntkexp.kernel.features.total import Total
 from ntkexp.mistake import Mistake

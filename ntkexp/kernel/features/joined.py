@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Block, Features, Key
+from ntkexp.kernel.features.blocks import Block
+from ntkexp.kernel.features.features import Features, Key
 
 
 def joined(parts: Iterable[Features], examples: int) -> Features | None:

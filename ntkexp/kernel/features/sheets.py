@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Block
+from ntkexp.kernel.features.blocks import Block
 
 COLUMNS = 2**11  # no product of matrices is faster for more; to bring more together takes longer than it saves
 

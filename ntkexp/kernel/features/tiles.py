@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.blocks import Factored
 
 ROWS = 320  # of a tile: two tiles of float64 are 1.6 MB
 WORTHWHILE = 1000  # rows of the kernel from which on whole products outgrow caches

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Factored
+from ntkexp.kernel.features.blocks import Factored
 
 STRIP, STRIPS = 128, 12  # rows: thinner strips are slower by more than they save
 

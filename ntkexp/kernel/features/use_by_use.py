@@ -18,8 +18,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.features.arrange import arrange, in_turn, with_zeros
-from ntkexp.kernel.features.features import Factored, Features, Rows
+from ntkexp.kernel.features.arrange import arrange
+from ntkexp.kernel.features.blocks import Factored, Rows
+from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.places import in_turn, with_zeros
 from ntkexp.kernel.features.scatter import BY_COMPARISON, refuse_unowned, with_gain
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, Use, View

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ntkexp.kernel.features.features import Block, Factored, Key
+from ntkexp.kernel.features.blocks import Block, Factored
+from ntkexp.kernel.features.features import Key
 from ntkexp.kernel.features.gram import sizes
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Block, Features, Key, Rows
+from ntkexp.kernel.features.blocks import Block, Rows
+from ntkexp.kernel.features.features import Features, Key
 from ntkexp.kernel.record.independence import COUPLED, refuse_change
 from ntkexp.kernel.record.inputs import part
 from ntkexp.kernel.record.tape import Tape

@@ -12,9 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Block, Features, Key
+from ntkexp.kernel.features.blocks import Block
+from ntkexp.kernel.features.features import Features, Key
 from ntkexp.kernel.features.joined import arrays
-from ntkexp.kernel.record.tape import Slot, Tape
+from ntkexp.kernel.record.entry import Slot
+from ntkexp.kernel.record.tape import Tape
 
 
 def fed_slots(tape: Tape) -> list[Slot]:

@@ -24,9 +24,10 @@ from ntkexp.kernel.read.faithful import UNFAITHFUL, is_as_it_runs, is_faithful
 from ntkexp.kernel.read.jacobian import jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache, outline
 from ntkexp.kernel.record.digest import digest
+from ntkexp.kernel.record.entry import Slot
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.routing import Routes, routes
-from ntkexp.kernel.record.tape import Slot, Tape
+from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.closure import Closure, closure
 from ntkexp.kernel.secant.ownership import Owners, owners

@@ -14,8 +14,9 @@ from math import prod
 
 import torch
 
+from ntkexp.kernel.record.entry import Entry
 from ntkexp.kernel.record.inputs import examples
-from ntkexp.kernel.record.tape import Entry, Tape
+from ntkexp.kernel.record.tape import Tape
 
 FEW = 5e8  # operations: some ten milliseconds of one core
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}

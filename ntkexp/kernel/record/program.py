@@ -19,10 +19,11 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
+from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.record.recorder import Recorder
 from ntkexp.kernel.record.reuse import IN_PLACE, overwritten
 from ntkexp.kernel.record.simplify import Simplification
-from ntkexp.kernel.record.tape import Entry, Slot, Tape
+from ntkexp.kernel.record.tape import Tape
 
 
 class DoesNotHold(Exception):

@@ -20,7 +20,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ntkexp.kernel.record.arguments import leaves, replace
-from ntkexp.kernel.record.tape import Entry, Slot, storage
+from ntkexp.kernel.record.entry import Entry, Slot
+from ntkexp.kernel.record.tape import storage
 from ntkexp.mistake import Mistake
 
 aten = torch.ops.aten

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Entry, Slot, storage
+from ntkexp.kernel.record.entry import Entry, Slot
+from ntkexp.kernel.record.tape import storage
 
 aten = torch.ops.aten
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
+from ntkexp.kernel.record.entry import Entry, Slot
+from ntkexp.kernel.record.tape import Tape, is_whole
 
 PICKING = ("embedding", "gather", "index", "index_select", "take")
 TOURNAMENTS = (

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.record.tape import Entry, Slot
+from ntkexp.kernel.record.entry import Entry, Slot
 
 aten = torch.ops.aten
 

@@ -14,56 +14,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ntkexp.kernel.record.arguments import leaves
 from ntkexp.kernel.record.digest import digest
+from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.shapes import Inputs
-
-
-class Slot(int):
-    """The place of a tensor on a tape, which is not written like a number.
-
-    >>> [Slot(2), 2]
-    [@2, 2]
-    """
-
-    def __repr__(self) -> str:
-        return f"@{int(self)}"
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """One operation: its arguments with slots for tensors, the slots of its results, what it gave to Python."""
-
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: tuple[Slot, ...]
-    scalars: tuple[Any, ...]
-    places: tuple[int, ...] | None = None  # of the results among what the operation returned; None: it returned one
-
-    @property
-    def name(self) -> str:
-        """The operation without its overload: `aten::add.Tensor` is `add`."""
-        return self.op._schema.name.removeprefix("aten::")
-
-    @property
-    def reads(self) -> bool:
-        """Whether it gave a number to Python."""
-        return any(scalar is not None for scalar in self.scalars)
-
-    @cached_property
-    def makes(self) -> frozenset[Slot]:
-        """The slots of results that were not there before; a constant that is taken up as it is was."""
-        return frozenset(self.results) - frozenset(self.slots)
-
-    @cached_property
-    def slots(self) -> tuple[Slot, ...]:
-        """The slots among the arguments."""
-        return tuple([leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)])
 
 
 @dataclass(frozen=True, eq=False)

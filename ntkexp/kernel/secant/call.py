@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.record.tape import Entry
+from ntkexp.kernel.record.entry import Entry
 from ntkexp.kernel.secant.chord import Chord
 from ntkexp.kernel.secant.patches import with_shift
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Slot, Tape
+from ntkexp.kernel.record.entry import Slot
+from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import Ends
 from ntkexp.kernel.secant.uses import Trained, Use
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from ntkexp.kernel.record.casts import Uncast
 from ntkexp.kernel.record.digest import digest
+from ntkexp.kernel.record.entry import Slot
 from ntkexp.kernel.record.independence import COUPLED
-from ntkexp.kernel.record.tape import Slot, Tape
+from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, Trained, rows_of

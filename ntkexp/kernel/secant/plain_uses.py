@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Entry, Slot
+from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.secant.patches import Window, with_shift
 from ntkexp.kernel.secant.uses import Element, Grouped, Product, Trained, Use, View
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
+from ntkexp.kernel.record.tape import Tape, is_whole
 from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.chord import Chord
 from ntkexp.kernel.secant.gradient_scale import GradientScale

@@ -20,7 +20,8 @@ from typing import NamedTuple, TypeAlias
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Slot, Tape, storage
+from ntkexp.kernel.record.entry import Slot
+from ntkexp.kernel.record.tape import Tape, storage
 from ntkexp.kernel.secant.patches import Window
 
 

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Factored, Rows
+from ntkexp.kernel.features.blocks import Factored, Rows
 from ntkexp.kernel.features.use_by_use import Copies, Part, places_in
 from ntkexp.kernel.secant.uses import View
 from ntkexp.kernel.sketch.table import Draw, SketchTable, draw_table, scattered

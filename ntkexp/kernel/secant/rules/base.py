@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Entry
+from ntkexp.kernel.record.entry import Entry
 from ntkexp.mistake import Mistake
 
 
