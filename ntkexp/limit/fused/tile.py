@@ -1,8 +1,9 @@
 """What the layers do to one tile: K and Θ at all pixels p for one offset, as flat arrays.
 
-A tile holds `size` numbers after a margin. Its rows are `stride` apart and end in zeros, which stand for the pixels
-outside the image; a window reads its neighbours at fixed distances, across rows, and finds them. The functions read and
-write whole tiles, zeros included: variances of zero outside make zeros of them again.
+A tile holds `size` numbers after a margin. Its rows are `stride` apart, its planes `plane`, and end in zeros, which
+stand for the pixels outside the image, or in pixels of its other side; a window reads its neighbours at fixed
+distances, across rows, and finds them. The functions read and write whole tiles, what is outside included: variances of
+zero there make zeros of it again, or it is cleared.
 
     r₁, r₂    √q at p and at p + o           m = s Σ K + b
     i₁, i₂    1/√q, or zero where q is       w = s Σ Θ + α Σ K + β
