@@ -94,9 +94,14 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
     assert "\x1b" not in ended.out
 
 
-def test_a_run_is_carried_out_and_told_without_what_draws_and_reads_it(start: Start, tmp_path: Path) -> None:
+def test_a_run_is_carried_out_without_what_draws_and_reads_it(start: Start, tmp_path: Path) -> None:
     ended = start("train", *TINY, f"--out={tmp_path}", "--quiet")
     assert (ended.status, ended.err) == (0, "torch hydra numpy")
+
+
+@pytest.mark.slow
+def test_and_told_once_more(start: Start, tmp_path: Path) -> None:
+    start("train", *TINY, f"--out={tmp_path}", "--quiet")
     again = start("train", *TINY, f"--out={tmp_path}")
     assert again.out.endswith(f"{only_run(tmp_path)}\n")
     assert again.err.endswith("torch hydra numpy")

@@ -168,6 +168,6 @@ def test_every_purpose_is_asked_for_in_one_file() -> None:
         purpose
         for file in PACKAGE.rglob("*.py")
         if file.name != "stream.py"
-        for purpose in set(re.findall(r'\bstream\("(\w+)"', file.read_text("utf-8")))
+        for purpose in set(re.findall(r'\bstream\("([\w ]+)"', file.read_text("utf-8")))
     )
     assert asked == Counter(PURPOSES)

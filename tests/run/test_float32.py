@@ -14,7 +14,7 @@ TINY = ("data.train=8", "data.probe=4", "data.test=4", "model.width=8")
     "words",
     [
         ("model=cnn",),
-        ("model=transformer", "optimizer=momentum"),
+        pytest.param(("model=transformer", "optimizer=momentum"), marks=pytest.mark.slow),
         ("optimizer=adam", "model.activation=tanh"),
         ("optimizer=sgd", "optimizer.batch=8", "optimizer.weight_decay=0.01", "loss=cross_entropy"),
     ],

@@ -49,7 +49,8 @@ def column(page: Page, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"), [(390, "dark"), pytest.param(800, "dark", marks=pytest.mark.slow), (1400, "light")]
+    ("width", "scheme"),
+    [(390, "dark"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((800, "dark"), (1400, "light")))],
 )
 def test_it_fits_every_screen_and_is_accessible(opened: Open, width: int, scheme: Scheme) -> None:
     page = opened(width, scheme)
