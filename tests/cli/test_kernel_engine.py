@@ -88,6 +88,7 @@ def test_what_a_worker_cannot_do_is_one_line(command: Command, tmp_path: Path, m
     assert command(*asked, "--quiet") == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_study_is_the_same_by_workers(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "study").mkdir()
     text = "base: [data=wine, data.train=40, data.probe=0]\nkernels: {A: [model=mlp], B: [model=uci_ntk]}\n"

@@ -71,6 +71,7 @@ def anchored(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_secant_prints_what_it_says(tmp_path: Path) -> None:
     for block in Page(ROOT / "docs" / "secant.md").blocks:
         block.run(tmp_path)

@@ -209,8 +209,8 @@ REGIMES: dict[str, tuple[Callable[[], Problem], int]] = {
 }
 
 
-OFTEN = ("programs", "routing of a tape that is too large")
-"""Both sides of the limit, and of routing; the others are slow."""
+OFTEN = ("routing of a tape that is too large",)
+"""The hardest; the others are slow."""
 
 
 @pytest.mark.parametrize(

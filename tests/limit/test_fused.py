@@ -123,7 +123,8 @@ def points(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
     return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("same", [False, True])
 def test_the_engines_agree(name: str, same: bool, dtype: torch.dtype) -> None:

@@ -44,7 +44,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-REPEATED = {"bert on rows", "a vision transformer of transformers"}
+REPEATED = {
+    "bert on rows",
+    "gpt2 on one-hot tokens",
+    "a residual network of timm",
+    "a vision transformer of transformers",
+}
 """Inputs and layers that others have as well."""
 
 

@@ -16,6 +16,8 @@ from ntkexp.report.plots.run_plots import figure_of, gallery, png
 from ntkexp.report.run import load_run
 from tests.run.commands import TINY, only_run
 
+pytestmark = pytest.mark.slow  # TensorBoard takes seconds to load
+
 FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one number
 
 

@@ -72,6 +72,7 @@ def test_a_process_that_cannot_be_started_is_done_without(monkeypatch: pytest.Mo
         assert process is None
 
 
+@pytest.mark.slow
 def test_all_of_the_other_process_ends_with_who_started_it(finished: dict[str, Path]) -> None:
     with another_process() as process:
         assert process is not None

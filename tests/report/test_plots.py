@@ -61,6 +61,7 @@ def assert_inside(figure: Figure) -> None:
     assert tight.y1 <= page.y1 + 1
 
 
+@pytest.mark.slow
 def test_the_same_bytes_each_time(finished: dict[str, Path], tmp_path: Path) -> None:
     run, again = load_run(finished["ten classes"]), load_run(finished["ten classes"])
     written = save(run, tmp_path / "one")

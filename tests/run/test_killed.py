@@ -114,14 +114,8 @@ def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> 
         hurried(arguments, said)
 
 
-@pytest.mark.parametrize(
-    ("method", "call"),
-    [
-        ("on_step", 7),
-        pytest.param("on_end", 1, marks=pytest.mark.slow),
-        pytest.param("on_snapshot", 4, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "call"), [("on_step", 7), ("on_end", 1), ("on_snapshot", 4)])
 def test_an_interrupt_leaves_a_run_that_goes_on(
     tmp_path: Path, undisturbed: Undisturbed, method: str, call: int
 ) -> None:

@@ -61,6 +61,7 @@ def test_it_fits_every_screen_and_is_accessible(opened: Open, width: int, scheme
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_text_in_pictures_can_be_read(opened: Open, scheme: Scheme) -> None:
     """axe does not look into pictures: every text's colour stands out from the page by 4.5 to 1, as WCAG asks."""
     page = opened(1400, scheme)
@@ -103,6 +104,7 @@ def test_tables_sort_both_ways_by_number(opened: Open) -> None:
         assert shown[0] == (32 if direction == "ascending" else 512)
 
 
+@pytest.mark.slow
 def test_tables_page(opened: Open) -> None:
     page = opened()
     pager = page.locator("#runs .pager")
@@ -125,6 +127,7 @@ def test_tables_filter(opened: Open, wanted: str, count: int) -> None:
     assert len(column(page, "run")) == 25
 
 
+@pytest.mark.slow
 def test_every_table_of_a_sweep_has_its_own_filter(opened: Open) -> None:
     page = opened()
     page.get_by_label("Show points with").fill("model.width=64")
@@ -134,6 +137,7 @@ def test_every_table_of_a_sweep_has_its_own_filter(opened: Open) -> None:
     assert 0 < page.locator("#fits-width tbody tr:visible").count() < page.locator("#fits-width tbody tr").count()
 
 
+@pytest.mark.slow
 def test_links_lead_into_runs(opened: Open) -> None:
     page = opened(anchor="#run-mlp-w512-s0-picture")
     assert page.locator("#run-mlp-w512-s0-picture table").is_visible()
@@ -142,6 +146,7 @@ def test_links_lead_into_runs(opened: Open) -> None:
     assert page.locator("details[open]").count() == 2
 
 
+@pytest.mark.slow
 def test_names_are_shown_as_they_are(opened: Open) -> None:
     page = opened()
     assert HOSTILE in page.locator("#sweep-width").inner_text()
@@ -149,12 +154,14 @@ def test_names_are_shown_as_they_are(opened: Open) -> None:
     assert len(column(page, "run")) == 20
 
 
+@pytest.mark.slow
 def test_text_in_pictures_can_be_selected(opened: Open) -> None:
     page = opened()
     page.locator("svg text", has_text="model.width").first.select_text()
     assert page.evaluate("getSelection().toString().trim()") == "model.width"
 
 
+@pytest.mark.slow
 def test_the_dark_page_is_dark(opened: Open) -> None:
     papers = [luminance(opened(scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor"))
               for scheme in ("light", "dark")]  # fmt: skip
@@ -162,6 +169,7 @@ def test_the_dark_page_is_dark(opened: Open) -> None:
     assert papers[1] < 0.1
 
 
+@pytest.mark.slow
 def test_the_page_prints_without_its_buttons(opened: Open) -> None:
     page = opened()
     page.emulate_media(media="print")
