@@ -61,9 +61,7 @@ def test_pictures_are_those_of_the_run(finished: Path, events: EventAccumulator)
     assert drawn.keys() == {f"plots/{path.stem}" for path in (finished / "plots").glob("*.svg")}
 
 
-@pytest.mark.parametrize(
-    "command", ["train", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resume", "sweep"))]
-)
+@pytest.mark.parametrize("command", ["train", "resume", "sweep"])
 def test_finished_runs_get_their_events_once(command: str, finished: Path) -> None:
     path, out = finished / PLACE, finished.parents[1]
     before = path.read_bytes()
