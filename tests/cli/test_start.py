@@ -107,6 +107,7 @@ def test_and_told_once_more(start: Start, tmp_path: Path) -> None:
     assert again.err.endswith("torch hydra numpy")
 
 
+@pytest.mark.slow
 def test_a_run_loads_no_compiler() -> None:
     """What torch would load by itself to shield a dispatch mode, and to be deterministic."""
     program = (

@@ -99,6 +99,7 @@ def interrupted_throughout(said: Path) -> None:
     raise SystemExit(status)
 
 
+@pytest.mark.slow
 def test_a_second_signal_changes_nothing(tmp_path: Path) -> None:
     process = FORKS.Process(target=interrupted_throughout, args=(tmp_path / "said",))
     process.start()

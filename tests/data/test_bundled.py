@@ -20,6 +20,7 @@ def load(name: str, **options: Any) -> Any:
     return getattr(datasets, f"load_{name}")(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), [("breast_cancer", {}), ("diabetes", {"scaled": False}), ("digits", {}), ("wine", {})]
 )
@@ -30,6 +31,7 @@ def test_the_numbers_are_those_of_scikit_learn(name: str, options: dict[str, boo
     assert np.array_equal(target.numpy(), their_target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "name"), [(BreastCancer(), "breast_cancer"), (Wine(), "wine"), (Digits(classes="all"), "digits")]
 )

@@ -34,6 +34,7 @@ def of(kind: type[AbstractSource], **fields: object) -> AbstractSource:
     return kind.model_validate(FEW | fields)
 
 
+@pytest.mark.slow
 def test_digits_are_the_pictures_they_were() -> None:
     from sklearn.datasets import load_digits  # noqa: PLC0415  slow to import where tests are only collected
 

@@ -55,7 +55,7 @@ def test_any_number_of_workers_write_the_same_bytes(
     ("recipe", "overrides"),
     [
         (LimitRecipe(), ["model=mlp"]),
-        (StartRecipe((0, 3), "all"), ["model.width=8"]),
+        pytest.param(StartRecipe((0, 3), "all"), ["model.width=8"], marks=pytest.mark.slow),
         (StartRecipe((1,), "trace"), ["model.width=8", "data.classes=[1,3,8]"]),
     ],
 )

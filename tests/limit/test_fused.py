@@ -275,6 +275,7 @@ def test_blocks_are_parts_of_the_whole() -> None:
             torch.testing.assert_close(part, kernel[place.rows, place.columns], rtol=1e-14, atol=0.0)
 
 
+@pytest.mark.slow
 def test_numba_is_loaded_when_it_is_needed() -> None:
     code = "import sys, ntkexp.limit.infinite_kernel; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,6 +14,7 @@ from tests.run.test_execute import full_disk
 TRUST = ("--trust", str(OWN))
 
 
+@pytest.mark.slow
 def test_a_run_is_begun_resumed_and_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train = ("train", *TINY, "steps=3", "model=module", f"model.path={OWN}", f"--out={tmp_path}", "--quiet")
     with pytest.MonkeyPatch.context() as patch:

@@ -77,7 +77,7 @@ def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...
     assert found.error("left") == pytest.approx(every.error("left"), rel=1e-9)
 
 
-@pytest.mark.parametrize("ending", ["stop_at_loss=1e-9", "stop_at_loss=0.2"])
+@pytest.mark.parametrize("ending", [pytest.param("stop_at_loss=1e-9", marks=pytest.mark.slow), "stop_at_loss=0.2"])
 def test_a_kernel_that_does_not_move_needs_two(ending: str) -> None:
     found = ran(*SHORT, "model.depth=0", "path.schedule=100", ending)
     assert found.error("secant") < ROUNDING
@@ -99,7 +99,7 @@ def every_step() -> Tensor:
     return ran(*LONG, "path.every=1").contributions("secant")
 
 
-@pytest.mark.parametrize("schedule", ["log", "adaptive"])
+@pytest.mark.parametrize("schedule", ["log", pytest.param("adaptive", marks=pytest.mark.slow)])
 def test_the_estimate_of_its_error_is_right(schedule: str) -> None:
     found = ran(*LONG, f"path.schedule={schedule}", "path.count=10")
     true = float((found.contributions("secant") - every_step()).norm() / every_step().norm())

@@ -118,7 +118,8 @@ def test_a_snapshot_that_was_broken_off_is_none(tmp_path: Path, part: str) -> No
     assert read_steps(tmp_path / "k").tolist() == [NOT_YET, NOT_YET]
 
 
-@pytest.mark.parametrize("written", [pytest.param(1, marks=pytest.mark.slow), 20])
+@pytest.mark.slow
+@pytest.mark.parametrize("written", [1, 20])
 def test_a_killed_writer_leaves_whole_kernels(tmp_path: Path, written: int) -> None:
     path = tmp_path / "kernels.zarr"
     with subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(path)], stdout=subprocess.PIPE) as writer:

@@ -25,6 +25,7 @@ def drawn(finished: dict[str, Path]) -> dict[str, str]:
     return dict(here(finished["ten classes"]))
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same(
     finished: dict[str, Path], drawn: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
