@@ -134,5 +134,10 @@ def finish(folder: RunFolder, attempted: Attempted) -> None:
         step_size=setting.descent.step_size,
         largest_stable_step=setting.start.largest_stable_step,
     )
+    remove_leftovers(folder)
+
+
+def remove_leftovers(folder: RunFolder) -> None:
+    """Remove what a finished run needs no more; a kill right after its last word may have left it."""
     for leftover in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
         (folder.path / leftover).unlink(missing_ok=True)

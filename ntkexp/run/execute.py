@@ -19,7 +19,7 @@ from ntkexp.records.command import command
 from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder
 from ntkexp.records.provenance import PROVENANCE, refuse_other_version
 from ntkexp.records.seal import Damaged, read_sealed
-from ntkexp.run.attempt import RunRequest, attempt
+from ntkexp.run.attempt import RunRequest, attempt, remove_leftovers
 from ntkexp.run.checkpoint import Checkpoint, load
 from ntkexp.text import several
 
@@ -35,6 +35,7 @@ def execute(
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
     if not force and folder.whole:
+        remove_leftovers(folder)
         progress.found(folder.path)
         return folder.path
     with folder.claim():

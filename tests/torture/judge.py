@@ -17,7 +17,8 @@ from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["done", "refused"]
 OURS = "ntkexp: "
-LOST = " is damaged: "  # a quiet command says of one thing on its way: of work that was lost
+LOST = (" is damaged: ", " was left without a checkpoint; ")
+"""A quiet command says one thing on its way: what work was lost."""
 SHOWN = 1200  # characters of a complaint
 
 
@@ -47,9 +48,18 @@ def judged(ended: Ended) -> Outcome:
     lines = ended.err.split("\n")[:-1] if ended.err.endswith("\n") else ended.err.split("\n")
     if ended.status == 2 and len(lines) == 1 and lines[0].startswith(OURS) and len(lines[0]) > len(OURS):
         return "refused"
-    if ended.status == 0 and all(line.startswith(OURS) or LOST in line for line in lines if line):
+    if ended.status == 0 and all(line.startswith(OURS) or is_of_lost_work(line) for line in lines if line):
         return "done"
     raise Fault(str(ended))
+
+
+def is_of_lost_work(line: str) -> bool:
+    """Whether a line says that a run begins anew, and why.
+
+    >>> is_of_lost_work("outputs/runs/a was left without a checkpoint; the run begins anew")
+    True
+    """
+    return any(reason in line for reason in LOST)
 
 
 def agree(found: dict[str, bytes], expected: dict[str, bytes], what: str) -> None:
