@@ -166,6 +166,7 @@ def test_an_ensemble_of_what_has_no_limit_is_refused(command: Command, tmp_path:
     check(command("kernel", "ensemble", "model=rbf_network", "--quiet", f"--out={tmp_path}"), "no known limit")
 
 
+@pytest.mark.slow
 def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     folder.mkdir()

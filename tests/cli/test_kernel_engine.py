@@ -69,6 +69,7 @@ def test_a_kernel_that_takes_long_is_said_to(command: Command, tmp_path: Path, m
     assert ended.err.splitlines()[0].startswith(said)
 
 
+@pytest.mark.slow
 def test_what_is_timed_is_not_remarked_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("kernel", "tangent", *SMALL, "kernel.sketch=500", "--workers=1")
     (remark,) = command(*asked, f"--out={tmp_path / 'k.zarr'}").err.splitlines()[-1:]

@@ -46,6 +46,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REPEATED = {
     "bert on rows",
+    "gpt2 on features",
     "gpt2 on one-hot tokens",
     "a residual network of timm",
     "a vision transformer of transformers",

@@ -91,6 +91,7 @@ def test_hostile_names_do_no_harm(page: Path) -> None:
     assert text.count("<script>") == 1
 
 
+@pytest.mark.slow
 def test_the_same_bytes_each_time(outputs: Path, page: Path) -> None:
     first = {file.name: file.read_bytes() for file in page.parent.iterdir()}
     write(gather([], outputs), outputs / "report", "ntkexp report")
