@@ -14,8 +14,8 @@ from ntkexp.data.wine import Wine
 
 
 def load(name: str, **options: Any) -> Any:
-    """What scikit-learn loads, which takes a second to import where tests are only collected."""
-    from sklearn import datasets  # noqa: PLC0415
+    """What scikit-learn loads."""
+    from sklearn import datasets  # noqa: PLC0415  slow to import where tests are only collected
 
     return getattr(datasets, f"load_{name}")(**options)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from ntkexp.records.kernel_file.store import open_matrix
-from tests.docs.readme import ROOT
 from tests.kernel_file.slurm import install
 from tests.kernel_file.test_fill import contents
 from tests.sweep.cluster import Cluster, dask_cluster
-from tests.sweep.commands import Ended, children, ended, workers
+from tests.sweep.commands import Ended, children, ended, running, workers
 
 pytestmark = pytest.mark.slow
 
@@ -28,16 +26,7 @@ LIMIT = ("limit", *SOME, "model.depth=2")
 
 def begun(path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     """`ntkexp kernel …`, running."""
-    command = [sys.executable, "-m", "tests.sweep.commands", "kernel", *words, f"--out={path}"]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return running("kernel", *words, f"--out={path}", **environment)
 
 
 def filled(path: Path, *words: str, **environment: str) -> Ended:

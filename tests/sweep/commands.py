@@ -32,9 +32,13 @@ class Ended(NamedTuple):
 
 def begun(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     """`ntkexp sweep …`, running."""
-    command = [sys.executable, "-m", "tests.sweep.commands", "sweep", *words, f"--out={out}"]
+    return running("sweep", *words, f"--out={out}", **environment)
+
+
+def running(*words: str, **environment: str) -> subprocess.Popen[str]:
+    """`ntkexp …`, in a group of processes of its own."""
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", "tests.sweep.commands", *words],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,
