@@ -41,7 +41,6 @@ class StepFound:
     factor: float
     gradient_error: float  # proof (a), relative to the gradient
     closure: float  # proof (c), relative to the change of the outputs
-    change: Float[Tensor, "probe out"]
 
 
 @dataclass
@@ -74,7 +73,6 @@ class Backwards:
             factor=min(factors[name] for name in step.heard) if step.heard else 0.0,
             gradient_error=missed,
             closure=float(closure / change.norm()) if bool(change.any()) else float(closure),
-            change=change,
         )
 
     def pulled(self, call: ModelCall, weights: Weights) -> Features:

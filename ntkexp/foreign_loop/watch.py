@@ -132,7 +132,7 @@ class Watch:
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step that was taken, and prove that it is the optimizer's."""
-        rule, linear, consumed = self.rules[id(optimizer)], {}, {}
+        rule, linear, consumed, silent = self.rules[id(optimizer)], {}, {}, set()
         before, after = self.weights, self.now()
         for group, members in self.groups(optimizer):
             for name, weight in members.items():
@@ -140,12 +140,13 @@ class Watch:
                 linear[name] = self.linear(rule, group, state, name, weight.grad is None)
                 consumed[name] = torch.zeros_like(weight) if weight.grad is None else weight.grad.detach().clone()
                 self.prove(linear[name], name, consumed[name], after[name], rule.remembered(group, state))
+                if weight.grad is None or not weight.requires_grad:
+                    silent.add(name)
         if any(not torch.equal(after[name], before[name]) for name in after if name not in linear):
             raise Mistake(f"step {len(self.steps)}: a step of one optimizer moved weights of another")
         self.refuse_too_much(before, consumed, linear)
         used = tuple(replace(call) for call in self.calls if call.gradient is not None)
-        silent = frozenset(name for name in linear if linear[name] is IDLE or not self.parameters[name].requires_grad)
-        step = FollowedStep(len(self.steps), used, before, consumed, linear, silent)
+        step = FollowedStep(len(self.steps), used, before, consumed, linear, frozenset(silent))
         self.steps.append(self.joined(step))
         self.weights = after
 
