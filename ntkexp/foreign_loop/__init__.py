@@ -6,4 +6,5 @@
 
 Three proofs stand behind each step: the gradient that was consumed is that of the examples seen, up to one factor; the
 optimizer's rule leads from the weights before to those after; the secant explains the change of the queries' outputs.
+The first two refuse a step that fails; how far the third is off is told, step by step.
 """
