@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from ntkexp.optimizer.base import Memory, Recursion, Sizes
+from ntkexp.optimizer.base import Memory, Recursion, Sizes, Spread
 from ntkexp.optimizer.batches import AbstractBatched
 from ntkexp.shapes import Weights
 
@@ -65,6 +65,13 @@ class AbstractAdam(AbstractBatched):
     def spread(self, step: int, square: Tensor) -> Tensor:
         """The factors 1/D of the weights."""
         return (square.sqrt() / sqrt(1 - self.betas[1] ** (step + 1))).add_(self.eps)
+
+    def spread_at(self, step: int) -> Spread:
+        return Spread(self.betas[1], sqrt(1 - self.betas[1] ** (step + 1)), self.eps, self.amsgrad)
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        return ("mean", "latest") if self.amsgrad else ("mean",)
 
     def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
         first = self.betas[0]

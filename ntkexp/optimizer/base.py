@@ -43,6 +43,15 @@ class Recursion(NamedTuple):
     now: Sizes | None = None
 
 
+class Spread(NamedTuple):
+    """A step is divided by √(square/(1 − β₂ˢ⁺¹)) + ε, where square ← β₂ square + (1 − β₂)g², or the largest so far."""
+
+    second: float  # β₂
+    root: float  # √(1 − β₂ˢ⁺¹)
+    eps: float
+    largest: bool
+
+
 class Move(NamedTuple):
     """A step leads to new weights and a new memory, by arcs if its way is curved."""
 
@@ -88,6 +97,15 @@ class AbstractOptimizer(Component):
     @abstractmethod
     def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
         """Say how the step enters the sum backwards; `memory` holds what is recorded, as it was after the step."""
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """The memory that a derivative through training needs of every step, beside what is recorded anyway."""
+        return ()
+
+    def spread_at(self, step: int) -> Spread | None:
+        """What the step is divided by, if that depends on past gradients."""
+        return None
 
     def factors(self, weights: Weights) -> dict[str, float]:
         """What the step size of every weight is multiplied with: by the longest beginning of its name.

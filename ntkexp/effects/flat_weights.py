@@ -1,0 +1,53 @@
+"""Named weights as one vector, and back: what is done weight by weight is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Size, Tensor
+
+from ntkexp.shapes import Weights
+
+
+@dataclass(frozen=True)
+class FlatWeights:
+    """The parameters one after another.
+
+    >>> names = flat_like({"bias": torch.zeros(2), "gain": torch.ones(1, 1)})
+    >>> names.vector({"gain": torch.tensor([[3.0]]), "bias": torch.tensor([1.0, 2.0])})
+    tensor([1., 2., 3.])
+    >>> names.weights(torch.tensor([1.0, 2.0, 3.0]))["gain"]
+    tensor([[3.]])
+    """
+
+    shapes: Mapping[str, Size]
+
+    @property
+    def places(self) -> dict[str, slice]:
+        """Where each parameter lies in the vector."""
+        found, at = {}, 0
+        for name, shape in self.shapes.items():
+            found[name] = slice(at, at + shape.numel())
+            at += shape.numel()
+        return found
+
+    @property
+    def size(self) -> int:
+        """How many numbers the vector has."""
+        return sum(shape.numel() for shape in self.shapes.values())
+
+    def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, " weight"]:
+        """Put them one after another."""
+        return torch.cat([weights[name].reshape(-1) for name in self.shapes])
+
+    def weights(self, vector: Float[Tensor, " weight"]) -> Weights:
+        """Views of the vector, by name."""
+        return {name: vector[place].view(self.shapes[name]) for name, place in self.places.items()}
+
+
+def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
+    """The order and the shapes of these."""
+    return FlatWeights({name: weight.shape for name, weight in weights.items()})

@@ -1,0 +1,103 @@
+"""A training that was recorded, as far as its derivative asks for it: whoever trained, and however it was kept.
+
+One step takes the gradient of its losses in, and moves the weights; all by PyTorch's definitions,
+
+    g = Σ κᵢ ∇ℓᵢ(θ)        p = c g + λθ,  c = min(1, clip_norm/(‖g‖ + 1e-6))
+    m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
+
+with a number or a vector for each of these letters. Where S is divided by past gradients (Adam), S = σ/n with
+
+    n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.effects.flat_weights import FlatWeights
+
+Coefficient: TypeAlias = float | Tensor
+"""One number, or one for every weight of an update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenBatch:
+    """Examples whose losses were averaged together; a step may take several batches, and an example several rows."""
+
+    examples: Int[Tensor, " row"]  # the place of each among all examples of the training
+    shares: Float[Tensor, " row"]  # κ as it was: 1/|B| in a mean
+    losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]  # ℓᵢ(θ), differentiable twice
+    is_mean: bool = True  # whether κ would be shared among the others, if an example were left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Denominator:
+    """The n by which an update divides, after the step, and what it was before."""
+
+    second: float  # β₂
+    root: float  # ρ = √(1 − β₂ˢ⁺¹)
+    eps: float
+    mean: Tensor  # m
+    latest: Tensor  # u²
+    latest_before: Tensor
+    largest: Tensor | None = None  # t², where it is not u²
+    largest_before: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """How some of the weights took the gradient of a step in."""
+
+    place: slice
+    scale: Coefficient  # S
+    carry: float = 0.0  # β
+    intake: float = 1.0  # α
+    ahead: Coefficient = 0.0  # N
+    coupled: Coefficient = 0.0  # λ
+    lost: Coefficient = 0.0  # d
+    denominator: Denominator | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStep:
+    """A step at the weights before it."""
+
+    index: int
+    weights: Float[Tensor, " weight"]  # θ
+    batches: tuple[TakenBatch, ...]
+    updates: tuple[Update, ...]  # weights without one stay as they are
+    clip_norm: float | None = None
+
+
+class AbstractTrajectory(ABC):
+    """The steps of one training, any of which can be asked for at any time."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """How many steps were taken."""
+
+    @property
+    @abstractmethod
+    def examples(self) -> int:
+        """How many examples there are."""
+
+    @property
+    @abstractmethod
+    def flat(self) -> FlatWeights:
+        """The names of the weights in their order."""
+
+    @property
+    @abstractmethod
+    def end(self) -> Float[Tensor, " weight"]:
+        """The weights after the last step."""
+
+    @abstractmethod
+    def step(self, index: int) -> TrainedStep:
+        """One of the steps, from 0 on."""
