@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.features.bracket import Bracket, empty
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import gram
@@ -52,13 +53,15 @@ class Backwards:
     later: Tape
     bracket: Bracket | None = None
 
-    def take(self, step: FollowedStep, end: Weights, steps: list[FollowedStep]) -> StepFound:
+    def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> StepFound:
         """Take one step back."""
         tape = self.reader.record(step.start, self.queries)
         features = self.reader.along(tape, self.later)
         self.bracket = self.bracket or empty(features)
         self.bracket.take(features, step.scale, 1.0)
-        calls = [self.pulled(call, steps[call.at].start) for call in step.calls]
+        calls = [
+            self.pulled(call, step.start if call.at == step.index else steps.start(call.at)) for call in step.calls
+        ]
         factors, missed = self.prove(step, calls)
         difference = {name: end[name] - weight for name, weight in step.start.items()}
         change = self.later.outputs - tape.outputs

@@ -9,6 +9,7 @@ from copy import deepcopy
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.keeper import KeeperInMemory
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.watch import Watch
@@ -46,8 +47,10 @@ def follow(
     True
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    watch = Watch(model, optimizers, output, ids, memory_gb)
-    trace = Trace(watch, deepcopy(model), as_inputs(queries))
+    module, asked = deepcopy(model), as_inputs(queries)
+    keeper = KeeperInMemory(memory_gb)
+    watch = Watch(model, optimizers, output, ids, keeper)
+    trace = Trace(keeper.steps, module, output, asked)
     watch.begin()
     try:
         yield trace

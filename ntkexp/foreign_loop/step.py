@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ntkexp.shapes import Weights
 @dataclass(frozen=True)
 class FollowedStep:
     """The calls whose gradients it consumed, the gradient itself, and the linear step of every parameter that some
-    optimizer moved; those that are `silent` got no gradient."""
+    optimizer moved, with the optimizer's settings; those that are `silent` got no gradient."""
 
     index: int
     calls: tuple[ModelCall, ...]
@@ -24,6 +25,8 @@ class FollowedStep:
     gradient: Weights
     linear: Mapping[str, LinearStep]
     silent: frozenset[str]
+    settings: Mapping[str, Mapping[str, Any]]
+    rule_error: float  # proof (b): how far the weights are from where the rule leads, relative to them
 
     @property
     def heard(self) -> list[str]:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.attribution import Backwards
-from ntkexp.foreign_loop.watch import Watch
+from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.shapes import Inputs
+from ntkexp.shapes import Function, Inputs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -23,41 +23,49 @@ if TYPE_CHECKING:
 
 @dataclass
 class Trace:
-    """`module` is a copy of the model, whose weights are given to it."""
+    """The `steps` of a `module`, whose weights are given to it."""
 
-    watch: Watch
+    steps: AbstractSteps
     module: nn.Module
+    output: str | int | None
     queries: Inputs
+
+    @cached_property
+    def function(self) -> Function:
+        """The module as a function of its weights."""
+        return function_of(self.module, self.output)
 
     @cached_property
     def examples(self) -> dict[str, int]:
         """The examples that were seen, in order of their first use."""
-        names = (name for step in self.watch.steps for call in step.calls for name in call.names)
-        return {name: place for place, name in enumerate(dict.fromkeys(names))}
+        return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
+
+    def refuse_empty(self) -> None:
+        """Refuse a loop of which nothing was seen."""
+        if not len(self.steps):
+            raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
+        if not self.examples:
+            raise Mistake("the model was never called with gradients enabled; follow the module that the loop calls")
 
     def attribute(self) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
-        steps = self.watch.steps
-        if not steps:
-            raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
-        reader = Reader(
-            function_of(self.module, self.watch.output), frozenset(self.watch.weights), programs=ProgramCache()
-        )
-        last = reader.record(self.watch.weights, self.queries)
-        back, later = Backwards(reader, self.queries, last), self.watch.weights
+        self.refuse_empty()
+        steps, end = self.steps, self.steps.end
+        reader = Reader(self.function, frozenset(end), programs=ProgramCache())
+        last = reader.record(end, self.queries)
+        back = Backwards(reader, self.queries, last)
         outputs = last.outputs
         parts, decay = outputs.new_zeros(*outputs.shape, len(self.examples)), torch.zeros_like(outputs)
         by_step, figures = outputs.new_zeros(*outputs.shape, len(steps)), []
-        for step in reversed(steps):
+        for step, later in steps.backwards():
             found = back.take(step, later, steps)
             places = [self.examples[name] for call in step.calls for name in call.names]
             parts.index_add_(2, torch.tensor(places, dtype=torch.long, device=parts.device), found.parts)
             decay += found.decay
             by_step[:, :, step.index] = found.parts.sum(2) + found.decay
-            figures.append((found.factor, found.gradient_error, found.closure))
-            later = step.start
+            figures.append((found.factor, found.gradient_error, step.rule_error, found.closure))
         change = outputs - back.later.outputs
         proofs = torch.tensor(figures[::-1], dtype=torch.float64).T
         arrays = {
@@ -73,4 +81,4 @@ class Trace:
         )
 
 
-PROOFS = ("gradient_factor", "gradient_error", "closure")
+PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Real
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
 from ntkexp.foreign_loop.rule.base import IDLE, AbstractRule, LinearStep, refuse_unexplained
 from ntkexp.foreign_loop.rule.choose import rule_of
@@ -25,6 +28,9 @@ from ntkexp.model.foreign.chosen_output import choose_output
 from ntkexp.model.functional import training_modes
 from ntkexp.shapes import Weights
 
+FOLLOWED: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""The optimizers whose steps are being followed."""
+
 
 @dataclass
 class Watch:
@@ -34,35 +40,55 @@ class Watch:
     optimizers: Sequence[torch.optim.Optimizer]
     output: str | int | None
     ids: Ids
-    memory_gb: float
-    steps: list[FollowedStep] = field(default_factory=list)
+    keeper: AbstractKeeper
     weights: Weights = field(default_factory=dict)
     calls: list[ModelCall] = field(default_factory=list)
     memory: dict[str, Tensor] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
-    held: float = 0.0  # bytes
 
     def begin(self) -> None:
         """Put up the hooks, at weights that no step has moved yet."""
         self.rules = {id(optimizer): rule_of(optimizer) for optimizer in self.optimizers}
         self.names = {id(weight): name for name, weight in self.model.named_parameters()}
+        self.refuse_followed()
+        self.weights = self.now()
+        self.keeper.begin(self.weights, self.optimizers, self.names)
+        self.remember()
+        FOLLOWED.update(self.optimizers)
         for optimizer in self.optimizers:
-            if optimizer.state:
+            self.hooks.append(optimizer.register_step_pre_hook(self.on_start))
+            self.hooks.append(optimizer.register_step_post_hook(self.on_step))
+        self.hooks.append(self.model.register_forward_hook(self.on_call, with_kwargs=True))
+
+    def refuse_followed(self) -> None:
+        """Refuse optimizers that somebody follows already."""
+        if any(optimizer in FOLLOWED for optimizer in self.optimizers):
+            raise Mistake("the optimizer is followed already; one trace tells all of its steps")
+
+    def remember(self) -> None:
+        """Take over what the optimizers remember, if somebody followed the steps that they have taken."""
+        for optimizer in self.optimizers:
+            if optimizer.state and not self.keeper.count:
                 raise Mistake(
                     "the optimizer has taken steps already, which nobody followed; follow it from its first on"
                 )
-            self.groups(optimizer)
-            self.hooks.append(optimizer.register_step_pre_hook(self.on_start))
-            self.hooks.append(optimizer.register_step_post_hook(self.on_step))
-        self.weights = self.now()
-        self.hooks.append(self.model.register_forward_hook(self.on_call, with_kwargs=True))
+            rule = self.rules[id(optimizer)]
+            for group, members in self.groups(optimizer):
+                for name, weight in members.items():
+                    if weight not in optimizer.state:
+                        continue
+                    self.moved[name] = 1
+                    if (kept := rule.remembered(group, optimizer.state[weight])) is not None:
+                        self.memory[name] = kept.detach().clone()
 
     def end(self) -> None:
         """Take the hooks down."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
+        FOLLOWED.difference_update(self.optimizers)
+        self.keeper.end()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -99,9 +125,9 @@ class Watch:
             return
         self.refuse_foreign_changes()
         if reasons := list(training_modes(self.model)):
-            raise Mistake(f"step {len(self.steps)}: {reasons[0]}, which is not followed; train with model.eval()")
+            raise Mistake(f"step {self.keeper.count}: {reasons[0]}, which is not followed; train with model.eval()")
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
-        call = ModelCall(len(self.steps), inputs, names_of(inputs, self.ids))
+        call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids))
         output.register_hook(partial(self.on_gradient, call))  # type: ignore[no-untyped-call]  # torch's own
         self.calls.append(call)
 
@@ -123,72 +149,71 @@ class Watch:
         """Refuse weights that something else than the optimizers has moved."""
         for name, weight in self.parameters.items():
             if name not in self.weights:
-                raise Mistake(f"step {len(self.steps)}: '{name}' was given to the optimizer during training")
+                raise Mistake(f"step {self.keeper.count}: '{name}' was given to the optimizer during training")
             if not torch.equal(weight.detach(), self.weights[name]):
                 raise Mistake(
-                    f"step {len(self.steps)}: '{name}' was changed by something else than the optimizer since the last "
-                    "step (a clamp, an average that was copied back, a load?); what changed it is not followed"
+                    f"step {self.keeper.count}: '{name}' was changed by something else than the optimizer since the "
+                    "last step (a clamp, an average that was copied back, a load?); what changed it is not followed"
                 )
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step that was taken, and prove that it is the optimizer's."""
         rule, linear, consumed, silent = self.rules[id(optimizer)], {}, {}, set()
-        before, after = self.weights, self.now()
+        before, after, settings, missed = self.weights, self.now(), {}, 0.0
         for group, members in self.groups(optimizer):
+            used = settings_of(group)
             for name, weight in members.items():
                 state = optimizer.state.get(weight, {})
                 linear[name] = self.linear(rule, group, state, name, weight.grad is None)
                 consumed[name] = torch.zeros_like(weight) if weight.grad is None else weight.grad.detach().clone()
-                self.prove(linear[name], name, consumed[name], after[name], rule.remembered(group, state))
+                kept = rule.remembered(group, state)
+                missed = max(missed, self.prove(linear[name], name, consumed[name], after[name], kept))
+                settings[name] = used
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
         if any(not torch.equal(after[name], before[name]) for name in after if name not in linear):
-            raise Mistake(f"step {len(self.steps)}: a step of one optimizer moved weights of another")
-        self.refuse_too_much(before, consumed, linear)
-        used = tuple(replace(call) for call in self.calls if call.gradient is not None)
-        step = FollowedStep(len(self.steps), used, before, consumed, linear, frozenset(silent))
-        self.steps.append(self.joined(step))
+            raise Mistake(f"step {self.keeper.count}: a step of one optimizer moved weights of another")
+        calls = tuple(replace(call) for call in self.calls if call.gradient is not None)
+        step = FollowedStep(self.keeper.count, calls, before, consumed, linear, frozenset(silent), settings, missed)
+        self.keeper.take(step, self.optimizers.index(optimizer), after)
         self.weights = after
-
-    def refuse_too_much(self, weights: Weights, gradient: Weights, linear: Mapping[str, LinearStep]) -> None:
-        """Refuse to hold more than was allowed: of every step its weights, its gradient, and scales of elements."""
-        scales = (each.scale.nbytes for each in linear.values() if isinstance(each.scale, Tensor))
-        self.held += sum(part.nbytes for part in (*weights.values(), *gradient.values())) + sum(scales)
-        if self.held > 1e9 * self.memory_gb:
-            raise Mistake(
-                f"step {len(self.steps)}: the steps followed so far take more than memory_gb={self.memory_gb:g}, about "
-                f"{self.held / 1e6 / (len(self.steps) + 1):.3g} MB each; raise it, or follow fewer"
-            )
-
-    def joined(self, step: FollowedStep) -> FollowedStep:
-        """Steps of several optimizers by the same gradients are one."""
-        last = self.steps[-1] if self.steps else None
-        if last is None or last.linear.keys() & step.linear.keys() or any(each.at > last.index for each in self.calls):
-            return step
-        self.steps.pop()
-        return replace(
-            last,
-            linear={**last.linear, **step.linear},
-            gradient=last.gradient | step.gradient,
-            silent=last.silent | step.silent,
-        )
 
     def linear(
         self, rule: AbstractRule, group: Mapping[str, Any], state: Mapping[str, Any], name: str, idle: bool
     ) -> LinearStep:
         """How a parameter's gradient was taken in."""
-        if not idle:
-            self.moved[name] = self.moved.get(name, 0) + 1
-            return rule.step(group, state, self.moved[name] - 1)
-        return IDLE
+        if idle:
+            return IDLE
+        self.moved[name] = self.moved.get(name, 0) + 1
+        linear = rule.step(group, state, self.moved[name] - 1)
+        return linear if name in self.memory else replace(linear, carry=0.0)
 
-    def prove(self, linear: LinearStep, name: str, gradient: Tensor, after: Tensor, kept: Tensor | None) -> None:
+    def prove(self, linear: LinearStep, name: str, gradient: Tensor, after: Tensor, kept: Tensor | None) -> float:
         """Proof (b): what the rule makes of the gradient is what the optimizer made of it."""
         before = self.weights[name]
         memory = linear.memory(gradient, before, self.memory.get(name))
         expected = linear.after(gradient, before, memory)
-        place = f"step {len(self.steps)}: '{name}'"
-        refuse_unexplained(place, after, expected, before.abs() + (expected - before).abs())
+        place = f"step {self.keeper.count}: '{name}'"
+        missed = refuse_unexplained(place, after, expected, before.abs() + (expected - before).abs())
         if kept is not None:
             refuse_unexplained(place, kept, memory, self.memory.get(name, memory).abs() + gradient.abs() + memory.abs())
             self.memory[name] = kept.detach().clone()
+        return missed
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group of parameters as they are now."""
+    return {key: plain(value) for key, value in group.items() if key != "params"}
+
+
+def plain(value: object) -> object:
+    """A setting as a copy of Python's own kind, where it is a number.
+
+    >>> plain(torch.tensor(0.5)), plain((0.9, 0.99))
+    (0.5, (0.9, 0.99))
+    """
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return tuple(map(plain, value))
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool | int) else value

@@ -79,8 +79,7 @@ def test_the_parts_of_sgd_are_those_of_a_loop_over_examples() -> None:
     given, expected = loop(sgd), torch.zeros(3, 3, loops.EXAMPLES, dtype=torch.float64)
     trace = followed(given, plain)
     places = {name: place for place, name in enumerate(digests(given.x))}
-    steps = trace.watch.steps
-    for step, end in zip(steps, [*(each.start for each in steps[1:]), trace.watch.weights], strict=True):
+    for step, end in trace.steps.forwards():
         (call,) = step.calls
         assert isinstance(call.inputs, torch.Tensor)
         kernel = ntkexp.secant_kernel(trace.module, step.start, end, given.queries, call.inputs)

@@ -60,14 +60,17 @@ IDLE = LinearStep(scale=0.0, carry=1.0, intake=0.0)
 ROUNDING = 64  # eps: of the few operations of a step, fused or not
 
 
-def refuse_unexplained(place: str, found: Tensor, expected: Tensor, size: Tensor) -> None:
-    """Refuse numbers that are not where a rule leads, where rounding of numbers of this size does not explain it."""
-    beyond = (found - expected).abs() - ROUNDING * torch.finfo(found.dtype).eps * size
+def refuse_unexplained(place: str, found: Tensor, expected: Tensor, size: Tensor) -> float:
+    """Refuse numbers that are not where a rule leads, where rounding of numbers of this size does not explain it; how
+    far they are from there, relative to the largest."""
+    difference = (found - expected).abs()
+    beyond = difference - ROUNDING * torch.finfo(found.dtype).eps * size
     if beyond.numel() and not float(beyond.max()) <= 0:
         raise Mistake(
             f"{place} is not where its optimizer's rule leads, by {float(beyond.max()):.2g} or more; was its gradient "
             "changed in the step, or the weight right after?"
         )
+    return float(difference.max()) / (float(size.max()) or 1.0) if beyond.numel() else 0.0
 
 
 class AbstractRule(ABC):

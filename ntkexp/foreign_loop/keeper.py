@@ -1,0 +1,97 @@
+"""Who keeps the steps that are seen: in memory, or on disk."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.steps import AbstractSteps, StepsInMemory
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Weights
+
+
+class AbstractKeeper(ABC):
+    """Takes in steps as they happen; `optimizers` are those that take them."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many steps there are so far."""
+
+    @abstractmethod
+    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        """Watching begins, at these weights; parameters go by their names."""
+
+    @abstractmethod
+    def take(self, step: FollowedStep, which: int, after: Weights) -> None:
+        """Keep a step that one of the optimizers took."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Watching ends."""
+
+
+def joins(step: FollowedStep, moved: frozenset[str], index: int) -> bool:
+    """Whether a step belongs to the last one, which had this index and moved these parameters: several optimizers that
+    take in the same gradients make one step."""
+    return not moved & step.linear.keys() and all(call.at <= index for call in step.calls)
+
+
+@dataclass
+class KeeperInMemory(AbstractKeeper):
+    """All steps are held, up to `memory_gb`."""
+
+    memory_gb: float
+    kept: StepsInMemory = field(default_factory=StepsInMemory)
+    held: float = 0.0  # bytes
+
+    @property
+    def steps(self) -> AbstractSteps:
+        """What is kept."""
+        return self.kept
+
+    @property
+    def count(self) -> int:
+        return len(self.kept.steps)
+
+    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        self.kept.latest = weights
+
+    def take(self, step: FollowedStep, which: int, after: Weights) -> None:
+        self.refuse_too_much(step)
+        steps = self.kept.steps
+        if steps and joins(step, frozenset(steps[-1].linear), steps[-1].index):
+            last = steps.pop()
+            step = replace(
+                last,
+                linear={**last.linear, **step.linear},
+                settings={**last.settings, **step.settings},
+                gradient=last.gradient | step.gradient,
+                silent=last.silent | step.silent,
+                rule_error=max(last.rule_error, step.rule_error),
+            )
+        steps.append(step)
+        self.kept.latest = after
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def refuse_too_much(self, step: FollowedStep) -> None:
+        """Refuse to hold more than was allowed."""
+        self.held += bytes_of(step)
+        if self.held > 1e9 * self.memory_gb:
+            raise Mistake(
+                f"step {step.index}: the steps followed so far take more than memory_gb={self.memory_gb:g}, about "
+                f"{self.held / 1e6 / (self.count + 1):.3g} MB each; raise it, follow fewer, or give a folder, to=…"
+            )
+
+
+def bytes_of(step: FollowedStep) -> int:
+    """What a step takes in memory: its weights, its gradient, and scales of elements."""
+    scales = (each.scale.nbytes for each in step.linear.values() if isinstance(each.scale, Tensor))
+    return sum(part.nbytes for part in (*step.start.values(), *step.gradient.values())) + sum(scales)
