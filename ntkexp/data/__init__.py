@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ntkexp.data.digits import Digits as Digits
     from ntkexp.data.fashion_mnist import FashionMnist as FashionMnist
     from ntkexp.data.images import AbstractImages as AbstractImages
+    from ntkexp.data.integers import Integers as Integers
     from ntkexp.data.mnist import MNIST as MNIST
     from ntkexp.data.modular_addition import ModularAddition as ModularAddition
     from ntkexp.data.moons import Moons as Moons

@@ -5,6 +5,8 @@ of the examples and their noise come from the source's seed, each
 from a stream of its own; inputs, and real targets, are standardised with the statistics of the training split alone:
 
     x ← (x − mean) / deviation
+
+A source may say instead that its examples stay as they are given: in its own order, and with targets in their own unit.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Examples:
     white: float = 1.0
     gaps: bool = False  # NaN marks a missing input, for which the mean of the training split is put
     vocabulary: int = 0  # unless it is 0, inputs are tokens: whole numbers below it
+    as_given: bool = False  # their order and the unit of their targets are the source's own
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,11 @@ class AbstractSource(Component):
         """The data of a seed, by as many threads as there are."""
         examples = self.examples(stream("examples", seed))
         refuse_infinite(examples)
-        order = torch.randperm(len(examples.inputs), generator=stream("order", seed))
+        count = len(examples.inputs)
+        order = torch.randperm(count, generator=stream("order", seed)) if not examples.as_given else torch.arange(count)
         train, *others = (part(examples, index) for index in self.cut(order))
+        if examples.as_given:
+            return self.standardised((train, *others), examples)
         refuse_constant(train.target)  # before the noise, which would hide it, and after, lest it is the noise's doing
         noise = stream("noise", seed)
         train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, noise))
@@ -121,7 +127,8 @@ class AbstractSource(Component):
             fill = means(splits[0].shown)
             splits = tuple(replace(split, shown=filled(split.shown, fill)) for split in splits)
         scale = MEASURES[self.standardise](splits[0].shown)
-        rescale = unchanged(splits[0].target) if examples.classes else each(splits[0].target)
+        whole = bool(examples.classes) or examples.as_given
+        rescale = unchanged(splits[0].target) if whole else each(splits[0].target)
         train, probe, test = (replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits)
         return Data(train, probe, test, examples.classes, examples.vocabulary)
 

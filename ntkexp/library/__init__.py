@@ -11,6 +11,7 @@ tensor([[ 6.,  7.],
 from __future__ import annotations
 
 from ntkexp.kernel.record.full_precision import full_precision
+from ntkexp.library.finite_step import ascend, finite_step_kernel
 from ntkexp.library.module import reader_of
 from ntkexp.library.secant import secant_kernel
 from ntkexp.library.tangent import tangent_kernel
@@ -18,4 +19,4 @@ from ntkexp.limit import infinite_kernel as infinite
 
 infinite_kernel = full_precision()(infinite.infinite_kernel)
 
-__all__ = ["infinite_kernel", "reader_of", "secant_kernel", "tangent_kernel"]
+__all__ = ["ascend", "finite_step_kernel", "infinite_kernel", "reader_of", "secant_kernel", "tangent_kernel"]

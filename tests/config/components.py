@@ -21,9 +21,18 @@ REQUIRED: dict[str, dict[str, str]] = {"module": {"path": f"{OWN}:build"}}
 """What an option needs beside its name."""
 
 
+SCALAR = {"lookup_table", "scalar_linear", "reparametrised_linear", "radial_basis"}
+"""Models that are functions of one number, with `data=integers`; tests/model/test_scalar.py is theirs."""
+
+
 def choices(folder: str) -> list[str]:
     """The YAMLs of a choice."""
     return Choices(tuple(FOLDERS)).options(folder)
+
+
+def networks() -> list[str]:
+    """The models that take data of any shape, or of images."""
+    return sorted(set(choices("model")) - SCALAR)
 
 
 def configured(folder: str, name: str, **changes: object) -> Component:

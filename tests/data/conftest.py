@@ -99,7 +99,10 @@ def source_of(name: str, **changes: object) -> AbstractSource:
     return source
 
 
-READY = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "???" not in written_down(path.stem).values())
+GIVEN = {"integers"}
+"""Examples that nobody draws; tests/model/test_scalar.py is theirs."""
+
+READY = sorted({path.stem for path in CONFIGS.glob("*.yaml") if "???" not in written_down(path.stem).values()} - GIVEN)
 
 
 @pytest.fixture(params=READY)

@@ -28,7 +28,7 @@ from ntkexp.model.mlp import MLP
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.run.setting import prepare
 from ntkexp.stream import Purpose, stream
-from tests.config.components import choices, configured
+from tests.config.components import choices, configured, networks
 from tests.data.conftest import READY, source_of
 
 PACKAGE = Path(ntkexp.__file__).parent
@@ -91,7 +91,7 @@ def usual() -> tuple[Experiment, Data]:
     return experiment, experiment.data.split()
 
 
-@pytest.mark.parametrize("name", sorted(set(choices("model")) - FROM_LIBRARIES))
+@pytest.mark.parametrize("name", sorted(set(networks()) - FROM_LIBRARIES))
 def test_no_network_draws_what_data_or_batches_draw(name: str) -> None:
     model = configured("model", name, width=8)
     assert isinstance(model, AbstractArchitecture)

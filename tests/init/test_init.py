@@ -17,7 +17,7 @@ from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.functional import weights_of
 from ntkexp.model.mlp import MLP
 from ntkexp.model.output import ScaledOutput
-from tests.config.components import choices, configured
+from tests.config.components import choices, configured, networks
 from tests.kernel.compare import agree
 
 EPS = torch.finfo(torch.float64).eps
@@ -144,7 +144,7 @@ def test_the_size_of_what_is_summed(name: str, reading: dict[str, bool]) -> None
 
 
 @pytest.mark.parametrize(("name", "width"), [*zip(INITS, cycle([8, 24]))])  # widths in turn
-@pytest.mark.parametrize("model", choices("model"))
+@pytest.mark.parametrize("model", networks())
 def test_every_architecture_runs_on_the_default_data(model: str, name: str, width: int) -> None:
     architecture = configured("model", model, width=width)
     assert isinstance(architecture, AbstractArchitecture)

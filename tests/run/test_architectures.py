@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config.components import OWN, asked_for, choices
+from tests.config.components import OWN, asked_for, networks
 from tests.run.small import ran
 from tests.run.test_exactness import exact
 
 
 @pytest.mark.parametrize(("init", "width"), [("standard", 16), pytest.param("ntk", 8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("model", choices("model"))
+@pytest.mark.parametrize("model", networks())
 def test_a_few_steps_are_exact(model: str, init: str, width: int) -> None:
     run = ran(
         *asked_for("model", model),

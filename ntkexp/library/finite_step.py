@@ -1,0 +1,94 @@
+"""The kernel of one finite step on one output, and the weights that such steps lead to.
+
+    k̃_η(x, x′) = (f(x; θ + η ∇f(x′; θ)) − f(x; θ))/η  →  k(x, x′)    as η → 0, with an error of O(η)
+
+F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the tangent kernel as this limit. It is a
+kernel of the secant, K̃ = J̄(x) J(x′)ᵀ, and unlike k it is not symmetric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ntkexp.library.module import named
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import function_of, weights_of
+from ntkexp.shapes import Function, Weights
+
+
+def finite_step_kernel(
+    module: nn.Module,
+    x1: Float[Tensor, "probe *shape"],
+    x2: Float[Tensor, "train *shape"],
+    step_size: float,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Float[Tensor, "probe out train out_"]:
+    """k̃_η for all outputs, a step at a time; of weights that are not given, the module's own.
+
+    A function that is linear in its weights has the kernel of its tangent at any step:
+
+    >>> line = torch.nn.Linear(1, 1).double()
+    >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
+    >>> finite_step_kernel(line, x, x[:1], step_size=0.5)[:, 0, 0, 0].round(decimals=9).tolist()
+    [101.0, -9.0]
+    """
+    if not step_size:
+        raise Mistake("step_size=0: a finite step has a size; tangent_kernel is its limit")
+    function, start = function_of(module), start_of(module, weights)
+    before = function(start, x1)
+    columns = [
+        torch.stack(
+            [(function(moved(start, step_size, g), x1) - before) / step_size for g in gradients(function, start, x)]
+        )
+        for x in torch.split(x2, 1)
+    ]
+    return torch.stack(columns).permute(2, 3, 0, 1)
+
+
+def ascend(
+    module: nn.Module,
+    point: Float[Tensor, "one *shape"],
+    steps: int,
+    step_size: float,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Weights:
+    """The weights after steps θ ← θ + η ∇f(point; θ), which raise the one output at one point.
+
+    >>> line = torch.nn.Linear(1, 1).double()
+    >>> ascended = ascend(line, torch.tensor([[2.0]], dtype=torch.float64), steps=3, step_size=1.0)
+    >>> [round((ascended[name] - weight).item(), 9) for name, weight in line.named_parameters()]
+    [6.0, 3.0]
+    """
+    function, reached = function_of(module), start_of(module, weights)
+    for _ in range(steps):
+        (gradient,) = gradients(function, reached, point)
+        reached = moved(reached, step_size, gradient)
+    return reached
+
+
+def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights:
+    """The trained weights, of which some may be given."""
+    own = weights_of(module)
+    return own | {name: weight for name, weight in named(module, weights or {}, "weights").items() if name in own}
+
+
+def gradients(function: Function, weights: Weights, x: Float[Tensor, "one *shape"]) -> list[Weights]:
+    """The gradient of each output at one point."""
+    known = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    outputs = function(known, x)[0]
+    found = [
+        torch.autograd.grad(output, list(known.values()), retain_graph=True, materialize_grads=True)
+        for output in outputs
+    ]
+    return [dict(zip(known, each, strict=True)) for each in found]
+
+
+def moved(weights: Weights, step_size: float, direction: Weights) -> Weights:
+    """The weights after a step in a direction."""
+    return {name: weight + step_size * direction[name] for name, weight in weights.items()}
