@@ -106,6 +106,35 @@ def test_a_loop_that_raises_leaves_a_trace() -> None:
     closes(given, before, {str(name): torch.from_numpy(dataset[name].values) for name in dataset}, EXACT)
 
 
+def test_rounding_of_sums_that_cancel_is_no_change_by_hand() -> None:
+    """Adam's memory all but vanishes in the second step, and so do the weights after the first."""
+    pull = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
+    net = nn.Linear(1000, 1, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(0.01 * pull.sign())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    with ntkexp.follow(net, optimizer, queries=pull) as trace:
+        for factor in (1.0, -0.9, 1.0):
+            optimizer.zero_grad()
+            net(factor * pull).sum().backward()
+            optimizer.step()
+    assert len(trace.steps) == 3
+
+
+def test_writes_past_the_count_of_pytorch_are_seen() -> None:
+    def clamps(given: Loop, batch: torch.Tensor) -> None:
+        plain(given, batch)
+        given.model[0].weight.data.clamp_(-0.3, 0.3)  # type: ignore[union-attr, operator]
+
+    with pytest.raises(Mistake, match=r"step 1: '0\.weight' was changed by something else"):
+        followed(loop(momentum), clamps)
+
+
+def test_what_has_diverged_is_called_so() -> None:
+    with pytest.raises(Mistake, match=r"step \d: '.*' is no longer finite; training has diverged"):
+        followed(loop(lambda model: [torch.optim.SGD(model.parameters(), lr=1e200)]), plain)
+
+
 def test_examples_may_have_names() -> None:
     given = loop(sgd)
     names = {name: f"row {k}" for k, name in enumerate(digests(given.x))}

@@ -26,10 +26,10 @@ class AdamRule(AbstractRule):
         size, decay, (first, second) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
         count = float(state["step"])
         square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        spread = square.sqrt() / sqrt(1 - second**count) + group["eps"]
+        spread = square.sqrt().mul_(1 / sqrt(1 - second**count)).add_(group["eps"])
         decouples = bool(group["decoupled_weight_decay"])
         return LinearStep(
-            scale=size / (1 - first**count) / spread,
+            scale=spread.reciprocal_().mul_(size / (1 - first**count)),
             carry=float(first),
             intake=1 - float(first),
             coupled=0.0 if decouples else decay,

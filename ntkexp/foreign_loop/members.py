@@ -1,0 +1,61 @@
+"""The parameters that optimizers move, by the names that the model gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ntkexp.mistake import Mistake
+
+Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
+"""The settings of a group of parameters, and these."""
+
+
+@dataclass
+class Members:
+    """The groups of each optimizer; they are named again where a group has come, grown or been loaded."""
+
+    model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    known: dict[int, tuple[list[int], list[Group]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = {id(weight): name for name, weight in self.model.named_parameters()}
+
+    def groups(self, optimizer: torch.optim.Optimizer) -> list[Group]:
+        """The settings and parameters of each group of an optimizer.
+
+        >>> net = nn.Linear(2, 1)
+        >>> sgd = torch.optim.SGD([net.weight])
+        >>> [list(members) for _, members in Members(net, [sgd]).groups(sgd)]
+        [['weight']]
+        """
+        present = [id(part) for group in optimizer.param_groups for part in (group, *group["params"])]
+        known = self.known.get(id(optimizer))
+        if known is None or known[0] != present:
+            known = self.known[id(optimizer)] = (present, [self.named(group) for group in optimizer.param_groups])
+        return known[1]
+
+    def named(self, group: Mapping[str, Any]) -> Group:
+        """A group with the names of its parameters."""
+        for weight in group["params"]:
+            if id(weight) not in self.names:
+                raise Mistake(
+                    f"the optimizer moves a tensor of shape {list(weight.shape)} that is no parameter of the model; "
+                    "follow the module that holds all of them"
+                )
+        return group, {self.names[id(weight)]: weight for weight in group["params"]}
+
+    def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+        """The parameters of one optimizer."""
+        return {name: weight for _, members in self.groups(optimizer) for name, weight in members.items()}
+
+    def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of all."""
+        for optimizer in self.optimizers:
+            for _, members in self.groups(optimizer):
+                yield from members.items()
