@@ -6,6 +6,7 @@ typical one. Where one is, every element is held against the sizes of the number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -88,4 +89,4 @@ def mean_size(found: Tensor) -> float:
     3.0
     """
     flat = found.flatten()
-    return float(flat @ flat / len(flat)) ** 0.5
+    return math.sqrt(float(flat @ flat) / len(flat))
