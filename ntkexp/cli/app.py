@@ -12,7 +12,20 @@ import typer
 from ntkexp.chapter import files, folders
 from ntkexp.cli import commands
 
-FIRST = ("train", "sweep", "config", "resume", "report", "explain", "compare", "runs", "limit", "tangent", "predict")
+FIRST = (
+    "train",
+    "sweep",
+    "claims",
+    "config",
+    "resume",
+    "report",
+    "explain",
+    "compare",
+    "runs",
+    "limit",
+    "tangent",
+    "predict",
+)
 """The commands in the order in which somebody comes to need them; others follow."""
 
 

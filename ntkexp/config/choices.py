@@ -22,7 +22,7 @@ import yaml
 from ntkexp.config.document import parsed
 from ntkexp.mistake import Mistake, nearest
 
-NO_CHOICES = frozenset({"study", "sweep"})
+NO_CHOICES = frozenset({"claim", "study", "sweep"})
 """Folders of YAML that describe something else than a part of an experiment."""
 
 

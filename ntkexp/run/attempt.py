@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, identity
@@ -46,6 +48,7 @@ class RunRequest:
     overrides: Sequence[str]
     repeat: str
     progress: AbstractProgress
+    pictures: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,7 @@ class Attempted:
 def attempt(asked: RunRequest, saved: Checkpoint | None) -> None:
     """Run, with everything that happens kept in the folder."""
     try:
-        with painter() as paint:
+        with painter() if asked.pictures else nullcontext(draw_nothing) as paint:
             attempted = go_through(asked, saved, paint)
     except (Exception, KeyboardInterrupt):
         asked.folder.note_error(traceback.format_exc())
@@ -89,6 +92,11 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
     with clock.times("draw"):
         pictures = draw(folder, paint)
     return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)
+
+
+def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
+    """Draw no picture."""
+    yield from ()
 
 
 def draw(folder: RunFolder, paint: Paint) -> tuple[str, ...]:

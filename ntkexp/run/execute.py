@@ -31,6 +31,7 @@ def execute(
     force: bool,
     progress: AbstractProgress,
     options: Sequence[str] = (),
+    pictures: bool = True,
 ) -> Path:
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
@@ -42,7 +43,12 @@ def execute(
         if force or not folder.whole:  # another process may have finished it while the lock was asked for
             repeat = command("train", overrides, options)
             asked = RunRequest(
-                experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress
+                experiment=experiment,
+                folder=folder,
+                overrides=overrides,
+                repeat=repeat,
+                progress=progress,
+                pictures=pictures,
             )
             attempt_twice(asked, None if force else state_left(asked))
     return folder.path

@@ -28,6 +28,7 @@ class Conductor:
     listener: AbstractSweepListener
     trust: tuple[str, ...] = ()
     fail_fast: bool = False
+    pictures: bool = True
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
 
     def conduct(self, runs: list[PlannedRun], costs: dict[str, RunCost]) -> None:
@@ -67,7 +68,7 @@ class Conductor:
                 self.hear(Ended(run.name, "found"), clock)
             elif state != "running":
                 out, options = str(self.plan.out), self.plan.sweep.options
-                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options)
+                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options, self.pictures)
                 yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
 
     def hear(self, event: Event, clock: RemainingTime) -> None:

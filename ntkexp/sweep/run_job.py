@@ -34,10 +34,14 @@ class RunJob(AbstractJob):
     options: tuple[str, ...] = ()
     """Those of `ntkexp train` that repeat the run from its home."""
 
+    pictures: bool = True
+    """Whether the run draws pictures of itself, which may take longer than a small run."""
+
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
         with pointing_at_folder():
-            execute(self.experiment(name, threads), self.overrides, Path(self.out), False, relay, self.options)
+            experiment, out = self.experiment(name, threads), Path(self.out)
+            execute(experiment, self.overrides, out, False, relay, self.options, pictures=self.pictures)
         return "done" if relay.begun else "found"
 
     def experiment(self, name: str, threads: int) -> Experiment:

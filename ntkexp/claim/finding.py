@@ -1,0 +1,100 @@
+"""What a rule finds in a table: supported, refuted or undecided, with a figure and its interval over seeds.
+
+    p    the probability of so good a figure by chance, were the truth at the edge of what was expected
+
+A verdict is given where p ≤ 2.5 %, which is where the whole 95 % interval lies inside or outside; an identity has none.
+
+>>> decide(Estimate(-0.97, error=0.02, freedom=4), Expected(-1.0)).verdict
+'supported'
+>>> decide(Estimate(-0.97, error=0.02, freedom=4), Expected(-0.5)).verdict
+'refuted'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from ntkexp.records.fit import Expected
+from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
+from ntkexp.report.analysis.verdict import missing
+
+Word: TypeAlias = Literal["supported", "refuted", "undecided"]
+CHANCE = (1 - CONFIDENCE) / 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule has come to this; `more` is how many more seeds would probably decide what is undecided."""
+
+    verdict: Word
+    figure: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float | None = None
+    more: int | None = None
+    note: str = ""
+
+    def mapped(self, low: float, figure: float, high: float) -> Finding:
+        """The same finding is given on another scale."""
+        return replace(self, low=low, figure=figure, high=high)
+
+    def noted(self, note: str) -> Finding:
+        """The same finding is given with a remark."""
+        return replace(self, note="; ".join(filter(None, [self.note, note])))
+
+    def doubted(self, reason: str) -> Finding:
+        """The figure stays, and nothing is concluded from it."""
+        return replace(self.noted(reason), verdict="undecided", p=None, more=None)
+
+
+def decide(estimate: Estimate, expected: Expected) -> Finding:
+    """Decide whether the whole interval lies in the range that was expected, outside of it, or neither."""
+    value, low, high = estimate.value, estimate.low, estimate.high
+    if not estimate.known or math.isnan(value):
+        return Finding("undecided", value, low, high, note="there is no interval")
+    inside = max(tail(estimate, value - expected.low), tail(estimate, expected.high - value))
+    outside = min(tail(estimate, expected.low - value), tail(estimate, value - expected.high))
+    if inside <= CHANCE:
+        return Finding("supported", value, low, high, inside)
+    if outside <= CHANCE:
+        return Finding("refuted", value, low, high, outside)
+    return Finding("undecided", value, low, high, more=missing(estimate, expected))
+
+
+def tail(estimate: Estimate, way: float) -> float:
+    """Find how probable an estimate is that lies so far beyond an edge, were the truth at that edge."""
+    from scipy.special import stdtr  # noqa: PLC0415  slow, and a list of claims needs none
+
+    if math.isinf(way) or not estimate.error:
+        return 0.0 if way >= 0 else 1.0
+    return float(stdtr(estimate.freedom, -way / estimate.error))
+
+
+def together(findings: Sequence[Finding]) -> Finding:
+    """Join the parts of a claim: all must hold, and one that fails beyond chance, of so many, refutes it.
+
+    The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first.
+    """
+    refuted = [found for found in findings if found.verdict == "refuted"]
+    beyond = [found for found in refuted if found.p is None or found.p <= CHANCE / len(findings)]
+    if beyond:
+        p = None if any(found.p is None for found in beyond) else min(1.0, len(findings) * smallest(beyond))
+        return replace(beyond[0], p=p)
+    open_ = [found.doubted("refuted alone, not among so many parts") for found in refuted]
+    open_ += [found for found in findings if found.verdict == "undecided"]
+    if open_:
+        return open_[0]
+    return replace(findings[0], p=None if all(found.p is None for found in findings) else largest(findings))
+
+
+def smallest(findings: Sequence[Finding]) -> float:
+    """Find the smallest p."""
+    return min(found.p for found in findings if found.p is not None)
+
+
+def largest(findings: Sequence[Finding]) -> float:
+    """Find the largest p."""
+    return max(found.p for found in findings if found.p is not None)

@@ -1,0 +1,82 @@
+"""What there is to carry out for a claim: the runs and the trials of all its looks, each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ntkexp.claim.claim import Claim, Look
+from ntkexp.claim.trial_job import TrialJob
+from ntkexp.config.compose import Composer
+from ntkexp.records.timings import MACHINE, read_timings
+from ntkexp.sweep.definition import Definition
+from ntkexp.sweep.plan import Plan, plan
+
+
+@dataclass(frozen=True)
+class PlannedLook:
+    """The runs of a look by name, and its trials."""
+
+    look: Look
+    plans: Mapping[str, Plan]
+    trials: tuple[TrialJob, ...]
+
+
+@dataclass(frozen=True)
+class PlannedClaim:
+    """A claim whose runs are all known to be valid."""
+
+    claim: Claim
+    out: Path
+    looks: Mapping[str, PlannedLook]
+    options: tuple[str, ...] = ()
+
+    @cached_property
+    def whole(self) -> Plan:
+        """All runs of all looks."""
+        everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
+        runs = (run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs)
+        return Plan(everything, self.out, tuple(runs))
+
+    @property
+    def trials(self) -> tuple[TrialJob, ...]:
+        """All trials, each once."""
+        return tuple({job.name: job for look in self.looks.values() for job in look.trials}.values())
+
+    @property
+    def folder(self) -> Path:
+        """What was found lies here."""
+        return self.out / self.claim.folder
+
+    @property
+    def seconds(self) -> float:
+        """What its runs and trials took, on one core each."""
+        runs = [read_timings(self.whole.folder(run).path / "timings.csv") for run in self.whole.distinct]
+        times = [*runs, *(read_timings(job.timings) for job in self.trials)]
+        return sum(value for found in times for what, value in found.items() if not what.startswith(MACHINE))
+
+
+def plan_claim(
+    claim: Claim, composer: Composer, out: Path, trust: Sequence[str] = (), options: Sequence[str] = ()
+) -> PlannedClaim:
+    """Compose all runs of a claim."""
+    looks = {
+        name: PlannedLook(
+            look,
+            {run: plan(definition, composer, out) for run, definition in look.runs.items()},
+            trials(look, out, tuple(trust)),
+        )
+        for name, look in claim.looks.items()
+    }
+    for look in claim.looks.values():
+        look.quantity.refuse_early()
+    return PlannedClaim(claim, out, looks, tuple(options))
+
+
+def trials(look: Look, out: Path, trust: tuple[str, ...]) -> tuple[TrialJob, ...]:
+    """Make a job of every seed of a trial."""
+    if look.trial is None:
+        return ()
+    return tuple(TrialJob(look.trial.fields(), seed, str(out), trust) for seed in look.seeds)

@@ -1,0 +1,13 @@
+"""What of runs a claim speaks of: a function of their table, which gives each row a number."""
+
+from typing import TYPE_CHECKING
+
+from ntkexp.chapter import classes_of
+
+if TYPE_CHECKING:
+    from ntkexp.claim.quantity.base import AbstractQuantity as AbstractQuantity
+    from ntkexp.claim.quantity.column import Column as Column
+    from ntkexp.claim.quantity.columns import Columns as Columns
+    from ntkexp.claim.quantity.machine_error import MachineError as MachineError
+else:
+    __getattr__ = classes_of(__name__)

@@ -1,0 +1,76 @@
+"""A trial as a job for a worker: its rows go into a sealed file, and one that is there is not carried out again.
+
+    trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": of all this}
+
+It computes with one thread, whoever carries it out, so that the bytes are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.config.build import Builder
+from ntkexp.config.target import admit
+from ntkexp.engine.base import AbstractJob, Ending, Tell
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import write_atomically
+from ntkexp.records.seal import read_sealed, sealed_text
+from ntkexp.records.timings import write_timings
+from ntkexp.records.version import results_version
+
+
+@dataclass(frozen=True)
+class TrialJob(AbstractJob):
+    """One seed of a trial."""
+
+    fields: dict[str, Any]
+    seed: int
+    folder: str
+    trust: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The trial with this seed has this name."""
+        kind = str(self.fields["_target_"]).rpartition(".")[2].lower()
+        whole = {"trial": self.fields, "results_version": results_version}
+        digest = sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
+        return f"{kind}-{digest}-s{self.seed}"
+
+    @property
+    def file(self) -> Path:
+        """The rows lie here."""
+        return Path(self.folder) / "trials" / f"{self.name}.json"
+
+    @property
+    def rows(self) -> list[dict[str, Any]] | None:
+        """Read the rows, if they are there as they were written."""
+        try:
+            found: list[dict[str, Any]] = read_sealed(self.file)["rows"]
+        except Mistake:
+            return None
+        return found
+
+    @property
+    def timings(self) -> Path:
+        """How long it took stands here."""
+        return self.file.with_suffix(".timings.csv")
+
+    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
+        if self.rows is not None:
+            return "found"
+        import torch  # noqa: PLC0415  slow, and names of trials need none
+
+        torch.set_num_threads(1)
+        trial = Builder(admit(self.trust)).component(self.fields, (AbstractTrial,), "trial")
+        assert isinstance(trial, AbstractTrial)
+        begun = time.perf_counter()
+        rows = [dict(row) for row in trial.rows(self.seed)]
+        write_timings(self.timings, {"trial": time.perf_counter() - begun})
+        write_atomically(self.file, sealed_text({"trial": self.fields, "seed": self.seed, "rows": rows}))
+        return "done"

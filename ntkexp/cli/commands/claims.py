@@ -1,0 +1,54 @@
+"""The arguments of `ntkexp claims`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.arguments import ConfigDir, Engine, Quiet, Trust
+
+
+def claims(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[list|judge|NAME]...",
+            help="Claims by name, all if none is given; list: show them; judge: try the rules of judging.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few seeds: more stays undecided.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Larger sizes, where a claim has them.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which claims go into claims/.")
+    ] = Path("outputs"),
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
+    ] = None,
+    engine: Engine = "local",
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")] = False,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as a JSON list.")] = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Run what decides claims of papers, and judge them: supported, refuted or undecided."""
+    from ntkexp.cli.claims import ClaimsRequest, claims
+
+    asked = ClaimsRequest(
+        names=names or [],
+        quick=quick,
+        full=full,
+        out=out,
+        workers=workers,
+        engine=engine,
+        retry_failed=retry_failed,
+        quiet=quiet,
+        as_json=as_json,
+        trust=trust or [],
+        config_dir=config_dir,
+    )
+    raise typer.Exit(claims(asked))

@@ -1,0 +1,105 @@
+"""claims/<name>-<digest>/verdict.json: what was found of a claim, each time the same bytes.
+
+{"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
+ "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …, "expected": …,
+                    "seeds": […], "draws": …, "note": …}, "control": …, "second": …}, "seal": of all this}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import write_atomically
+from ntkexp.records.json_file import Json
+from ntkexp.records.seal import read_sealed, sealed_text
+
+VERDICT = "verdict.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """One look at a claim has come to this."""
+
+    verdict: str
+    figure: float
+    low: float
+    high: float
+    p: float | None
+    more_seeds: int | None
+    expected: str
+    seeds: tuple[int, ...]
+    draws: str
+    note: str
+
+    @property
+    def fields(self) -> dict[str, Json]:
+        """The judgement is plain data."""
+        found: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
+        found |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
+        return found | {"draws": self.draws, "note": self.note}
+
+    def doubted(self, reason: str) -> Judgement:
+        """The figure stays, and nothing is concluded from it."""
+        note = "; ".join(filter(None, [self.note, reason]))
+        return replace(self, verdict="undecided", p=None, more_seeds=None, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRecord:
+    """A claim was judged."""
+
+    path: Path
+    name: str
+    digest: str
+    size: str
+    statement: str
+    source: str
+    refutes: str
+    command: str
+    looks: Mapping[str, Judgement]
+
+    @property
+    def main(self) -> Judgement:
+        """The first look is the claim's own."""
+        return self.looks["main"]
+
+    @property
+    def fields(self) -> dict[str, Json]:
+        """The record is plain data."""
+        found: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
+        found |= {"statement": self.statement, "source": self.source, "refutes": self.refutes, "command": self.command}
+        return found | {"looks": {name: look.fields for name, look in self.looks.items()}}
+
+    @property
+    def told(self) -> dict[str, Json]:
+        """The claim as `claims --json` tells it: its own look first, the others by name."""
+        others = {name: look.fields for name, look in self.looks.items() if name != "main"}
+        return {**{key: value for key, value in self.fields.items() if key != "looks"}, **self.main.fields, **others}
+
+
+def write_claim(claim: ClaimRecord) -> None:
+    """Write the record whole, or not at all."""
+    write_atomically(claim.path / VERDICT, sealed_text(claim.fields))
+
+
+def read_claim_record(path: Path) -> ClaimRecord:
+    """Read the record in a claim's folder."""
+    found = read_sealed(path / VERDICT)
+    try:
+        looks = {str(name): judgement_of(look) for name, look in found.pop("looks").items()}
+        return ClaimRecord(path=path, looks=looks, **found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Mistake(f"{path / VERDICT} is damaged: it does not tell of a claim ({type(error).__name__})") from error
+
+
+def judgement_of(fields: Mapping[str, Any]) -> Judgement:
+    """Read one look; a number that JSON could not write is NaN."""
+    low, high = (math.nan if end is None else float(end) for end in fields["interval"])
+    figure = math.nan if fields["figure"] is None else float(fields["figure"])
+    rest = {key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
+    return Judgement(figure=figure, low=low, high=high, seeds=tuple(map(int, fields["seeds"])), **rest)
