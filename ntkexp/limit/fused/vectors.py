@@ -11,6 +11,7 @@ from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]
 PIECE = 1024
+MARGIN = 64
 
 
 @compiled
@@ -31,11 +32,11 @@ def vectors(
     The left side's examples come first, the right side's fields do.
     """
     fields, columns = right.shape
-    work = np.zeros((2 * registers + 4, PIECE + 128), left.dtype)
+    work = np.zeros((2 * registers + 4, PIECE + 2 * MARGIN), left.dtype)
     one, inside = np.zeros(fields * PIECE, left.dtype), np.ones(PIECE, left.dtype)
     halo = np.zeros((2, 0), np.int64)
     two = right.reshape(fields * columns)
-    exact = weights.dtype.type(2)
+    exact, alone = weights.dtype.type(2), np.intp(1)
     for i in range(nngp.shape[0]):
         for field in spread:
             one[field * PIECE : (field + 1) * PIECE] = left[i, field]
@@ -47,7 +48,7 @@ def vectors(
             )
         if same:  # an example and itself: the correlation is one
             nngp[i, i] = mine
-            piece(operations, weights, work, one, two, i, 1, columns, exact, inside, halo, left[i], nngp[i], ntk[i])
+            piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, left[i], nngp[i], ntk[i])
 
 
 @compiled
@@ -67,13 +68,32 @@ def piece(
     nngp: Array,
     ntk: Array,
 ) -> None:
-    """One piece of a row: some of its columns."""
-    margin = 64
+    """One piece of a row: some of its columns.
+
+    What is constant here is not for images; given as variables, the layers are compiled once for both.
+    """
+    margin, beside, first, pitch = np.intp(MARGIN), np.intp(1), np.intp(0), np.intp(PIECE)
     for j in range(np.uintp(size)):
         work[0, margin + j] = nngp[start + j]
         work[1, margin + j] = 0
     walked(
-        operations, weights, work, margin, size, 1, 1, equal, one, two, 0, start, PIECE, columns, inside, halo, numbers
+        operations,
+        weights,
+        work,
+        margin,
+        size,
+        beside,
+        beside,
+        equal,
+        one,
+        two,
+        first,
+        start,
+        pitch,
+        columns,
+        inside,
+        halo,
+        numbers,
     )
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
