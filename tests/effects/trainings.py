@@ -16,21 +16,21 @@ from ntkexp.shapes import Weights
 from tests.run.small import small
 
 QUICK = (
-    "data=digits", "data.classes=[0,1,2]", "data.train=9", "data.probe=4", "data.test=0", "loss=cross_entropy",
+    "data=digits", "data.classes=[0,1,2]", "data.train=6", "data.probe=3", "data.test=0", "loss=cross_entropy",
     "steps=7", "model.width=5", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]",
     "path.attributed=1000",
 )  # fmt: skip
 OPTIMIZERS = {
     "gd": ("optimizer=gd", "optimizer.step_size=0.5"),
     "sgd": ("optimizer=sgd", "optimizer.batch=4", "optimizer.step_size=0.5", "schedule=cosine",
-            "optimizer.weight_decay=0.02", "optimizer.clip_norm=0.8"),
-    "replacement": ("optimizer=sgd", "optimizer.batch=6", "optimizer.replacement=true", "optimizer.step_size=0.5"),
+            "optimizer.weight_decay=0.02", "optimizer.clip_norm=0.5"),
+    "replacement": ("optimizer=sgd", "optimizer.batch=5", "optimizer.replacement=true", "optimizer.step_size=0.5"),
     "momentum": ("optimizer=momentum", "optimizer.batch=4", "optimizer.step_size=0.2", "optimizer.dampening=0.3",
                  "optimizer.weight_decay=0.02", "optimizer.layers={network.1: 0.3}", "schedule=cosine"),
     "nesterov": ("optimizer=nesterov", "optimizer.batch=4", "optimizer.step_size=0.2", "optimizer.weight_decay=0.02",
-                 "optimizer.clip_norm=0.8"),
+                 "optimizer.clip_norm=0.5"),
     "adam": ("optimizer=adam", "optimizer.batch=4", "optimizer.step_size=0.05", "optimizer.weight_decay=0.02",
-             "optimizer.clip_norm=0.8", "optimizer.layers={network.1: 0.3}"),
+             "optimizer.clip_norm=0.5", "optimizer.layers={network.1: 0.3}"),
     "amsgrad": ("optimizer=adam", "optimizer.amsgrad=true", "optimizer.batch=4", "optimizer.step_size=0.05",
                 "optimizer.betas=[0.9,0.7]"),
     "adamw": ("optimizer=adamw", "optimizer.batch=4", "optimizer.step_size=0.05", "optimizer.weight_decay=0.3",

@@ -1,0 +1,86 @@
+"""The sweep: from the end of a training to its beginning, with what every output feels of each step on the way.
+
+    a_T = ∂F/∂θ_T        p̂_s, a = adjoint of step s        γ_s = p̂_s back through clipping
+    a_s = a + H_s γ_s        ∂F/∂wᵢ = Σ_s (∂κ/∂wᵢ)·(γ_s·∇ℓ)
+
+This is the derivative of F(θ_T) by the weight of every example, through the whole map of training: through every
+gradient, the optimizer's memory, its scalings, its clipping and its decay (Engstrom et al. 2025 call it metagradient).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.effects.adjoint import Adjoint
+from ntkexp.effects.clipping import Clipping
+from ntkexp.effects.curvature import curvature, gradient
+from ntkexp.effects.mean import AbstractMean
+from ntkexp.effects.trajectory import AbstractTrajectory
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """The sweep for some outputs; `left` steps are before it. `sizes[s]` is Σ‖a_s‖ over the outputs."""
+
+    trajectory: AbstractTrajectory
+    mean: AbstractMean
+    adjoint: Adjoint
+    slopes: Float[Tensor, "vector example"]  # ∂F/∂w
+    left: int
+    sizes: list[float] = field(default_factory=list)  # from the end on
+
+    def steps_back(self) -> Iterator[int]:
+        """Take the steps that are left back; how many are left after each."""
+        while self.left:
+            self.take(self.left - 1)
+            self.left -= 1
+            yield self.left
+
+    def take(self, index: int) -> None:
+        """Take one step back."""
+        step = self.trajectory.step(index)
+        clipping = Clipping(gradient(step.batches, step.weights), step.clip_norm)
+        pulled = clipping.back(self.adjoint.back(step, clipping.factor * clipping.gradient))
+        curved, along = curvature(step.batches, step.weights, pulled)
+        rows = torch.split(along, [len(batch.examples) for batch in step.batches], dim=1)
+        for part, batch in zip(rows, step.batches, strict=True):
+            self.slopes.index_add_(1, batch.examples, self.mean.slopes(part, batch))
+        self.adjoint.weights += curved
+        self.sizes.append(size(self.adjoint))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs."""
+        return {"left": self.left, "sizes": self.sizes, "slopes": self.slopes, "adjoint": self.adjoint.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where the checkpoint stood."""
+        self.left, self.sizes = state["left"], list(state["sizes"])
+        self.slopes = state["slopes"].to(self.slopes.device)
+        rows = {name: row.to(self.slopes.device) for name, row in state["adjoint"].items()}
+        self.adjoint = Adjoint(**rows)
+
+
+def sweep_from(trajectory: AbstractTrajectory, end: Float[Tensor, "vector weight"], mean: AbstractMean) -> Sweep:
+    """The sweep before its first step back, from ∂F/∂θ_T."""
+    adjoint = Adjoint(weights=end.clone())
+    slopes = end.new_zeros(len(end), trajectory.examples)
+    return Sweep(
+        trajectory=trajectory,
+        mean=mean,
+        adjoint=adjoint,
+        slopes=slopes,
+        left=trajectory.length,
+        sizes=[size(adjoint)],
+    )
+
+
+def size(adjoint: Adjoint) -> float:
+    """Σ‖a‖ over the outputs."""
+    return float(torch.linalg.vector_norm(adjoint.weights, dim=1).sum())
