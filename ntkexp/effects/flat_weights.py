@@ -39,13 +39,20 @@ class FlatWeights:
         """How many numbers the vector has."""
         return sum(shape.numel() for shape in self.shapes.values())
 
-    def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, " weight"]:
-        """Put them one after another."""
-        return torch.cat([weights[name].reshape(-1) for name in self.shapes])
+    def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "*several weight"]:
+        """Put them one after another; several networks' weights at once, if they have axes in front."""
+        several = {name: weights[name].dim() - len(shape) for name, shape in self.shapes.items()}
+        return torch.cat([weights[name].reshape(*weights[name].shape[:n], -1) for name, n in several.items()], dim=-1)
 
-    def weights(self, vector: Float[Tensor, " weight"]) -> Weights:
-        """Views of the vector, by name."""
-        return {name: vector[place].view(self.shapes[name]) for name, place in self.places.items()}
+    def weights(self, vector: Float[Tensor, "*several weight"]) -> Weights:
+        """Views of the vector, by name.
+
+        >>> names = flat_like({"gain": torch.ones(1, 2)})
+        >>> names.weights(torch.zeros(3, 2))["gain"].shape
+        torch.Size([3, 1, 2])
+        """
+        several = vector.shape[:-1]
+        return {name: vector[..., place].view(*several, *self.shapes[name]) for name, place in self.places.items()}
 
 
 def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
