@@ -6,5 +6,7 @@ from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.claim.trial.base import AbstractTrial as AbstractTrial
+    from ntkexp.claim.trial.finite_steps import FiniteSteps as FiniteSteps
+    from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
 else:
     __getattr__ = classes_of(__name__)
