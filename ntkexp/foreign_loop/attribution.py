@@ -82,7 +82,7 @@ class Backwards:
         """Jᵀℓ′ of every example of a call."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
-        return self.reader.tangent(self.reader.record(weights, call.inputs)).weighted(call.gradient)
+        return self.reader.weighted(self.reader.record(weights, call.inputs), call.gradient)
 
     def prove(self, step: FollowedStep, calls: list[Features]) -> tuple[Mapping[str, float], float]:
         """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter.

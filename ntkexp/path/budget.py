@@ -3,7 +3,7 @@
 program         Python, torch and what else is loaded
 weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
 kernels         per rule 𝒦 and 𝒮, K_0, K_T, one at work; the ladder's square matrices
-features        of the training examples, kept through a step
+features        of the training examples, kept through a step: of all outputs, or of what ℓ′ mixes of them
 block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
                 rows of kernels
 """
@@ -47,23 +47,28 @@ class Budget:
     @property
     def fixed(self) -> float:
         """Bytes that are needed however small the blocks are."""
-        row = self.outputs * self.train * self.number_bytes
+        row = self.read_outputs * self.train * self.number_bytes
         kernels = self.points * row * ((self.rules + 3) * self.kernel_outputs + self.rules)
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
-        features = self.train * (1 + self.outputs) * self.tape_bytes
+        features = self.train * (1 + self.kernel_outputs) * self.tape_bytes
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
         return PROGRAM + weights + kernels + squares + features
 
     @property
+    def read_outputs(self) -> int:
+        """At how many outputs points are read: kernels are between all."""
+        return self.outputs if self.keeps_kernels else self.integrated
+
+    @property
     def kernel_outputs(self) -> int:
-        """How many numbers a training example has in a kernel for each output of a point."""
+        """How many gradients a training example has, and numbers in a kernel for each output of a point."""
         return self.outputs if self.keeps_kernels else 1
 
     @property
     def per_point(self) -> float:
         """Bytes of one point while its block is read."""
-        kernel_row = self.outputs * self.kernel_outputs * self.train * self.number_bytes
-        return (self.tapes + 3 + 2 * self.outputs) * self.tape_bytes + 4 * kernel_row
+        kernel_row = self.read_outputs * self.kernel_outputs * self.train * self.number_bytes
+        return (self.tapes + 3 + 2 * self.read_outputs) * self.tape_bytes + 4 * kernel_row
 
     @property
     def block(self) -> int:

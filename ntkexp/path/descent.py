@@ -17,7 +17,7 @@ from ntkexp.loss.base import AbstractLoss
 from ntkexp.optimizer.arc import Arc
 from ntkexp.optimizer.base import AbstractOptimizer, Memory, Move
 from ntkexp.path.curve import Curve
-from ntkexp.path.gradient import total
+from ntkexp.path.gradient import summed
 from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
 from ntkexp.path.step import Step, sizes_of
@@ -53,7 +53,7 @@ class Descent:
         """One step."""
         view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
-        gradient = total(view.right, output_gradient, weights)
+        gradient = summed(view.pulled(output_gradient), weights)
         clipping = self.optimizer.clipping(gradient)
         if clipping < 1:
             gradient = {name: part * clipping for name, part in gradient.items()}
@@ -84,7 +84,7 @@ class Descent:
     def gradient(self, index: int, weights: Weights) -> Weights:
         """∇L at other weights than those at which a step begins."""
         view = NetworkView(self.points, weights)
-        return total(view.right, self.output_gradient(index, view.train_outputs), weights)
+        return summed(view.pulled(self.output_gradient(index, view.train_outputs)), weights)
 
     def size(self, index: int) -> float:
         """η_s."""

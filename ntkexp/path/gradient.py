@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
 
 import torch
@@ -15,9 +16,12 @@ from ntkexp.shapes import Weights
 def total(right: list[Features], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
     """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
     parts = torch.split(output_gradient, [block.examples for block in right])
-    return reduce(
-        add_gradients, (block.weighted(part).total(weights) for block, part in zip(right, parts, strict=True))
-    )
+    return summed((block.weighted(part) for block, part in zip(right, parts, strict=True)), weights)
+
+
+def summed(pulled: Iterable[Features], weights: Weights) -> Weights:
+    """Σᵢ of what every training example has pulled back."""
+    return reduce(add_gradients, (block.total(weights) for block in pulled))
 
 
 def add_gradients(gradient: Weights, other: Weights) -> Weights:

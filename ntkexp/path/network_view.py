@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -10,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
-from ntkexp.path.gradient import total
+from ntkexp.path.gradient import summed, total
 from ntkexp.path.points import Points
 from ntkexp.path.right_side import right_side
 from ntkexp.shapes import Weights
@@ -26,18 +28,26 @@ class NetworkView:
     points: Points
     weights: Weights
 
+    latest: list[tuple[Tensor, list[Features]]] = field(default_factory=list, repr=False)  # ℓ′, and what it pulls
+
     @cached_property
     def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Features]]:
-        """The outputs at the training examples, and their tangent features."""
-        tapes = [self.points.tape(self.weights, block) for block in self.points.train_blocks]
-        return torch.cat([tape.outputs for tape in tapes]), [self.points.reader.tangent(tape) for tape in tapes]
+        """The outputs at the training examples and, where kernels are made, their tangent features."""
+        found, right = [], []
+        for tape in self.tapes(self.points.train_blocks):
+            found.append(tape.outputs)
+            if self.points.makes_kernels:
+                right.append(self.points.reader.tangent(tape))
+        return torch.cat(found), right
+
+    def tapes(self, blocks: Sequence[slice]) -> Iterator[Tape]:
+        """One after the other."""
+        return (self.points.tape(self.weights, block) for block in blocks)
 
     @cached_property
     def outputs(self) -> Float[Tensor, "point out"]:
         """f(θ) at all points."""
-        first, _ = self.train_reading
-        others = (self.points.tape(self.weights, block).outputs for block in self.points.other_blocks)
-        return torch.cat([first, *others])
+        return torch.cat([self.train_outputs, *(tape.outputs for tape in self.tapes(self.points.other_blocks))])
 
     @property
     def train_outputs(self) -> Float[Tensor, "train out"]:
@@ -48,6 +58,17 @@ class NetworkView:
     def right(self) -> list[Features]:
         """J(θ) at the training examples, block by block."""
         return self.train_reading[1]
+
+    def pulled(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Features]:
+        """J(xᵢ)ᵀℓ′ᵢ of every training example, block by block: of its features, or where none are read, by itself."""
+        parts = torch.split(output_gradient, self.points.block)
+        if self.points.makes_kernels:
+            return (block.weighted(part) for block, part in zip(self.right, parts, strict=True))
+        if not self.latest or self.latest[0][0] is not output_gradient:
+            tapes = self.tapes(self.points.train_blocks)
+            found = [self.points.reader.weighted(*pair) for pair in zip(tapes, parts, strict=True)]
+            self.latest[:] = [(output_gradient, found)]
+        return self.latest[0][1]
 
     def sketch_error(self, kernel: Float[Tensor, "train out train out_"]) -> float:
         """How far a sketched kernel among the training examples is from the kernel at most, as a share of it."""
@@ -68,8 +89,9 @@ class NetworkView:
         for _ in range(POWERS):
             if not (length := vector.norm()):
                 break
-            gradient = total(self.right, vector / length, self.weights)
-            vector = torch.cat([block.applied(gradient) for block in self.right])
+            gradient = summed(self.pulled(vector / length), self.weights)
+            tapes = self.tapes(self.points.train_blocks)
+            vector = torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes])
             if (vector.norm() - length).abs() <= SETTLED * length:
                 break
         return float(vector.norm())

@@ -37,6 +37,7 @@ class Points:
     keep: bool
     chosen: tuple[int, ...] | None = None  # outputs at which the path is integrated; None: all
     sketch: Sketch | None = None  # by which kernels are made
+    makes_kernels: bool = True  # or contributions alone, for which training examples are read as ℓ′ mixes their outputs
     shelves: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -24,10 +24,6 @@ class AbstractRightSide(ABC):
     def between(self, left: Features) -> Float[Tensor, "probe out train out_"]:
         """The kernel between a block of points and all training examples."""
 
-    @abstractmethod
-    def weighted(self, output_gradient: Float[Tensor, "train out"]) -> AbstractRightSide:
-        """The training examples with one output each, Σ_c ℓ′_c of theirs: its kernels are contributions."""
-
 
 @dataclass(frozen=True)
 class ExactSide(AbstractRightSide):
@@ -38,10 +34,6 @@ class ExactSide(AbstractRightSide):
     def between(self, left: Features) -> Float[Tensor, "probe out train out_"]:
         found = [gram(left, block) for block in self.blocks]
         return torch.cat(found, dim=2) if len(found) > 1 else found[0]
-
-    def weighted(self, output_gradient: Float[Tensor, "train out"]) -> ExactSide:
-        parts = torch.split(output_gradient, [block.examples for block in self.blocks])
-        return ExactSide([block.weighted(part) for block, part in zip(self.blocks, parts, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -58,14 +50,6 @@ class SketchedSide(AbstractRightSide):
         if self.direction is not None and self.along is not None:
             found = found.apart(left.applied(self.direction), self.along)
         return sketched_gram(found, self.sketched)
-
-    def weighted(self, output_gradient: Float[Tensor, "train out"]) -> SketchedSide:
-        rows, along = self.sketched.rows, self.sketched.along
-        found = Sketched(
-            torch.einsum("nc,nck->nk", output_gradient, rows)[:, None],
-            None if along is None else (output_gradient * along).sum(1, keepdim=True),
-        )
-        return replace(self, sketched=found)
 
 
 def right_side(

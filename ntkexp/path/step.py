@@ -7,7 +7,7 @@ of its own, the step's times its factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.optimizer.base import Memory, Sizes
 from ntkexp.path.curve import Curve
-from ntkexp.path.gradient import total, unit
+from ntkexp.path.gradient import summed, total, unit
 from ntkexp.path.network_view import NetworkView
 from ntkexp.path.right_side import AbstractRightSide, right_side
 from ntkexp.shapes import Weights
@@ -60,9 +60,13 @@ class Step:
     @cached_property
     def steered(self) -> list[Features]:
         """The features of the training examples, each weight's part times its factor of the step size."""
+        return self.steer(self.right)
+
+    def steer(self, features: Iterable[Features]) -> list[Features]:
+        """Each weight's part times its factor of the step size."""
         if all(factor == 1 for factor in self.factors.values()):
-            return self.right
-        return [block.scaled(self.factors) for block in self.right]
+            return list(features)
+        return [block.scaled(self.factors) for block in features]
 
     @cached_property
     def side(self) -> AbstractRightSide:
@@ -75,7 +79,9 @@ class Step:
     @cached_property
     def pulled_side(self) -> AbstractRightSide:
         """What contributions are kernels with: each training example has one output, Σ_c ℓ′_c of its outputs."""
-        return self.side.weighted(self.output_gradient)
+        pulled = self.steer(self.view.pulled(self.output_gradient))
+        sketch = self.view.points.sketch
+        return right_side(sketch, pulled, None if sketch is None else unit(summed(pulled, self.view.weights)))
 
     @property
     def sizes(self) -> Sizes:

@@ -50,6 +50,7 @@ def survey(experiment: Experiment) -> Survey:
         keep=budget.keep,
         chosen=wanted if len(wanted) < problem.outputs else None,
         sketch=sketch_of(experiment, problem, reader),
+        makes_kernels=experiment.path.keeps_kernels,
     )
     return Survey(problem=problem, points=points, budget=budget, tape=tape)
 

@@ -12,7 +12,10 @@ from torch.utils._pytree import tree_leaves
 from ntkexp.experiment.identity import identity
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
-from tests.run.small import ran, small
+from ntkexp.run.loop import go
+from ntkexp.run.setting import prepare
+from ntkexp.run.state import begin
+from tests.run.small import Memory, ran, small
 
 SHORT = ("steps=4", "path.rule=[secant,left]")
 CLASSES = ("data.classes=[1,3,8]", "loss=cross_entropy")
@@ -74,6 +77,15 @@ def test_nothing_grows_with_the_square_of_the_outputs(more: tuple[str, ...]) -> 
             )
         found[kept] = spy.numbers
     assert found["none"] < 60 * 40 * 10**2 <= found["all"]
+
+
+def test_training_examples_are_read_once_however_many_outputs_there_are() -> None:
+    sizes = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=23", "data.train=99", "model.width=32")
+    asked = small(*sizes, "steps=2", "path.rule=[secant]", "path.kernels=none", "path.outputs=[0,7]")
+    listener = Memory()
+    with Largest() as spy:
+        go(begin(prepare(asked), listener.trajectory), listener)
+    assert spy.numbers < 99 * 23 * 32  # what an output each of them would be pulled back to, layer by layer
 
 
 def test_the_largest_stable_step_is_found_without_a_kernel() -> None:

@@ -62,8 +62,13 @@ class Factored:
 
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
         """J v, for a v in the shape of the weights."""
-        products = self.inputs @ laid_out(self.weight, self.bias, weights)
-        return torch.einsum("nuo,ncuo->nc", products, self.outputs)
+        bias, inputs = self.inputs.tensor_split([self.biases], dim=2)
+        terms = []  # each by itself: a weight beside its bias would have to be copied
+        if self.bias is not None:
+            terms.append(bias * self.bias.of(weights[self.bias.name].contiguous()).reshape(-1))
+        if self.weight is not None:
+            terms.append(inputs @ self.weight.of(weights[self.weight.name].contiguous()))
+        return torch.einsum("nuo,ncuo->nc", sum(terms[1:], start=terms[0]), self.outputs)
 
     def scaled(self, factors: Mapping[str, float]) -> Factored:
         """Each parameter's gradients times its factor."""

@@ -1,6 +1,7 @@
 """Differentiation: from the outputs of a network, or of its surrogate, to its features.
 
-The outputs are differentiated at the taps of every use of a weight, one output after the other or all at once.
+The outputs are differentiated at the taps of every use of a weight, one output after the other or all at once; or one
+mixture of them, for which it takes a single back-propagation.
 """
 
 from __future__ import annotations
@@ -25,37 +26,37 @@ def differentiate(
     uses: Sequence[Use],
     owned: Owners,
     leaves: Weights,
-    chosen: Sequence[int],
+    mixtures: Float[Tensor, "mixture example out"],
     *,
     at_once: bool = False,
 ) -> Jacobian:
-    """The Jacobian of the chosen outputs, as it is arranged from what is pulled back to every use (`arrange.arrange`).
+    """The Jacobian of mixtures of outputs, as it is arranged from what is pulled back to every use (`arrange.arrange`).
 
     `leaves` are the weights, or the differences of weights, that are trained.
     """
-    taps, columns = [use.tap for use in uses], each_output(output, chosen)
-    pull = pull_at_once if at_once and len(chosen) > 1 else pull_one_by_one
-    cotangents = pull(output, taps, columns) if taps else []
-    return arranged(uses, cotangents, owned.of_uses, len(output), len(chosen), leaves)
+    taps = [use.tap for use in uses]
+    pull = pull_at_once if at_once and len(mixtures) > 1 else pull_one_by_one
+    cotangents = pull(output, taps, mixtures) if taps else []
+    return arranged(uses, cotangents, owned.of_uses, len(output), len(mixtures), leaves)
 
 
 def pull_one_by_one(
-    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
-) -> list[Float[Tensor, "chosen ..."]]:
-    """∂f/∂tap, with a back-propagation for every output."""
+    output: Float[Tensor, "example out"], taps: list[Tensor], mixtures: Float[Tensor, "mixture example out"]
+) -> list[Float[Tensor, "mixture ..."]]:
+    """∂f/∂tap, with a back-propagation for every mixture."""
     pulled = [
-        torch.autograd.grad(output, taps, column, retain_graph=True, materialize_grads=True) for column in columns
+        torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True) for mixture in mixtures
     ]
     return [parts[0][None] if len(parts) == 1 else torch.stack(parts) for parts in zip(*pulled, strict=True)]
 
 
 def pull_at_once(
-    output: Float[Tensor, "example out"], taps: list[Tensor], columns: Float[Tensor, "chosen example out"]
-) -> list[Float[Tensor, "chosen ..."]]:
-    """∂f/∂tap, with a back-propagation in which every operation runs for all outputs."""
-    found = torch.autograd.grad(output, taps, columns, retain_graph=True, is_grads_batched=True, allow_unused=True)
+    output: Float[Tensor, "example out"], taps: list[Tensor], mixtures: Float[Tensor, "mixture example out"]
+) -> list[Float[Tensor, "mixture ..."]]:
+    """∂f/∂tap, with a back-propagation in which every operation runs for all mixtures."""
+    found = torch.autograd.grad(output, taps, mixtures, retain_graph=True, is_grads_batched=True, allow_unused=True)
     return [
-        tap.detach().new_zeros(len(columns), *tap.shape) if pulled is None else pulled
+        tap.detach().new_zeros(len(mixtures), *tap.shape) if pulled is None else pulled
         for tap, pulled in zip(taps, found, strict=True)
     ]
 

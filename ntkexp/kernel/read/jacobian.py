@@ -5,9 +5,8 @@ For the tangent of a module with an operation that no difference rule knows, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Block, Rows
@@ -20,8 +19,10 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function
 
 
-def jacobian(function: Function, tape: Tape, trained: frozenset[str], chosen: Sequence[int]) -> Features:
-    """The features of a point, each parameter's gradients as they are.
+def jacobian(
+    function: Function, tape: Tape, trained: frozenset[str], mixtures: Float[Tensor, "mixture example out"]
+) -> Features:
+    """The features of a point, each parameter's gradients as they are, of mixtures of outputs.
 
     Every example is run by itself, so that no other can enter; outputs that differ from those of the batch show that
     the module couples examples.
@@ -33,16 +34,17 @@ def jacobian(function: Function, tape: Tape, trained: frozenset[str], chosen: Se
     for k in range(len(together)):
         with torch.enable_grad():
             output = columns(function, weights, part(tape.given, slice(k, k + 1)))
-            values = [output[0, c] for c in chosen]
         refuse_change(output.detach(), together[k : k + 1], tape, COUPLED)
         if not output.requires_grad:
             raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
-        for value in values:
-            gradients = torch.autograd.grad(value, list(leaves.values()), retain_graph=True, materialize_grads=True)
+        for mixture in mixtures[:, k : k + 1]:
+            gradients = torch.autograd.grad(
+                output, list(leaves.values()), mixture, retain_graph=True, materialize_grads=True
+            )
             for name, gradient in zip(leaves, gradients, strict=True):
                 rows[name].append(gradient.flatten())
-    shape = (len(together), len(chosen), -1)
+    shape = (len(together), len(mixtures), -1)
     blocks: dict[Key, Block] = {
         (name, None): Rows(torch.stack(found).view(shape), name) for name, found in rows.items()
     }
-    return Features(blocks, len(together), len(chosen))
+    return Features(blocks, len(together), len(mixtures))

@@ -10,12 +10,36 @@ which needs no memory for blocks: outputs are read a few at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features.differentiate import each_output
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """What is differentiated: some outputs, each by itself, or one mixture of them all, another for each example.
+
+    >>> Mixtures(torch.tensor([[[0.5, -0.5]]]), None).columns.shape  # a mixture of two outputs, of one example
+    torch.Size([1, 1, 2])
+    """
+
+    columns: Float[Tensor, "mixture example out"]
+    chosen: tuple[int, ...] | None  # none where it is a mixture
+
+    @classmethod
+    def of(cls, tape: Tape, chosen: Sequence[int] | None) -> Mixtures:
+        """The chosen outputs, or all."""
+        places = tuple(range(tape.outputs.shape[1]) if chosen is None else chosen)
+        return cls(each_output(tape.outputs, places), places)
+
 
 AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
 

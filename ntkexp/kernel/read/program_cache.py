@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.read.answers import Answers
+from ntkexp.kernel.read.outputs import Mixtures
 from ntkexp.kernel.read.parts import (
     features_mould,
     fed_slots,
@@ -120,16 +121,17 @@ class ProgramCache:
         return self.tapes.result(key, fed, usual, lambda: write_tape(usual()))
 
     def read(
-        self, start: Tape, end: Tape, chosen: tuple[int, ...], owned: Owners, usual: Callable[[bool], Features]
+        self, start: Tape, end: Tape, mixtures: Mixtures, owned: Owners, usual: Callable[[bool], Features]
     ) -> Features:
         """What `usual` reads from two tapes, output by output or, if asked to, from all at once."""
-        if is_large(start):
+        if is_large(start, len(mixtures.columns)):
             return usual(False)
-        key = (start.program, start is end, chosen, owned.digest)
+        key = (start.program, start is end, mixtures.chosen, owned.digest)
         if start.program != end.program or not self.comes_again(key):
             return at_once(usual)
         tapes = [start] if start is end else [start, end]
         fed = [value for tape in tapes for value in varying(tape)]
+        fed += [mixtures.columns] if mixtures.chosen is None else []
         return self.features.result(key, fed, lambda: at_once(usual), lambda: write_features(usual, fed, tapes))
 
     def comes_again(self, key: Hashable) -> bool:
@@ -161,14 +163,14 @@ def close(found: Tensor, expected: Tensor) -> bool:
     return not size.isfinite() or bool(((found - expected).abs() <= tolerance).all())
 
 
-def is_large(tape: Tape) -> bool:
+def is_large(tape: Tape, outputs: int) -> bool:
     """Whether its operations, as many again for each output, take so long that Python is hardly felt."""
-    return tape.nbytes * (1 + tape.outputs.shape[1]) > LARGEST
+    return tape.nbytes * (1 + outputs) > LARGEST
 
 
 def write_tape(tape: Tape) -> tuple[Tape, Written[Tape] | None]:
     """A tape, and how it follows from weights and inputs."""
-    if is_large(tape) or any(entry.op._schema.is_mutable for entry in tape.entries):
+    if is_large(tape, tape.outputs.shape[1]) or any(entry.op._schema.is_mutable for entry in tape.entries):
         return tape, None
     written = program(tape.entries, tape.values, fed_slots(tape), tape.made)
     return tape, Written(written, tape_mould(tape), fill_tape)

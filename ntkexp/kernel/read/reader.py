@@ -22,6 +22,7 @@ from ntkexp.kernel.features.use_by_use import UseByUse, keep_uses
 from ntkexp.kernel.read.answers import Answers
 from ntkexp.kernel.read.faithful import UNFAITHFUL, is_as_it_runs, is_faithful
 from ntkexp.kernel.read.jacobian import jacobian
+from ntkexp.kernel.read.outputs import Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, outline
 from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.entry import Slot
@@ -88,7 +89,25 @@ class Reader:
 
     def dense(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The same from plain Jacobians, whatever the operations are."""
-        return jacobian(self.function, tape, self.trained, chosen_outputs(tape, chosen))
+        return jacobian(self.function, tape, self.trained, Mixtures.of(tape, chosen).columns)
+
+    def weighted(self, tape: Tape, output_gradient: Float[Tensor, "example out"]) -> Features:
+        """J(θ; x)ᵀℓ′ for every example, as features of one output: one back-propagation, however many outputs."""
+        mixture = Mixtures(output_gradient[None], None)
+        try:
+            if self.programs is None:
+                return self.differentiated(arrange, tape, mixture)
+            return self.planned(tape, tape, mixture)
+        except NoRule:
+            return jacobian(self.function, tape, self.trained, mixture.columns)
+
+    def applied(self, tape: Tape, weights: Weights) -> Float[Tensor, "example out"]:
+        """J(θ; x)v, for a v in the shape of the weights: passed through once, however many outputs."""
+        try:
+            constants = self.owned_faithfully(tape).constants
+            return Replay(tape, tape, self.trained, constants, direction=weights).delta.detach()
+        except NoRule:
+            return self.dense(tape).applied(weights)
 
     def obstacle(self, tape: Tape) -> str | None:
         """Why a tangent has to be read from plain Jacobians, if it has to."""
@@ -102,48 +121,56 @@ class Reader:
         """The features of a point through whose operations differences can be passed."""
         if self.programs is not None:
             return self.along(tape, tape, chosen)
-        return self.differentiated(arrange, tape, chosen)
+        return self.differentiated(arrange, tape, Mixtures.of(tape, chosen))
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> UseByUse:
         """The Jacobian of a point through whose operations differences can be passed, use by use."""
-        return self.differentiated(keep_uses, tape, chosen)
+        return self.differentiated(keep_uses, tape, Mixtures.of(tape, chosen))
 
-    def differentiated(
-        self, arranged: Callable[..., Jacobian], tape: Tape, chosen: Sequence[int] | None = None
-    ) -> Jacobian:
+    def differentiated(self, arranged: Callable[..., Jacobian], tape: Tape, mixtures: Mixtures) -> Jacobian:
         """The Jacobian of a point, from its own graph or by the difference rules."""
         owned = self.owned(tape)
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         uses = plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
         if uses is not None and self.is_as_it_runs(tape, uses):
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
-            return differentiate(arranged, tape[tape.output], uses, owned, weights, chosen_outputs(tape, chosen))
-        return self.replayed(arranged, tape, tape, chosen)[0]
+            return differentiate(arranged, tape[tape.output], uses, owned, weights, mixtures.columns)
+        return self.replayed(arranged, tape, tape, mixtures)[0]
 
     def along(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Features:
         """The features J̄(x) of a segment."""
         if self.programs is None:
             return self.secant(start, end, chosen).features
+        return self.planned(start, end, Mixtures.of(start, chosen))
+
+    def planned(self, start: Tape, end: Tape, mixtures: Mixtures) -> Features:
+        """The features of a segment, by a program."""
+        assert self.programs is not None
         owned = self.owned_faithfully(start)
 
         def usual(at_once: bool) -> Features:
             replay = Replay(start, end, self.trained, owned.constants)
-            wanted = chosen_outputs(start, chosen)
-            return differentiate(arrange, replay.delta, replay.uses, owned, replay.leaves, wanted, at_once=at_once)
+            return differentiate(
+                arrange, replay.delta, replay.uses, owned, replay.leaves, mixtures.columns, at_once=at_once
+            )
 
-        return self.programs.read(start, end, tuple(chosen_outputs(start, chosen)), owned, usual)
+        return self.programs.read(start, end, mixtures, owned, usual)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""
-        return Reading(*self.replayed(arrange, start, end, chosen))
+        return Reading(*self.replayed(arrange, start, end, Mixtures.of(start, chosen)))
 
     def replayed(
-        self, arranged: Callable[..., Jacobian], start: Tape, end: Tape, chosen: Sequence[int] | None = None
+        self,
+        arranged: Callable[..., Jacobian],
+        start: Tape,
+        end: Tape,
+        mixtures: Mixtures,
     ) -> tuple[Jacobian, Float[Tensor, "example out"]]:
         """The Jacobian of a segment by the difference rules, and J̄Δθ."""
-        replay, wanted = Replay(start, end, self.trained, self.owned(start).constants), chosen_outputs(start, chosen)
+        replay = Replay(start, end, self.trained, self.owned(start).constants)
         owned = self.owned_faithfully(start)
-        found = differentiate(arranged, replay.delta, replay.uses, owned, replay.leaves, wanted)
+        found = differentiate(arranged, replay.delta, replay.uses, owned, replay.leaves, mixtures.columns)
         return found, replay.delta.detach()
 
     def closures(self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> list[Closure]:
@@ -151,7 +178,8 @@ class Reader:
         step = {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
         found = [closure(reading.push, start, end)]
         if reading.features.blocks and not any(delta.any() for name, delta in step.items() if name not in self.trained):
-            found.append(closure(reading.features.applied(step), start, end, chosen_outputs(start, chosen)))
+            places = range(start.outputs.shape[1]) if chosen is None else chosen
+            found.append(closure(reading.features.applied(step), start, end, places))
         return found
 
     def owned(self, tape: Tape) -> Owners:
@@ -194,8 +222,3 @@ class Reader:
         """A structure, and what is in these slots. Where programs are kept, constants stay as they are."""
         constants = () if self.programs is not None else tape.constants
         return tape.form, digest(tape[slot] for slot in (*slots, *constants))
-
-
-def chosen_outputs(tape: Tape, chosen: Sequence[int] | None) -> Sequence[int]:
-    """The places that were chosen, or all."""
-    return range(tape.outputs.shape[1]) if chosen is None else chosen

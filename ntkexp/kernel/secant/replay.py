@@ -28,7 +28,7 @@ from ntkexp.shapes import Weights
 
 
 class Replay:
-    """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`."""
+    """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`; or J̄v, of any other direction v."""
 
     def __init__(
         self,
@@ -37,13 +37,14 @@ class Replay:
         trained: frozenset[str],
         constants: frozenset[Slot] = frozenset(),
         scramble: torch.Generator | None = None,
+        direction: Weights | None = None,
     ) -> None:
         compare(start, end)
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
         self.chord = Chord(start, end, Trained(start, trained, constants), scramble)
         self.unknown: dict[Slot, str] = {}  # results whose difference no rule gives, and why
-        self.seed_deltas()
+        self.seed_deltas(direction)
         with torch.enable_grad():
             for entry in start.entries:
                 if entry.results and any(slot in self.chord.deltas or slot in self.unknown for slot in entry.slots):
@@ -63,15 +64,17 @@ class Replay:
         """The trained Δθ."""
         return self.chord.leaves
 
-    def seed_deltas(self) -> None:
+    def seed_deltas(self, direction: Weights | None) -> None:
         """Differences of the weights; everything else from outside must be the same at both ends."""
         chord = self.chord
         for slot in chord.start.outside:
             v0, v1 = chord.start[slot], chord.end[slot]
             if name := chord.start.weights.get(slot):
-                delta = chord.widen(v1.detach() - v0.detach()).requires_grad_(name in chord.trained.names)
+                trained = name in chord.trained.names
+                step = v1.detach() - v0.detach() if direction is None or not trained else direction[name]
+                delta = chord.widen(step.detach()).requires_grad_(trained)
                 chord.deltas[slot] = delta
-                if name in chord.trained.names:
+                if trained:
                     chord.leaves[name] = delta
             elif v0 is not v1 and not torch.equal(v0, v1):
                 raise NoRule("a buffer or constant of the module differs between the ends of a step")
