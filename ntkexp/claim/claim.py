@@ -52,10 +52,7 @@ class Look:
     @property
     def words(self) -> str:
         """What is expected, in a few words."""
-        return "; ".join(
-            part.words + "".join(f" where {key}={value}" for key, value in part.where.items())
-            for part in self.expectation
-        )
+        return "; ".join(part.whole_words for part in self.expectation)
 
     @property
     def fields(self) -> dict[str, Any]:

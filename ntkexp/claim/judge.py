@@ -94,7 +94,8 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         sweep = record(plan, statuses)
         runs = {place.folder: load_tables(place.folder) for place in sweep.runs if place.state == "done"}
         known |= {path.name: run for path, run in runs.items()}
-        frames.append(tabulate(sweep, runs).assign(runs=name))
+        found = tabulate(sweep, runs).assign(runs=name)
+        frames.append(found.loc[:, ~found.columns.duplicated()])  # an axis may be called like a number, such as loss
     for job in planned.trials:
         rows = job.rows
         if not rows:

@@ -35,11 +35,11 @@ from ntkexp.config.override import split
 from ntkexp.config.validation import refusal
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.parse import from_yaml, seeds_of
+from ntkexp.sweep.parse import from_yaml, list_of, seeds_of
 
 Size: TypeAlias = Literal["quick", "default", "full"]
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
-KEYS = ("runs", "trial", *NEEDED, "quick", "full")
+KEYS = ("base", "runs", "trial", *NEEDED, "quick", "full")
 COLUMN = "ntkexp.claim.quantity.Column"
 FAMILY = 1000  # seeds of the second look begin so much later
 
@@ -87,11 +87,12 @@ def refuse_incomplete(tree: Mapping[str, Any]) -> None:
 
 
 def named_runs(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Give runs that have no name the name `runs`."""
-    runs = tree.get("runs") or {}
+    """Give runs that have no name the name `runs`, and tell all what all have in common."""
+    runs, common = tree.get("runs") or {}, list_of("base", tree.get("base") or [])
     if not isinstance(runs, Mapping) or not all(isinstance(item, Mapping | list) for item in runs.values()):
         raise Mistake("runs: they take axes and base, or NAME: {axes: …, base: …} for each of several sweeps")
-    return {**tree, "runs": {"runs": dict(runs)} if runs.keys() <= {"axes", "base"} and runs else dict(runs)}
+    named = {"runs": runs} if runs.keys() <= {"axes", "base"} and runs else runs
+    return {**tree, "runs": {name: {**run, "base": [*common, *run.get("base", [])]} for name, run in named.items()}}
 
 
 def second(tree: Mapping[str, Any], change: Mapping[str, Any], main: Look) -> dict[str, Any]:

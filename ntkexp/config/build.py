@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from ntkexp.chapter import public
 from ntkexp.component import Component, can_be_built
 from ntkexp.config import target
 from ntkexp.config.as_text import spelled
@@ -53,7 +54,7 @@ class Builder:
 
     def kind(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> type[Component]:
         """Find the class of a node; it goes without saying where only one is possible."""
-        base = wanted[0]
+        base = next((one for one in wanted if public(one) == node.get("_target_")), wanted[0])
         if "_target_" in node:
             return target.component(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):

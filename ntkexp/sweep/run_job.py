@@ -25,7 +25,8 @@ PAUSE = 0.2  # seconds between two words on how far a run is
 class RunJob(AbstractJob):
     """A run to be carried out; its task has the name of its folder."""
 
-    loads = ("ntkexp.report.plots.run_plots",)
+    loads = ("ntkexp.report.plots.run_plots", "torch.fx.experimental.symbolic_shapes")
+    """Pictures, and what torch loads when it first takes a derivative: half of the time that a small run takes."""
 
     fields: dict[str, Any]
     overrides: tuple[str, ...]

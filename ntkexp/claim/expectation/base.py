@@ -41,6 +41,12 @@ class AbstractExpectation(Component, ABC):
     def words(self) -> str:
         """What is expected, in a few words."""
 
+    @property
+    def whole_words(self) -> str:
+        """What is expected of which rows."""
+        rows = ", ".join(f"{key}={value}" for key, value in self.where.items())
+        return f"{self.words} where {rows}" if rows else self.words
+
     @abstractmethod
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent a table whose truth is at this place: −1 well inside what is expected, 0 at its edge, 1 outside."""

@@ -19,7 +19,7 @@ from ntkexp.claim.expectation.average import AbstractAverage
 from ntkexp.claim.expectation.base import chosen, column
 from ntkexp.mistake import Mistake
 from ntkexp.records.fit import Expected
-from ntkexp.text import percent, short
+from ntkexp.text import short
 
 
 class Order(AbstractAverage):
@@ -35,8 +35,9 @@ class Order(AbstractAverage):
 
     @property
     def words(self) -> str:
-        margin = f"{percent(self.margin)} of it" if self.scale == "log" else short(self.margin)
-        return f"{self.above} above {self.below} by more than {margin}"
+        if self.scale == "log":
+            return f"{self.above} > {short(1 + self.margin)} × {self.below}"
+        return f"{self.above} − {self.below} > {short(self.margin)}"
 
     def figures(self, table: pd.DataFrame) -> list[float]:
         column(table, self.along, "along")

@@ -9,5 +9,6 @@ if TYPE_CHECKING:
     from ntkexp.claim.quantity.column import Column as Column
     from ntkexp.claim.quantity.columns import Columns as Columns
     from ntkexp.claim.quantity.machine_error import MachineError as MachineError
+    from ntkexp.claim.quantity.symmetry_defect import SymmetryDefect as SymmetryDefect
 else:
     __getattr__ = classes_of(__name__)
