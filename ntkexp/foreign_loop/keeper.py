@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps, StepsInMemory
+from ntkexp.kernel.record.inputs import tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
 
@@ -92,6 +93,9 @@ class KeeperInMemory(AbstractKeeper):
 
 
 def bytes_of(step: FollowedStep) -> int:
-    """What a step takes in memory: its weights, its gradient, and scales of elements."""
-    scales = (each.scale.nbytes for each in step.linear.values() if isinstance(each.scale, Tensor))
-    return sum(part.nbytes for part in (*step.start.values(), *step.gradient.values())) + sum(scales)
+    """What a step takes in memory: its weights, its gradient, scales of elements, and what its calls hold."""
+    held = [*step.start.values(), *step.gradient.values()]
+    held += [each.scale for each in step.linear.values() if isinstance(each.scale, Tensor)]
+    for call in step.calls:
+        held += [*tensors(call.inputs), *([] if call.gradient is None else [call.gradient])]
+    return sum(part.nbytes for part in held)

@@ -125,7 +125,7 @@ class Watch:
 
     def on_start(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """A step begins: nobody else has moved its weights since the last one."""
-        self.untouched.refuse_changes(self.keeper.count, self.members.of(optimizer).items())
+        self.untouched.refuse_writes(self.keeper.count, self.members.of(optimizer).items())
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step that was taken, and prove that it is the optimizer's."""

@@ -22,6 +22,7 @@ from tests.bench import (
     commands,
     default_run,
     engine,
+    follow,
     infinite,
     kernels,
     language,
@@ -38,7 +39,7 @@ from tests.bench.machine import Machine, measure
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, commands)}
 REPORTS: dict[str, Callable[..., str]] = {
     chapter.__name__.rpartition(".")[2]: chapter.report
-    for chapter in (default_run, backward, engine, infinite, reading, sketch, language, scale)
+    for chapter in (default_run, backward, engine, infinite, reading, sketch, language, scale, follow)
 }
 MORE = {"peers": ("infinite",), "plot": ("reading",)}
 

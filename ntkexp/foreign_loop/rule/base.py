@@ -29,14 +29,14 @@ class LinearStep:
     coupled: float = 0.0  # λ
     lost: float = 0.0  # d
 
-    def memory(self, gradient: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
-        """m after the step.
+    def memory(self, gradient: Tensor, weight: Tensor, before: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """m after the step, which may be written over m before it.
 
         >>> one = torch.ones(1)
         >>> LinearStep(0.1, carry=0.5, coupled=2.0).memory(one, 3 * one, 4 * one)
         tensor([9.])
         """
-        found = torch.zeros_like(gradient) if before is None else before * self.carry
+        found = torch.zeros_like(gradient) if before is None else torch.mul(before, self.carry, out=out)
         found.add_(gradient, alpha=self.intake)
         return found.add_(weight, alpha=self.intake * self.coupled) if self.coupled else found
 
@@ -44,7 +44,7 @@ class LinearStep:
         """g + λθ."""
         return gradient + self.coupled * weight if self.coupled else gradient
 
-    def after(self, gradient: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
+    def after(self, gradient: Tensor, weight: Tensor, memory: Tensor, out: Tensor | None = None) -> Tensor:
         """θ after the step.
 
         >>> one = torch.ones(1)
@@ -52,9 +52,9 @@ class LinearStep:
         tensor([1.])
         """
         if isinstance(self.scale, Tensor):
-            found = torch.addcmul(weight, self.scale, memory, value=-1)
+            found = torch.addcmul(weight, self.scale, memory, value=-1, out=out)
         else:
-            found = torch.add(weight, memory, alpha=-self.scale)
+            found = torch.add(weight, memory, alpha=-self.scale, out=out)
         if self.lost:
             found.sub_(weight, alpha=self.lost)
         return found.sub_(self.pulled(gradient, weight), alpha=self.ahead) if self.ahead else found

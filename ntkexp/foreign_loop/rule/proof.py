@@ -1,7 +1,7 @@
 """Proof (b): what a rule makes of the gradient is what the optimizer made of it, in its memory and in the weights.
 
-It is read at every step of somebody's training, so it is quick first: no element is off by more than rounding of the
-typical one. Where one is, every element is held against the sizes of the numbers that it was made of.
+It is read at every step of somebody's training, so it is quick first: no row is off by more than rounding of the
+typical element. Where one is, every element is held against the sizes of the numbers that it was made of.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,19 +18,21 @@ from ntkexp.foreign_loop.rule.base import LinearStep
 from ntkexp.mistake import Mistake
 
 ROUNDING = 64  # eps: of the few operations of a step, fused or not
+FEW = 4096  # numbers that tell of what size the others are
 
 
 @dataclass
 class RuleProof:
     """`memory` is what the optimizer remembered after the latest step of a parameter, by its name; `moved` says how
-    often it has moved."""
+    often it has moved. `place` is where differences are formed: fresh memory for each costs more than they do."""
 
     memory: dict[str, Tensor] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
+    place: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def hold(
         self,
-        place: str,
+        where: str,
         name: str,
         step: LinearStep,
         gradient: Tensor,
@@ -39,54 +42,69 @@ class RuleProof:
         """Refuse a step between these weights, or a memory `kept` after it, that the rule does not explain; how far
         the weights are from where it leads, relative to them."""
         (before, after), known = ends, self.memory.get(name)
-        memory = step.memory(gradient, before, known)
-        missed = refuse_unexplained(
-            place, after, step.after(gradient, before, memory), lambda: sizes(step, gradient, before, known)[1]
-        )
+        memory, there = step.memory(gradient, before, known, out=known), self.there(before)
+        about = partial(sizes, step, gradient, before, memory)
+        missed = refuse_unexplained(where, after, step.after(gradient, before, memory, out=there), lambda: about()[1])
         if kept is not None:
-            refuse_unexplained(place, kept, memory, lambda: sizes(step, gradient, before, known)[0])
-            self.memory[name] = kept.detach().clone() if known is None else known.copy_(kept.detach())
+            refuse_unexplained(where, kept.detach(), there.copy_(memory), lambda: about()[0])
+            self.memory[name] = memory.copy_(kept.detach())
         return missed
 
+    def there(self, like: Tensor) -> Tensor:
+        """The place for a difference of this shape."""
+        key = (like.dtype, like.device)
+        if key not in self.place or self.place[key].numel() < like.numel():
+            self.place[key] = torch.empty_like(like).flatten()
+        return self.place[key][: like.numel()].view(like.shape)
 
-def sizes(step: LinearStep, gradient: Tensor, before: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sizes of what memory and weights were made of, element by element: the same step of absolute values.
+
+def sizes(step: LinearStep, gradient: Tensor, before: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The sizes of what memory and weights were made of, element by element; what was in memory before is no larger
+    than what is in it now, and what came in.
 
     >>> one = torch.ones(1)
     >>> sizes(LinearStep(0.1, carry=0.5), -one, one, 2 * one)
-    (tensor([2.]), tensor([1.2000]))
+    (tensor([4.]), tensor([1.4000]))
     """
-    memory = step.memory(gradient.abs(), before.abs(), None if known is None else known.abs())
     pulled = step.pulled(gradient.abs(), before.abs())
-    return memory, before.abs() + step.scale * memory + step.ahead * pulled
+    made = memory.abs() + 2 * step.intake * pulled
+    return made, before.abs() + step.scale * made + step.ahead * pulled
 
 
-def refuse_unexplained(place: str, found: Tensor, expected: Tensor, size: Callable[[], Tensor]) -> float:
+def refuse_unexplained(where: str, found: Tensor, expected: Tensor, size: Callable[[], Tensor]) -> float:
     """Refuse numbers that are not where a rule leads, where rounding of numbers of this size does not explain it; how
     far they are from there, relative to them. What was expected is overwritten."""
     if not found.numel():
         return 0.0
-    bound, typical = ROUNDING * torch.finfo(found.dtype).eps, mean_size(found.detach())
-    off = expected.sub_(found.detach())
-    if (most := max(map(abs, map(float, off.aminmax())))) <= bound * typical:
+    bound, off = ROUNDING * torch.finfo(found.dtype).eps, expected.sub_(found)
+    most, typical = largest_row(off), root_mean_square(found.flatten()[:FEW])
+    if most <= bound * typical < math.inf:
         return most / typical if most else 0.0
     if not found.isfinite().all():
-        raise Mistake(f"{place} is no longer finite; training has diverged, follow the steps before, or smaller ones")
+        raise Mistake(f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones")
     sized = size()
     beyond = off.abs_().sub_(sized, alpha=bound)
     if not float(beyond.max()) <= 0:
         raise Mistake(
-            f"{place} is not where its optimizer's rule leads, by {float(beyond.max()):.2g} or more; was its gradient "
-            "changed in the step, or the weight right after?"
+            f"{where} is not where its optimizer's rule leads, by {float(beyond.max()):.2g} or more; was its gradient "
+            "changed in the step, or the weight after it, or by a write to its .data?"
         )
     return most / float(sized.max())
 
 
-def mean_size(found: Tensor) -> float:
+def largest_row(values: Tensor) -> float:
+    """The largest norm of a row, than which no element is larger.
+
+    >>> largest_row(torch.tensor([[3.0, 4.0], [1.0, -1.0]]))
+    5.0
+    """
+    return float(torch.linalg.vector_norm(values.flatten(1) if values.dim() > 1 else values[None], dim=1).amax())
+
+
+def root_mean_square(values: Tensor) -> float:
     """The root of the mean square, which is no larger than the largest.
 
-    >>> mean_size(torch.tensor([3.0, -3.0]))
+    >>> root_mean_square(torch.tensor([3.0, -3.0]))
     3.0
     """
-    flat = found.flatten()
-    return math.sqrt(float(flat @ flat) / len(flat))
+    return math.sqrt(float(values @ values) / len(values))
