@@ -93,25 +93,9 @@ class Backwards:
         for each in calls:
             total = each.total(step.start)
             found = {name: part + total[name] for name, part in found.items()}
-        groups = [step.heard, *([name] for name in step.heard)]
-        whole, *each_alone = (compared(found, step.gradient, names) for names in groups if names)
-        silent = dict.fromkeys(step.start, 0.0)
-        if whole[1] <= self.bound:
-            return silent | dict.fromkeys(step.heard, whole[0]), whole[1]
-        worst = max(range(len(each_alone)), key=lambda place: each_alone[place][1])
-        if (missed := each_alone[worst][1]) <= self.bound:
-            return silent | {name: one[0] for name, one in zip(step.heard, each_alone, strict=True)}, missed
-        raise Mistake(
-            f"step {step.index}: the gradient that was consumed is not that of the {sum(e.examples for e in calls)} "
-            f"examples seen, off by {missed:.2g} of itself in '{step.heard[worst]}'; was a term added to the loss, "
-            "or a gradient changed by hand?"
-        )
-
-    @property
-    def bound(self) -> float:
-        """How far rounding may take a gradient that is summed in another order."""
-        eps = torch.finfo(self.later.outputs.dtype).eps
-        return AGREES * eps
+        consumed = {name: step.gradient[name] for name in step.heard}
+        factors, missed = factors_between(found, consumed, step.index, sum(len(call.names) for call in step.calls))
+        return dict.fromkeys(step.start, 0.0) | factors, missed
 
     def kernel(self, features: Features, step: FollowedStep, pulled: Features) -> Float[Tensor, "probe out row one"]:
         """⟨V, Jᵀℓ′⟩."""
@@ -129,6 +113,25 @@ class Backwards:
         if (shrinking := step.lost) is not None:
             lost -= features.applied(shrinking)
         return lost
+
+
+def factors_between(found: Weights, consumed: Weights, step: int, rows: int) -> tuple[dict[str, float], float]:
+    """The factors of the parameters between the gradient that was found, of so many examples, and the consumed one, and
+    how far the two differ after all: by no more than rounding."""
+    if not consumed:
+        return {}, 0.0
+    bound = AGREES * max(torch.finfo(part.dtype).eps for part in consumed.values())
+    factor, missed = compared(found, consumed, list(consumed))
+    if missed <= bound:
+        return dict.fromkeys(consumed, factor), missed
+    each = {name: compared(found, consumed, [name]) for name in consumed}
+    worst = max(each, key=lambda name: each[name][1])
+    if (missed := each[worst][1]) <= bound:
+        return {name: one[0] for name, one in each.items()}, missed
+    raise Mistake(
+        f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
+        f"itself in '{worst}'; was a term added to the loss, or a gradient changed by hand?"
+    )
 
 
 def compared(found: Weights, consumed: Weights, names: Sequence[str]) -> tuple[float, float]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from ntkexp.foreign_loop.keeper import KeeperInMemory
+from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
+from ntkexp.foreign_loop.kept.open import keeper_in
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.watch import Watch
@@ -25,13 +28,17 @@ def follow(
     queries: Inputs,
     output: str | int | None = None,
     ids: Ids = None,
+    to: Path | str | None = None,
+    every: int | None = None,
     memory_gb: float = 4.0,
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
     `queries` are inputs at which the model is asked, `output` names the tensor that is read of a model which gives
     several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, or a function
-    of its inputs that gives them. All steps are held in memory, up to `memory_gb`.
+    of its inputs that gives them. All steps are held in memory, up to `memory_gb`; or written to a folder as they
+    happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there when it is resumed.
+    Weights are kept there `every` so many steps, or as often as there is room; those between are replayed.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -48,11 +55,16 @@ def follow(
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     module, asked = deepcopy(model), as_inputs(queries)
-    keeper = KeeperInMemory(memory_gb)
+    keeper: KeeperInMemory | KeeperOnDisk
+    if to is None:
+        keeper = KeeperInMemory(memory_gb)
+    else:
+        keeper = keeper_in(
+            to, model, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
+        )
     watch = Watch(model, optimizers, output, ids, keeper)
-    trace = Trace(keeper.steps, module, output, asked)
-    watch.begin()
     try:
-        yield trace
+        watch.begin()
+        yield Trace(keeper.steps_of(module), module, output, asked)
     finally:
         watch.end()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps, StepsInMemory
@@ -34,7 +34,11 @@ class AbstractKeeper(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Watching ends."""
+        """Watching ends, if it has begun."""
+
+    @abstractmethod
+    def steps_of(self, module: nn.Module) -> AbstractSteps:
+        """The steps that are kept, of a module of the kind that is watched."""
 
 
 def joins(step: FollowedStep, moved: frozenset[str], index: int) -> bool:
@@ -52,11 +56,6 @@ class KeeperInMemory(AbstractKeeper):
     held: float = 0.0  # bytes
 
     @property
-    def steps(self) -> AbstractSteps:
-        """What is kept."""
-        return self.kept
-
-    @property
     def count(self) -> int:
         return len(self.kept.steps)
 
@@ -67,20 +66,15 @@ class KeeperInMemory(AbstractKeeper):
         self.refuse_too_much(step)
         steps = self.kept.steps
         if steps and joins(step, frozenset(steps[-1].linear), steps[-1].index):
-            last = steps.pop()
-            step = replace(
-                last,
-                linear={**last.linear, **step.linear},
-                settings={**last.settings, **step.settings},
-                gradient=last.gradient | step.gradient,
-                silent=last.silent | step.silent,
-                rule_error=max(last.rule_error, step.rule_error),
-            )
+            step = steps.pop().joined(step)
         steps.append(step)
         self.kept.latest = after
 
     def end(self) -> None:
         """Nothing is left to do."""
+
+    def steps_of(self, module: nn.Module) -> AbstractSteps:
+        return self.kept
 
     def refuse_too_much(self, step: FollowedStep) -> None:
         """Refuse to hold more than was allowed."""

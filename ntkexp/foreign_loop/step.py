@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,17 @@ class FollowedStep:
     silent: frozenset[str]
     settings: Mapping[str, Mapping[str, Any]]
     rule_error: float  # proof (b): how far the weights are from where the rule leads, relative to them
+
+    def joined(self, other: FollowedStep) -> FollowedStep:
+        """This step and one of another optimizer that took in the same gradients, as one."""
+        return replace(
+            self,
+            linear={**self.linear, **other.linear},
+            settings={**self.settings, **other.settings},
+            gradient=self.gradient | other.gradient,
+            silent=self.silent | other.silent,
+            rule_error=max(self.rule_error, other.rule_error),
+        )
 
     @property
     def heard(self) -> list[str]:

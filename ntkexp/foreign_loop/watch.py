@@ -86,11 +86,12 @@ class Watch:
                         self.proof.memory[name] = kept.detach().clone()
 
     def end(self) -> None:
-        """Take the hooks down."""
+        """Take the hooks down, if they were put up."""
+        if self.hooks:
+            FOLLOWED.difference_update(self.optimizers)
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-        FOLLOWED.difference_update(self.optimizers)
         self.keeper.end()
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ntkexp.foreign_loop.rule.adam import AdamRule
@@ -22,3 +25,12 @@ def rule_of(optimizer: torch.optim.Optimizer) -> AbstractRule:
             return rule
     known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
     raise Mistake(f"steps of {kind.__module__}.{kind.__qualname__} are not followed: their rule is known for {known}")
+
+
+def named(kind: str) -> tuple[AbstractRule, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]]:
+    """The rule and the class of the optimizers that go by a name.
+
+    >>> named("AdamW")[1]
+    <class 'torch.optim.adamw.AdamW'>
+    """
+    return next((rule, each) for rule in RULES for each in rule.kinds if each.__name__ == kind)

@@ -1,0 +1,90 @@
+"""What is kept of a step of one optimizer: what it took in, its settings, and signatures of all that is large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ntkexp.foreign_loop.kept.rows import KeptRows
+from ntkexp.foreign_loop.kept.signature import Signatures
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.model_call import ModelCall, digests
+from ntkexp.foreign_loop.rule.base import IDLE
+from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.kernel.record.inputs import map_tensors
+from ntkexp.shapes import Inputs, Weights
+
+
+@dataclass
+class KnownCall:
+    """A call that was kept, and the gradient that was kept of it."""
+
+    key: int
+    inputs: Inputs
+    gradient: Tensor | None = None
+
+
+@dataclass
+class EventWriter:
+    """Makes plain content of steps; a call and its gradient are part of the first step that uses them."""
+
+    files: TraceFolder
+    named: bool  # whether examples go by names of their own
+    signatures: Signatures = field(default_factory=Signatures)
+    known: dict[int, KnownCall] = field(default_factory=dict)
+    calls: int = 0
+
+    def event(self, step: FollowedStep, index: int, which: int, groups: list[Any], after: Weights) -> dict[str, object]:
+        """What is to be kept of a step, the `which`-th optimizer's."""
+        heard = {name: step.gradient[name] for name in step.heard}
+        stale = any(call.at != index for call in step.calls)
+        left = {name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())}
+        used = [self.call(call) for call in step.calls]
+        self.known = {id(call.inputs): self.known[id(call.inputs)] for call in step.calls}
+        return {
+            "step": index,
+            "optimizer": which,
+            "groups": groups,
+            "calls": used,
+            "idle": [name for name, linear in step.linear.items() if linear is IDLE],
+            "silent": sorted(step.silent),
+            "gradient": self.signatures.of(heard),
+            "whole": step.gradient if stale else left,
+            "after": self.signatures.of({name: after[name] for name in step.linear}),
+            "rule_error": step.rule_error,
+        }
+
+    def call(self, call: ModelCall) -> dict[str, object]:
+        """What is to be kept of a call that is not kept already."""
+        found = self.known.get(id(call.inputs))
+        kept: dict[str, object] = {}
+        if found is None:
+            found = self.known[id(call.inputs)] = KnownCall(self.calls, call.inputs)
+            self.calls += 1
+            rows = self.files.rows.keep(digests(call.inputs) if self.named else call.names, call.inputs)
+            kept = {"at": call.at, **rows, **({"names": list(call.names)} if self.named else {})}
+        if call.gradient is not found.gradient:
+            found.gradient = call.gradient
+            kept["gradient"] = call.gradient
+        return {"key": found.key, **kept}
+
+
+def read_calls(event: Mapping[str, Any], rows: KeptRows, placed: Callable[[Tensor], Tensor]) -> tuple[ModelCall, ...]:
+    """The calls of an event, of each of which all that was kept is given; `placed` puts tensors where they are used."""
+    return tuple(
+        ModelCall(
+            at=call["at"],
+            inputs=map_tensors(placed, rows.find(call)),
+            names=names_of_kept(call),
+            gradient=placed(call["gradient"].clone()),
+        )
+        for call in event["calls"]
+    )
+
+
+def names_of_kept(call: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the examples of a call."""
+    return tuple(call["names"] if "names" in call else (key.partition(" ")[0] for key in call["rows"]))

@@ -1,0 +1,163 @@
+"""Steps are kept on disk as they happen: a killed training leaves all that were written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from shutil import disk_usage
+
+import torch
+from torch import nn
+
+from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
+from ntkexp.foreign_loop.kept.content import written
+from ntkexp.foreign_loop.kept.event import EventWriter
+from ntkexp.foreign_loop.kept.plan import KeepingPlan
+from ntkexp.foreign_loop.kept.replay import ended
+from ntkexp.foreign_loop.kept.resume import PlaceInTrace, begin_anew, drop_later, find_place, kept_steps
+from ntkexp.foreign_loop.kept.steps_on_disk import StepsOnDisk
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.steps import AbstractSteps
+from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.json_file import Json
+from ntkexp.shapes import Weights
+
+LOG = logging.getLogger("ntkexp.follow")
+
+
+@dataclass
+class KeeperOnDisk(AbstractKeeper):
+    """Writes a trace; `config` says what is followed, `start` what is kept of it once."""
+
+    files: TraceFolder
+    config: Mapping[str, Json]
+    start: Mapping[str, object]
+    events: EventWriter
+    output: str | int | None
+    every: int | None
+    memory_gb: float
+    plan: KeepingPlan = field(init=False)
+    moved: frozenset[str] = frozenset()
+    steps: int = 0
+    told: bool = False
+    claim: ExitStack = field(default_factory=ExitStack)
+    kept: dict[int, int] = field(default_factory=dict)  # the steps before which weights are kept, by event
+    waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since weights were kept
+
+    def steps_of(self, module: nn.Module) -> AbstractSteps:
+        return StepsOnDisk(
+            TraceFolder(self.files.folder), module, self.output, [type(each).__name__ for each in self.optimizers]
+        )
+
+    @property
+    def count(self) -> int:
+        return self.steps
+
+    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        self.optimizers, self.names, self.latest = optimizers, names, weights
+        self.claim.enter_context(self.files.folder.claim())
+        here = self.events.signatures.of(weights)
+        place = find_place(self.files, self.config, here)
+        if place is None:
+            begin_anew(self.files, self.config, self.start)
+        else:
+            drop_later(self.files, place)
+            self.steps = place.steps
+            LOG.warning("ntkexp: the trace in %s goes on at step %d", self.files.folder.path, self.steps)
+        self.moved = frozenset(weights)  # whatever comes next is a step of its own
+        self.events.calls = sum(len(event["calls"]) for event in self.files.events())
+        self.kept = kept_steps(self.files)
+        self.plan = self.planned(weights)
+        self.keep(weights, self.ended(place))
+
+    def ended(self, place: PlaceInTrace | None) -> dict[str, object]:
+        """What the optimizers remembered where a loop is resumed, if that was kept."""
+        if place is None or not place.events:
+            return {}
+        path = self.files.weights_at(place.events)
+        return {"ended": ended(self.files.read(path)) if self.files.whole(path) else None}
+
+    def planned(self, weights: Weights) -> KeepingPlan:
+        """How often weights are kept."""
+        size = sum(part.nbytes for part in weights.values())
+        free = disk_usage(self.files.path).free
+        copies = 1 + max(copies_of(optimizer) for optimizer in self.optimizers)
+        plan = KeepingPlan.of(self.every, size, copies * size, free, self.memory_gb)
+        if plan.most < plan.every:
+            raise Mistake(
+                f"every={plan.every}: to replay so many steps takes more than memory_gb={self.memory_gb:g}; raise "
+                f"that, or keep weights every {plan.most or 1}"
+            )
+        if free < 3 * plan.size:
+            raise NoPlace(
+                f"the trace takes {plan.size / 1e6:.3g} MB each time that weights are kept and {self.files.path} has "
+                f"{free / 1e6:.3g} MB free; choose another place"
+            )
+        return plan
+
+    def take(self, step: FollowedStep, which: int, after: Weights) -> None:
+        if joins(step, self.moved, self.steps - 1):
+            index, self.moved = self.steps - 1, self.moved | step.linear.keys()
+        else:
+            index, self.moved = self.steps, frozenset(step.linear)
+        groups = [{"names": names, "settings": dict(step.settings[names[0]])} for names in self.groups(which) if names]
+        entry = written(self.events.event(step, index, which, groups, after))
+        if not self.told:
+            self.tell(after, len(entry))
+        self.files.log.append(entry)
+        self.steps, self.latest = index + 1, after
+        self.waiting.discard(which)
+        if not self.waiting and self.plan.due(self.steps - max(self.kept.values())):
+            self.keep(after)
+
+    def groups(self, which: int) -> list[list[str]]:
+        """The names of the parameters of each group of an optimizer."""
+        return [[self.names[id(weight)] for weight in group["params"]] for group in self.optimizers[which].param_groups]
+
+    def tell(self, weights: Weights, entry: int) -> None:
+        """Say how large the trace grows, before it does."""
+        self.told = True
+        numbers = sum(part.numel() for part in weights.values())
+        each = self.plan.size / numbers
+        often = f"after every {self.plan.every} steps" if self.plan.fixed else "after every step, or as seldom as fits"
+        disk = disk_usage(self.files.path).free
+        limit = "" if self.plan.fixed else f"up to {self.plan.share / 1e9:.3g} GB of "
+        LOG.warning(  # nobody who has not asked for a log would see anything less
+            "ntkexp: the trace in %s takes %.3g MB a step, and new examples, and %s %.3g bytes per parameter, %.3g MB; "
+            "%s%.3g GB are free",
+            *(self.files.folder.path, entry / 1e6, often, each, self.plan.size / 1e6, limit, disk / 1e9),
+        )
+
+    def keep(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
+        """Keep the weights, and what the optimizers remember."""
+        memories = [
+            {self.names[id(weight)]: dict(kept) for weight, kept in optimizer.state.items()}
+            for optimizer in self.optimizers
+        ]
+        self.write({"weights": weights, "memories": memories, **(more or {})})
+        self.waiting = set(range(len(self.optimizers)))
+        if self.plan.too_many(len(self.kept)):
+            self.plan.every *= 2
+            for dropped in sorted(self.kept)[1::2]:
+                self.files.drop_weights(dropped)
+                del self.kept[dropped]
+
+    def write(self, content: Mapping[str, object]) -> None:
+        """Write what is kept after the latest event."""
+        event = len(self.files.log)
+        size = self.files.write(self.files.weights_at(event), content)
+        self.plan.size, self.kept[event] = max(self.plan.size, size), self.steps
+
+    def end(self) -> None:
+        """Keep the last weights; what the optimizers remember by now may be of a step that was refused."""
+        with self.claim, suppress(NoPlace):  # steps that are on disk are of use without
+            if self.steps and len(self.files.log) not in self.kept:
+                self.write({"weights": self.latest, "memories": None, "ended": None})
+
+
+def copies_of(optimizer: torch.optim.Optimizer) -> int:
+    """How many numbers an optimizer may remember for each weight."""
+    return 0 if isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups) else 2

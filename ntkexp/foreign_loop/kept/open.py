@@ -1,0 +1,54 @@
+"""A trace on disk is begun, or gone on with, for a model, its optimizers and the queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ntkexp.foreign_loop.kept.event import EventWriter
+from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.kernel.record.digest import digest
+from ntkexp.kernel.record.inputs import tensors
+from ntkexp.records.folder import RunFolder
+from ntkexp.records.json_file import Json
+from ntkexp.shapes import Inputs
+
+
+def keeper_in(
+    to: Path | str,
+    module: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    queries: Inputs,
+    output: str | int | None,
+    *,
+    named: bool,
+    every: int | None,
+    memory_gb: float,
+) -> KeeperOnDisk:
+    """Who writes the trace of this training."""
+    files = TraceFolder(RunFolder(Path(to).expanduser()))
+    config = config_of(module, optimizers, queries, output)
+    moved = {id(weight) for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]}
+    followed = {name for name, weight in module.named_parameters() if id(weight) in moved}
+    still = {name: part for name, part in module.state_dict().items() if name not in followed}
+    start = {"queries": queries, "output": output, "still": still}
+    return KeeperOnDisk(files, config, start, EventWriter(files, named), output, every, memory_gb)
+
+
+def config_of(
+    module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], queries: Inputs, output: str | int | None
+) -> dict[str, Json]:
+    """What is followed, as far as it decides whether two traces can be one."""
+    return {
+        "follow": {
+            "model": f"{type(module).__module__}.{type(module).__qualname__}",
+            "parameters": sum(weight.numel() for weight in module.parameters()),
+            "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+            "output": output,
+            "queries": digest(tensors(queries)).hex()[:16],
+        }
+    }

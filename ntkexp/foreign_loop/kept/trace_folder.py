@@ -1,0 +1,99 @@
+"""What a trace is on disk, in its run folder:
+
+    config.json              what is followed: the model, its optimizers, the queries
+    trace/start.bin          the queries, and what the model holds besides the weights that move
+    trace/rows.log           the examples, each once
+    trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
+    trace/weights/<n>.bin    the weights and the optimizers' states before event n, for some n
+
+An event is a step of one optimizer; several of them may be one step. Everything is sealed for this trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from ntkexp.foreign_loop.kept.content import read, written
+from ntkexp.foreign_loop.kept.rows import KeptRows
+from ntkexp.mistake import NoPlace
+from ntkexp.records.folder import CONFIG, RunFolder
+from ntkexp.records.seal import WIDTH, Damaged, being_sealed, seal, sealed_for
+from ntkexp.records.sealed_log import SealedLog
+
+PLACE, START = "trace", "start.bin"
+
+
+@dataclass(frozen=True)
+class TraceFolder:
+    """The files of a trace."""
+
+    folder: RunFolder
+
+    @property
+    def path(self) -> Path:
+        """Where the files lie that only a trace has."""
+        return self.folder.path / PLACE
+
+    @cached_property
+    def of(self) -> str:
+        """What the files are sealed for."""
+        return seal((self.folder.path / CONFIG).read_bytes()).hex()
+
+    @cached_property
+    def rows(self) -> KeptRows:
+        """The examples."""
+        return KeptRows(SealedLog.opened(self.path / "rows.log", f"rows of {self.of}"))
+
+    @cached_property
+    def log(self) -> SealedLog:
+        """The events."""
+        return SealedLog.opened(self.path / "steps.log", f"steps of {self.of}")
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What is known of each event."""
+        return map(read, self.log.entries())
+
+    def weights_at(self, event: int) -> Path:
+        """The file of the weights before an event."""
+        return self.path / "weights" / f"{event:08d}.bin"
+
+    @property
+    def kept(self) -> list[int]:
+        """The events before which weights are kept, whole or not."""
+        return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
+
+    def drop_weights(self, event: int) -> None:
+        """Keep these weights no more."""
+        self.weights_at(event).unlink(missing_ok=True)
+
+    def write(self, path: Path, content: Mapping[str, object], *, lasting: bool = False) -> int:
+        """Write a file, whole or not at all; how many bytes it has."""
+        found = written(content)
+        free = disk_usage(self.folder.path).free
+        try:
+            if free < len(found):
+                raise OSError(None, f"{len(found) / 1e6:.3g} MB are asked for, {free / 1e6:.3g} MB are free")
+            with being_sealed(path, self.of_file(path), lasting=lasting) as file:
+                file.write(found)
+        except OSError as error:
+            raise NoPlace(f"{path} cannot be written ({error.strerror}); choose another place") from error
+        return len(found) + WIDTH
+
+    def read(self, path: Path) -> Any:
+        """What a file holds, which has to be as it was written."""
+        if not self.whole(path):
+            raise Damaged(f"{path} is missing, or not as it was written; follow anew")
+        return read(path.read_bytes()[:-WIDTH])
+
+    def whole(self, path: Path) -> bool:
+        """Whether a file is as it was written."""
+        return path.is_file() and sealed_for(path, self.of_file(path))
+
+    def of_file(self, path: Path) -> str:
+        """What a file is sealed for."""
+        return f"{path.name} of {self.of}"
