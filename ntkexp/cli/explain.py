@@ -16,7 +16,16 @@ KINDS = (".svg", ".png")
 
 
 def explain(
-    folder: Path, split: str | None, numbers: Sequence[int], worst: int | None, top: int, picture: Path | None
+    folder: Path,
+    split: str | None,
+    numbers: Sequence[int],
+    worst: int | None,
+    top: int,
+    picture: Path | None,
+    *,
+    without: str | None,
+    as_json: bool,
+    trust: Sequence[str],
 ) -> None:
     """Explain the points that were asked for: by number, or those that the network misses most."""
     from ntkexp.report import explain as explanations
@@ -29,6 +38,13 @@ def explain(
     run = load_run(folder.expanduser())
     chosen = split or ("probe" if numbers else main_split(run.ladder))
     wanted = list(numbers) or explanations.worst(run, chosen, worst or 3)
+    if without is not None:
+        from ntkexp.cli.without import leave_out
+
+        leave_out(run, chosen, wanted, without, top, as_json=as_json, trust=trust)
+        return
+    if as_json:
+        raise Mistake("--json tells the ledger of a removal; add --without=K,… to say who is left out")
     found = explanations.explain(run, chosen, wanted)
     if not found:
         raise Mistake(f"no point of the split {chosen} of {run.name} can be explained")

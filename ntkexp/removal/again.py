@@ -26,4 +26,5 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
         steps=experiment.steps,
         length=length,
         seed=experiment.seed,
+        memory_gb=experiment.memory_gb,
     )

@@ -6,6 +6,7 @@ disk, which is looked at first, and is gone when nobody looks at it any more, wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkexp.mistake import NoPlace
+from ntkexp.mistake import Mistake
 from ntkexp.removal.pair import Pair
 
 WEIGHTS, GRADIENT = "weights", "gradient"
@@ -57,12 +58,12 @@ def film_for(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]
     shape, kind = (frames, len(parts), 2, len(like)), like.cpu().numpy().dtype
     room, free = bytes_of(parts, frames, like), disk_usage(folder).free
     if free < room:
-        raise NoPlace(
-            f"two recorded trainings take {room / 1e9:.2g} GB and {folder} has {free / 1e9:.2g} GB free; choose "
-            "another place"
+        raise Mistake(
+            f"two recorded trainings take {room / 1e9:.2g} GB and {folder} has {free / 1e9:.2g} GB free; make room"
         )
     with TemporaryFile(dir=folder) as file:
-        return Film(parts, np.memmap(file, kind, "w+", shape=shape), like.device)
+        os.posix_fallocate(file.fileno(), 0, room)
+        return Film(parts, np.memmap(file, kind, "r+", shape=shape), like.device)
 
 
 def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]) -> int:

@@ -9,7 +9,7 @@ two trainings that hardly differ the rules are derivatives, and sᵢ is the effe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,7 @@ from ntkexp.removal.rule.choose import difference_rule
 class Ledger:
     """What each example and each step did of the actual change of chosen outputs."""
 
+    before: Float[Tensor, " chosen"]  # the outputs in the first training
     actual: Float[Tensor, " chosen"]
     shares: Float[Tensor, "chosen train"]
     by_step: Float[Tensor, "chosen step"]
@@ -57,8 +58,16 @@ class LedgerSweep:
     film: Film
     weight: Pair
 
-    def ledger(self, inputs: Tensor, chosen: Int[Tensor, "chosen 2"]) -> Ledger:
-        """Split the change of chosen outputs: pairs of a point, and an output there."""
+    def ledger(self, inputs: Tensor, chosen: Int[Tensor, "chosen 2"], tell: Callable[[int], None]) -> Ledger:
+        """Split the change of chosen outputs: pairs of a point and an output. The number of steps back is told."""
+        parts = [self.part(inputs, some, tell) for some in torch.split(chosen, self.rerun.directions)]
+        each = zip(*((part.before, part.actual, part.shares, part.by_step) for part in parts), strict=True)
+        before, actual, shares, by_step = (torch.cat(tensors) for tensors in each)
+        growth = max(part.growth for part in parts)
+        return Ledger(before=before, actual=actual, shares=shares, by_step=by_step, growth=growth)
+
+    def part(self, inputs: Tensor, chosen: Int[Tensor, "chosen 2"], tell: Callable[[int], None]) -> Ledger:
+        """Split the change of so many outputs as go back at once."""
         ends = self.film.read(self.rerun.length, WEIGHTS)
         with torch.no_grad(), plain_kernels():
             before, after = (self.rerun.outputs(end, inputs)[chosen[:, 0], chosen[:, 1]] for end in ends)
@@ -70,8 +79,9 @@ class LedgerSweep:
                 parts.index_add_(1, drawn.rows, found)
                 by_step[:, step] = found.sum(1)
                 largest = max(largest, size)
+                tell(self.rerun.length - step)
         growth = largest / first if first else 1.0
-        return Ledger(actual=after - before, shares=parts, by_step=by_step, growth=growth)
+        return Ledger(before=before, actual=after - before, shares=parts, by_step=by_step, growth=growth)
 
     def back(
         self, adjoint: Float[Tensor, "chosen weight"]

@@ -26,6 +26,8 @@ from ntkexp.path.step import sizes_of
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.shapes import Function, Weights
 
+DIRECTION = 12
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -56,6 +58,7 @@ class Rerun:
     steps: int  # that the schedule is made for
     length: int  # that are taken
     seed: int
+    memory_gb: float = 4.0
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
@@ -84,6 +87,12 @@ class Rerun:
         weight = self.everyone.clone()
         weight[group] = 0.0
         return weight
+
+    @property
+    def directions(self) -> int:
+        """How many directions in weight space may be gone back with at once: each has a dozen vectors of its own."""
+        each = DIRECTION * self.flat.size * self.targets.element_size()
+        return max(1, int(self.memory_gb * 1e9 / 2 / each))
 
     def batch(self, step: int) -> Drawn:
         """What the step is taken on."""

@@ -86,11 +86,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
 
 def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     """Explain one point."""
-    place = place_of(run, split)
-    count = place.stop - place.start
-    if not 0 <= number < count:
-        raise WrongArgument(f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe")
-    k = place.start + number
+    k = numbered(run, split, number)
     end = outputs_of(run, "f_T")[k]
     parts = np.asarray(run.contributions[rule].isel(probe=k).to_numpy(), dtype=float)
     if not read_at(parts).any():
@@ -116,6 +112,15 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         rest=float(end[out]) - start - total - decay,
         parts=tuple(Part(example(run, "train", i), float(contributions[i]), float(times[i])) for i in order),
     )
+
+
+def numbered(run: Run, split: str, number: int) -> int:
+    """Find where a point of a split lies among all points, if it has so many."""
+    place = place_of(run, split)
+    count = place.stop - place.start
+    if not 0 <= number < count:
+        raise WrongArgument(f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe")
+    return int(place.start) + number
 
 
 def read_at(parts: Array) -> NDArray[np.bool_]:

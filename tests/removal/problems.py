@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ntkexp.progress import Silent
 from ntkexp.removal.again import again
 from ntkexp.removal.group import ledger_between
 from ntkexp.removal.ledger import Ledger
@@ -54,4 +55,4 @@ CHOSEN = torch.cartesian_prod(torch.arange(3), torch.arange(3))
 def split(training: Rerun, points: Tensor, first: Tensor, second: Tensor) -> Ledger:
     """The difference that other weights of the examples make, split."""
     with tempfile.TemporaryDirectory() as folder:
-        return ledger_between(training, Pair(first, second), points, CHOSEN, Path(folder))
+        return ledger_between(training, Pair(first, second), points, CHOSEN, Path(folder), Silent())

@@ -101,6 +101,23 @@ def test_a_run_is_trained_again_to_the_same_weights() -> None:
     assert float((trained(training, training.everyone[None])[0] - end).norm()) <= 1e-13 * float((end - start).norm())
 
 
+def test_trainings_are_those_of_pytorch_on_what_is_left() -> None:
+    """Full batches: leaving examples out is training on fewer, which needs nothing of ours but the network."""
+    training, points = rerun("momentum", "tanh", "optimizer.batch=null", "optimizer.dampening=0.0")
+    left = [k for k in range(training.examples) if k not in GROUP]
+    parameters = {name: weight.clone().requires_grad_() for name, weight in training.start.items()}
+    sgd = torch.optim.SGD(parameters.values(), lr=training.step_size, momentum=0.9, weight_decay=0.05)
+    for _ in range(training.length):
+        sgd.zero_grad()
+        outputs = training.function(parameters, training.inputs[left])
+        torch.nn.functional.cross_entropy(outputs, training.targets[left]).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 0.2)
+        sgd.step()
+    (end,) = trained(training, training.without(GROUP)[None])
+    expected = training.function({name: weight.detach() for name, weight in parameters.items()}, points)
+    assert torch.allclose(training.outputs(end, points), expected, rtol=1e-12, atol=1e-13)
+
+
 def test_a_training_that_diverges_without_examples_is_refused() -> None:
     training, points = rerun("gd", "relu")
     wild = replace(training, step_size=1e200, start={n: w.clone() for n, w in training.start.items()})

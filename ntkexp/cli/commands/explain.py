@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ntkexp.cli.arguments import AsJson, Trust
+
 
 def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
@@ -28,8 +30,19 @@ def explain(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png.")
     ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            "--without",
+            metavar="GROUP",
+            help="Train again without some examples, and split over them what that changed: places such as 3,20..29, "
+            "#K for a number in the source, an id, class:NAME or top:N.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    trust: Trust = None,
 ) -> None:
-    """See which training examples made a prediction, and when."""
+    """See which training examples made a prediction, and when; or what changes without some of them."""
     from ntkexp.cli.explain import explain
 
-    explain(run, split, probe or [], worst, top, picture)
+    explain(run, split, probe or [], worst, top, picture, without=without, as_json=as_json, trust=trust or [])

@@ -1,0 +1,73 @@
+"""Ledgers as a reader sees them: lines on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ntkexp.records.removal import Removal
+from ntkexp.report.effects import NOT_COMPUTED
+from ntkexp.report.explain_text import signed
+from ntkexp.report.ledger import LedgerEntry
+from ntkexp.text import aligned, percent, short
+
+STRETCHES = 10
+CHAOS = 1e3  # of the growth of the sweep: beyond it, single shares are those of rounding and of chance
+
+
+def ledger_told(entries: Sequence[LedgerEntry], found: Removal, top: int) -> str:
+    """Tell what leaving the group out changed: first of all points, then of each."""
+    return "\n\n".join([head(found), *(entry_told(entry, top) for entry in entries)]) + "\n"
+
+
+def head(found: Removal) -> str:
+    """Say what was done, and how well it is known."""
+    group = f"{len(found.example)} example{'s' * (len(found.example) > 1)}"
+    said = [f"trained again without {group}, from the same start, in the same order"]
+    if found.emptied:
+        said.append(f"in {found.emptied} steps nothing was left of the batch: memory and decay alone moved the weights")
+    said.append(f"shares add up to the actual changes, to {short(found.closure)} of them")
+    if not found.growth <= CHAOS:
+        said.append(
+            f"single shares mean little: differences grow {short(found.growth)}-fold on their way through the steps"
+        )
+    return "; ".join(said)
+
+
+def entry_told(entry: LedgerEntry, top: int) -> str:
+    """Tell one output at one point: predicted and actual change, and how that splits."""
+    head = (
+        f"{entry.split} {entry.number} (#{entry.point.index}, {entry.point.name}): {entry.output} = "
+        f"{short(entry.before)}, without them {short(entry.before + entry.actual)}"
+    )
+    rows = [
+        ("predicted", NOT_COMPUTED if entry.predicted is None else signed(entry.predicted)),
+        ("actual", signed(entry.actual)),
+        ("shares cancel", f"{short(entry.cancellation)}×"),
+    ]
+    changes = aligned(("change", ""), rows, (False, entry.predicted is not None))
+    return f"{head}\n\n{changes}\n\n{shares(entry, top)}\n\n{steps(entry)}"
+
+
+def shares(entry: LedgerEntry, top: int) -> str:
+    """Tabulate the shares of the examples that were left out, the largest first."""
+    order = np.argsort(-np.abs(entry.shares), kind="stable")
+    mass = float(np.abs(entry.shares).sum()) or 1.0
+    rows = [
+        (f"{entry.names[k]} (#{entry.examples[k].index})", entry.examples[k].name, signed(float(entry.shares[k])),
+         percent(abs(float(entry.shares[k])) / mass))
+        for k in order[:top]
+    ]  # fmt: skip
+    if len(rest := entry.shares[order[top:]]):
+        rows.append((f"{len(rest)} others", "", signed(float(rest.sum())), percent(float(np.abs(rest).sum()) / mass)))
+    return aligned(("left out", "target", "share", "of all shares"), rows, (False, False, True, True))
+
+
+def steps(entry: LedgerEntry) -> str:
+    """Tabulate when the change was made, in a few stretches of steps."""
+    count = len(entry.by_step)
+    edges = sorted({round(k * count / STRETCHES) for k in range(STRETCHES + 1)})
+    rows = [(f"{first}–{last - 1}", signed(float(entry.by_step[first:last].sum()))) for first, last in pairwise(edges)]
+    return aligned(("steps", "share"), rows, (False, True))

@@ -1,0 +1,154 @@
+"""A finished run tells what changes without some of its examples; once that is computed, it is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ntkexp.run.attempt
+import ntkexp.run.without
+from ntkexp.cli.main import run
+from ntkexp.mistake import Mistake
+from ntkexp.progress import Silent
+from ntkexp.records.predictions import read_predictions
+from ntkexp.records.removal import FOLDER, key
+from ntkexp.report.group import group
+from ntkexp.report.run import load_run
+from ntkexp.run.execute import execute
+from ntkexp.run.without import without
+from tests.run.small import small
+from tests.run.test_execute import stand_in
+
+ADAM = ("optimizer=adam", "optimizer.batch=6", "optimizer.step_size=0.01", "steps=8")
+GROUP = [3, 7, 20]
+
+
+def trained(place: Path, *words: str) -> Path:
+    """A run, without its pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ntkexp.run.attempt, "painter", stand_in)
+        quick = ("data=digits", "threads=1", "path.rule=[left]", "ladder.machine=[left]")
+        return execute(small(*quick, *words), words, place, False, Silent())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = trained(tmp_path_factory.mktemp("outputs"), *ADAM)
+    without(folder, GROUP, [1, 5], Silent())
+    return folder
+
+
+def asked(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """The command `explain`, in this process."""
+    status = run(["explain", *words])
+    return status, *capfd.readouterr()
+
+
+def test_it_is_found_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = without(finished, GROUP, [1, 5], Silent())
+    monkeypatch.setattr(ntkexp.run.without, "carry_out", None)
+    again = without(finished, [20, 3, 7], [1, 5], Silent())
+    assert np.array_equal(again.shares, found.shares)
+    assert found.closure < 1e-12
+    assert found.repeated < 1e-9
+    assert load_run(finished).path == finished  # the run is as whole as it was
+
+
+def test_a_damaged_ledger_is_computed_anew(finished: Path, tmp_path: Path) -> None:
+    run_folder = shutil.copytree(finished, tmp_path / finished.name)
+    chunk = next(file for file in (run_folder / FOLDER / f"{key(GROUP, [1, 5])}.zarr").rglob("c/*") if file.is_file())
+    first = without(finished, GROUP, [1, 5], Silent())
+    chunk.write_bytes(bytes(chunk.stat().st_size))
+    assert np.array_equal(without(run_folder, GROUP, [1, 5], Silent()).shares, first.shares)
+    assert chunk.read_bytes().strip(b"\0")
+
+
+def test_a_run_that_is_not_what_its_weights_say_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ntkexp.run.without, "read_predictions", lambda path: {"f_T": read_predictions(path)["f_T"] + 1})
+    with pytest.raises(Mistake, match="trained again as it was, the run ends"):
+        without(finished, [5], [0], Silent())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("3,7", [3, 7]),
+        (" 7, 2..4,3", [2, 3, 4, 7]),
+        ("top:2", [0, 23]),
+        ("#INDEX", [5]),
+    ],
+)
+def test_examples_are_meant(finished: Path, text: str, found: list[int]) -> None:
+    loaded = load_run(finished)
+    text = text.replace("INDEX", str(loaded.data["train_index"][5]))
+    least = np.concatenate([[9.0], np.zeros(22), [8.0]])
+    assert group(loaded, text, lambda: least) == found
+
+
+def test_a_class_is_meant(finished: Path) -> None:
+    loaded = load_run(finished)
+    name = str(loaded.data["classes"][0])
+    of_class = group(loaded, f"class:{name}", lambda: np.zeros(24))
+    assert 0 < len(of_class) < 24
+    assert not loaded.data["train_target"][of_class].any()
+
+
+def test_the_command_prints_and_tells_the_same(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = (str(finished), "--without=3,7,20", "--split=probe", "--probe=1", "--probe=5")
+    points = [24 + 1, 24 + 5]  # the axis begins with the training examples
+    found = without(finished, GROUP, points, Silent())
+    status, out, _ = asked(capfd, *words, "--json")
+    ledger = json.loads(out)["ledger"]
+    assert (status, [(entry["split"], entry["point"], entry["out"]) for entry in ledger]) == (
+        0,
+        [("probe", 1, 0), ("probe", 5, 0)],
+    )
+    for entry, actual, shares in zip(ledger, found.actual[:, 0], found.shares[:, 0], strict=True):
+        assert entry["actual"] == actual
+        assert entry["predicted"] is None
+        assert list(entry["shares"].values()) == shares.tolist()
+        assert sum(entry["by_step"]) == pytest.approx(actual, rel=1e-9)
+    status, out, err = asked(capfd, *words)
+    assert (status, err) == (0, "")
+    assert "trained again without 3 examples" in out
+    assert out.count("not computed: path.effects=true") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("99", "the training examples have places 0 to 23"),
+        ("20..29", "places 0 to 23"),
+        ("9..2", "write 2..9"),
+        ("", "it names no training example"),
+        ("0..23", "all 24 training examples"),
+        ("#99999", "no training example has this number"),
+        ("class:elephant", "no such class"),
+        ("top:0", "a number from 1 to 24"),
+        ("0123ab", "no training example is called that"),
+    ],
+)
+def test_a_group_that_cannot_be_is_one_line(
+    finished: Path, capfd: pytest.CaptureFixture[str], text: str, advice: str
+) -> None:
+    status, _, err = asked(capfd, str(finished), f"--without={text}")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith("ntkexp: --without=")
+    assert advice in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("optimizer=flow", "steps=2"), "takes no steps that could be taken again"),
+        (("optimizer=gd", "optimizer.step_size=1e30", "steps=30"), "diverged"),
+    ],
+)
+def test_a_run_that_cannot_be_trained_again_is_one_line(tmp_path: Path, words: tuple[str, ...], advice: str) -> None:
+    with pytest.raises(Mistake, match=advice):
+        without(trained(tmp_path, *words), GROUP, [0], Silent())
