@@ -14,12 +14,14 @@ import pandas as pd
 from ntkexp.claim.claim import CONTROL, MAIN, Look
 from ntkexp.claim.finding import Finding, together
 from ntkexp.claim.measured import Measured
+from ntkexp.claim.picture import picture
 from ntkexp.claim.planned import PlannedClaim, PlannedLook
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
-from ntkexp.records.claim import ClaimRecord, Judgement, write_claim
+from ntkexp.records.claim import PICTURE, TIMINGS, ClaimRecord, Judgement, write_claim
 from ntkexp.records.command import command
 from ntkexp.records.json_file import to_text
+from ntkexp.records.timings import write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
 from ntkexp.report.run import Run, load_tables
 from ntkexp.sweep.status import RunStatus, record
@@ -48,6 +50,8 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
     write_atomically(planned.folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(planned.folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+    write_atomically(planned.folder / PICTURE, picture(claim, written, tables))
+    write_timings(planned.folder / TIMINGS, {"runs": planned.seconds})
     write_claim(written)
     return written
 

@@ -12,6 +12,7 @@ from ntkexp.cli.interrupt import interruptible, polite_kill
 from ntkexp.cli.repeat import options, trusted
 from ntkexp.cli.train import ensure_writable
 from ntkexp.mistake import WrongArgument
+from ntkexp.records.command import command
 
 if TYPE_CHECKING:
     from ntkexp.claim.read import Size
@@ -73,11 +74,22 @@ def judge(asked: ClaimsRequest) -> int:
     with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
         found = list(judged(asked, size, engine, out))
     show(found, asked)
+    page = write_page(out, command("claims", asked.names, [*[f"--{size}"] * (size != "default"), *asked.repeated]))
+    if not (asked.quiet or asked.as_json):
+        sys.stdout.write(f"{page}\n")
     return 0
 
 
-def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) -> Iterator[tuple[ClaimRecord, float]]:
-    """Judge one claim after the other, with the seconds that its runs took; all are read before any is run."""
+def write_page(claims: Path, repeat: str) -> Path:
+    """Write the page of all claims that were judged here."""
+    from ntkexp.records.claim import claim_records
+    from ntkexp.report.page.build import write_claims
+
+    return write_claims(claim_records(claims), claims.parent / "report", repeat)
+
+
+def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) -> Iterator[ClaimRecord]:
+    """Judge one claim after the other, all of them read before any is run."""
     from ntkexp.claim.carry_out import Workshop, carry_out
     from ntkexp.claim.judge import judge_claim
     from ntkexp.claim.planned import plan_claim
@@ -95,4 +107,4 @@ def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) 
         record = judge_claim(planned, carry_out(planned, workshop), size)
         if not asked.quiet and len(read) > 1:
             sys.stderr.write(f"{line(record)}\n")
-        yield record, planned.seconds
+        yield record

@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "minutes")
 
 
-def show(found: Sequence[tuple[ClaimRecord, float]], asked: ClaimsRequest) -> None:
+def show(found: Sequence[ClaimRecord], asked: ClaimsRequest) -> None:
     """Show what was found; minutes, which differ from time to time, are left out of JSON."""
     from ntkexp.records.json_file import to_text
 
     if asked.as_json:
-        sys.stdout.write(to_text([record.told for record, _ in found]))
+        sys.stdout.write(to_text([record.told for record in found]))
     elif not asked.quiet:
-        sys.stdout.write(f"{table(found)}\n\n{notes(found)}{summary([record for record, _ in found])}\n")
+        sys.stdout.write(f"{table(found)}\n\n{notes(found)}{summary(found)}\n")
 
 
-def table(found: Sequence[tuple[ClaimRecord, float]]) -> str:
+def table(found: Sequence[ClaimRecord]) -> str:
     """Lay out a line for each claim."""
     rows = [
         [
             *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
             record.main.expected,
             *(record.looks[name].verdict for name in ("control", "second")),
-            f"{seconds / 60:.1f}",
+            f"{record.seconds / 60:.1f}",
         ]
-        for record, seconds in found
+        for record in found
     ]
     return aligned(HEADER, rows, [False, False, True, True, False, False, False, True])
 
@@ -50,10 +50,10 @@ def line(record: ClaimRecord) -> str:
     return f"{record.name}: {main.verdict}, {short(main.figure)} ({interval(main)}), expected {main.expected}"
 
 
-def notes(found: Sequence[tuple[ClaimRecord, float]]) -> str:
+def notes(found: Sequence[ClaimRecord]) -> str:
     """Say what stands in the way of a verdict, and how many more seeds would probably decide."""
     lines = []
-    for record, _ in found:
+    for record in found:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
             more = f"{judged.more_seeds} more seeds would probably decide" if judged.more_seeds else ""

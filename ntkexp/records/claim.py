@@ -17,8 +17,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.json_file import Json
 from ntkexp.records.seal import read_sealed, sealed_text
+from ntkexp.records.timings import read_timings
 
-VERDICT = "verdict.json"
+VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,11 @@ class ClaimRecord:
     looks: Mapping[str, Judgement]
 
     @property
+    def seconds(self) -> float:
+        """Its runs took so long, one after the other."""
+        return read_timings(self.path / TIMINGS).get("runs", math.nan)
+
+    @property
     def main(self) -> Judgement:
         """The first look is the claim's own."""
         return self.looks["main"]
@@ -103,3 +109,15 @@ def judgement_of(fields: Mapping[str, Any]) -> Judgement:
     figure = math.nan if fields["figure"] is None else float(fields["figure"])
     rest = {key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
     return Judgement(figure=figure, low=low, high=high, seeds=tuple(map(int, fields["seeds"])), **rest)
+
+
+def claim_records(folder: Path) -> list[ClaimRecord]:
+    """Read the claims that were judged in a folder, by name: of each name and size the latest that can be read."""
+    found: dict[tuple[str, str], ClaimRecord] = {}
+    for file in sorted(folder.glob(f"*/{VERDICT}"), key=lambda file: (file.stat().st_mtime, file.parent.name)):
+        try:
+            record = read_claim_record(file.parent)
+        except Mistake:
+            continue  # the command that wrote it writes it again
+        found[record.name, record.size] = record
+    return [found[key] for key in sorted(found)]

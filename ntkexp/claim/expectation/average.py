@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,9 @@ from ntkexp.claim.finding import Finding, decide
 from ntkexp.mistake import Mistake
 from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.estimate import mean_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TOGETHER = {"mean": "mean", "least": "min", "largest": "max"}
 
@@ -70,6 +74,30 @@ class AbstractAverage(AbstractExpectation):
         found: pd.Series[float] = values.groupby(table["seed"]).agg(TOGETHER[self.rows])
         return found
 
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        """Draw the figure of each seed, and their mean."""
+        figures = np.array(self.figures(table))
+        shown = np.exp(figures) if self.scale == "log" else figures
+        mean = math.exp(figures.mean()) if self.scale == "log" else figures.mean()
+        axes.plot(range(len(shown)), shown, "o", color=colour, zorder=3)
+        axes.axhline(mean, color=colour, linewidth=0.8, zorder=2)
+
+    def mark(self, axes: Axes) -> None:
+        """Shade the range that is expected."""
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
+
+        if self.scale == "log":
+            log_axis(axes, "y")
+        low, high = axes.get_ylim()
+        ends = [math.exp(end) if self.scale == "log" else end for end in (self.expected.low, self.expected.high)]
+        axes.axhspan(*np.clip(ends, *outside(low, high, ends)), color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
+        axes.set(xlabel="seed", ylabel=self.label, xticks=[])
+
+    @property
+    def label(self) -> str:
+        """What a figure is, for the axis."""
+        return "figure of a seed"
+
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent figures of seeds; the unit is the margin, or 1 where there is none."""
         expected, unit = self.expected, self.reach or 1.0
@@ -81,3 +109,13 @@ class AbstractAverage(AbstractExpectation):
         )
         figures = truth + 0.4 * unit * generator.standard_normal(SEEDS)
         return self.table_of(np.exp(figures) if self.scale == "log" else figures)
+
+
+def outside(low: float, high: float, ends: Sequence[float]) -> tuple[float, float]:
+    """Find the extent of a picture that shows these ends, where they are finite.
+
+    >>> outside(1.0, 2.0, [0.5, math.inf])
+    (0.5, 2.0)
+    """
+    finite = [end for end in ends if math.isfinite(end) and end != 0]
+    return min([low, *finite]), max([high, *finite])

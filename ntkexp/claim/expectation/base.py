@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,9 @@ from ntkexp.claim.finding import Finding
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.sweep import level
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SEEDS = 5
 """Seeds of an invented table."""
@@ -50,6 +53,14 @@ class AbstractExpectation(Component, ABC):
     @abstractmethod
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent a table whose truth is at this place: −1 well inside what is expected, 0 at its edge, 1 outside."""
+
+    @abstractmethod
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        """Draw the rows that it speaks of, seed by seed."""
+
+    @abstractmethod
+    def mark(self, axes: Axes) -> None:
+        """Mark what is expected, and name the axes."""
 
     @property
     def places(self) -> tuple[float, ...]:

@@ -9,6 +9,8 @@ One row beyond refutes it: this is no matter of chance, and the interval reaches
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 from pydantic import Field
@@ -16,6 +18,13 @@ from pydantic import Field
 from ntkexp.claim.expectation.base import SEEDS, AbstractExpectation
 from ntkexp.claim.finding import Finding, Word
 from ntkexp.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+ZERO = 1e-18
+"""Errors below are drawn here: zero has no logarithm."""
 
 
 class Identity(AbstractExpectation):
@@ -36,9 +45,21 @@ class Identity(AbstractExpectation):
         own = table["bound"] if "bound" in table else pd.Series(self.tolerance, table.index)
         beyond = table["value"].abs() > np.maximum(own.astype(float), self.tolerance if "bound" not in table else 0.0)
         worst = table["value"].abs().groupby(table["seed"]).max()
-        note = f"{int(beyond.sum())} of {len(table)} rows lie beyond" if beyond.any() else f"{len(table)} rows"
+        note = f"{int(beyond.sum())} of {len(table)} rows lie beyond" if beyond.any() else ""
         verdict: Word = "refuted" if beyond.any() else "supported"
         return Finding(verdict, float(worst.max()), float(worst.min()), float(worst.max()), note=note)
+
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        errors = np.sort(np.maximum(table["value"].abs().to_numpy(dtype=float), ZERO))
+        axes.plot(np.arange(1, len(errors) + 1) / len(errors), errors, "o", color=colour, zorder=3)
+
+    def mark(self, axes: Axes) -> None:
+        """Draw the tolerance."""
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
+
+        log_axis(axes, "y")
+        axes.axhline(self.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
+        axes.set(xlabel="share of rows with a smaller error", ylabel="error")
 
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent errors below the bound; outside, one of them is ten times above it."""

@@ -9,7 +9,7 @@ A seed whose extreme lies at an end of the axis has not been located, and then n
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.text import percent, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Location(AbstractExpectation):
@@ -61,6 +64,21 @@ class Location(AbstractExpectation):
         y = ordered["value"].to_numpy(dtype=float) * (1 if self.extreme == "largest" else -1)
         top = int(np.argmax(y))
         return math.nan if top in {0, len(y) - 1} else vertex(np.log(x[top - 1 : top + 2]), y[top - 1 : top + 2])
+
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        for _, seed in table.sort_values(self.along).groupby("seed"):
+            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        means = table.set_index(self.along)["value"].astype(float).groupby(level=0).mean()
+        axes.plot(means.index, means, "o-", color=colour, zorder=3)
+
+    def mark(self, axes: Axes) -> None:
+        """Shade the places that are expected."""
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
+
+        log_axis(axes, "x")
+        low, high = math.exp(self.expected.low), math.exp(self.expected.high)
+        axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
+        axes.set(xlabel=self.along, ylabel="figure")
 
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent a hump for each seed, somewhere around the truth."""

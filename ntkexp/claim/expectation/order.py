@@ -39,6 +39,10 @@ class Order(AbstractAverage):
             return f"{self.above} > {short(1 + self.margin)} × {self.below}"
         return f"{self.above} − {self.below} > {short(self.margin)}"
 
+    @property
+    def label(self) -> str:
+        return f"{self.above} {'/' if self.scale == 'log' else '−'} {self.below}"
+
     def figures(self, table: pd.DataFrame) -> list[float]:
         column(table, self.along, "along")
         above, below = (self.per_seed(chosen(table, {self.along: one})) for one in (self.above, self.below))

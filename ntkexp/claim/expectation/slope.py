@@ -11,7 +11,8 @@ which is said.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,9 @@ from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.laws_in_words import limit, number
 from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PLACES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -56,6 +60,32 @@ class Slope(AbstractExpectation):
         law = power_law(np.asarray(places, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64))
         found = decide(law.exponent, self.expected)
         return found.noted(f"the line bends, by {number(law.curvature.value)} per factor e" if law.curved else "")
+
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        for _, seed in table.sort_values(self.along).groupby("seed"):
+            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        positive = table[table["value"] > 0]
+        logs = positive["value"].astype(float).map(math.log).groupby(positive[self.along]).mean()
+        axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
+
+    def mark(self, axes: Axes) -> None:
+        """Draw the slope that is expected through the middle of the picture."""
+        from ntkexp.report.plots.labels import End, name_ends  # noqa: PLC0415  drawing is slow to load
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415
+        from ntkexp.report.plots.together.laws import tick  # noqa: PLC0415
+
+        log_axis(axes, "x")
+        log_axis(axes, "y")
+        for line in axes.get_lines():
+            tick(axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)}))
+        drawn = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+        if drawn:
+            x = np.asarray(drawn[-1].get_xdata(), dtype=float)
+            y = np.asarray(drawn[-1].get_ydata(), dtype=float)
+            heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** self.value
+            axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
+            name_ends(axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)])
+        axes.set(xlabel=self.along, ylabel="figure")
 
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent seeds with slopes of their own, and noise at each place."""

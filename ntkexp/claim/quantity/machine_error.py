@@ -1,4 +1,7 @@
-"""The relative error of a kernel machine, beside what rounding explains of it: max(10⁻¹², floor) of its ladder."""
+"""The relative error of a kernel machine, beside what rounding explains of it.
+
+bound = max(10⁻¹², floor, 10 ε Σ|𝒮|/|Σ𝒮|)      a sum whose parts cancel loses as many digits as they exceed it
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import pandas as pd
 from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.report.run import Run
+
+EPS = 2.0**-52
 
 
 class MachineError(AbstractQuantity):
@@ -27,4 +32,10 @@ class MachineError(AbstractQuantity):
         found = [row for row in rows if (row.machine, row.split) == (self.machine, self.split)]
         if not found or found[0].relative_error is None:
             return math.nan, math.nan
-        return found[0].relative_error, found[0].tolerance
+        return found[0].relative_error, max(found[0].tolerance, 10 * EPS * cancellation(run, self.machine))
+
+
+def cancellation(run: Run | None, rule: str) -> float:
+    """How many times the parts exceed their sum, where a rule with this name summed them."""
+    facts = {} if run is None or rule not in run.contributions else run.contributions[rule].attrs
+    return float(facts.get("cancellation", 0.0))

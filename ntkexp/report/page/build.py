@@ -3,26 +3,33 @@
 outputs/report/index.html           the page
 outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
 outputs/report/runs.csv             the table of all runs
+outputs/report/claims.html          the page of claims, if any was judged
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 
 from ntkexp.records.atomic import write_atomically
+from ntkexp.records.claim import ClaimRecord
 from ntkexp.records.version import package_version
 from ntkexp.report.analysis.tables import save
+from ntkexp.report.claims import summary
 from ntkexp.report.material import Material
+from ntkexp.report.page.claim_view import RULE, claim_view
+from ntkexp.report.page.claim_view import overview as claims_overview
 from ntkexp.report.page.headline import what_came_out, what_was_run
 from ntkexp.report.page.run_view import lead, overview, run_views
 from ntkexp.report.page.sweep_view import sweep_view
 from ntkexp.report.table import combined
 
 HERE = Path(__file__).parent
+CLAIMS = "claims.html"
 PER_PAGE = 25
 """Rows that a table shows at once."""
 
@@ -40,12 +47,9 @@ def write(material: Material, folder: Path, command: str) -> Path:
 
 def render(material: Material, folder: Path, command: str) -> str:
     """Write the page as text."""
-    script = (HERE / "script.js").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=jinja2.FileSystemLoader(HERE),
-    )  # fmt: skip
-    return environment.get_template("template.html").render(
+    return filled(
+        "template.html",
+        command,
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
@@ -53,6 +57,34 @@ def render(material: Material, folder: Path, command: str) -> str:
         sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
         runs=list(run_views(material, folder)),
         overview=overview(material),
+        claims=CLAIMS if (folder / CLAIMS).is_file() else "",
+    )
+
+
+def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> Path:
+    """Write the page of claims beside that of runs; its path is given back."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = filled(
+        "claims.html",
+        command,
+        summary=summary(records),
+        rule=RULE,
+        overview=claims_overview(records),
+        claims=[claim_view(record, folder) for record in records],
+    )
+    write_atomically(folder / CLAIMS, page)
+    return folder / CLAIMS
+
+
+def filled(template: str, command: str, **content: object) -> str:
+    """Fill a template, with what all pages have."""
+    script = (HERE / "script.js").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(HERE),
+    )  # fmt: skip
+    return environment.get_template(template).render(
+        **content,
         command=command,
         version=package_version(),
         style=(HERE / "style.css").read_text(encoding="utf-8"),

@@ -1,0 +1,60 @@
+"""The picture of a claim: the rows of its first look, those of the second behind them, and what was expected.
+
+Each part of the claim has a place of its own, up to three of them; blue is the first look, orange the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from ntkexp.claim.claim import MAIN, SECOND, Claim
+from ntkexp.claim.expectation.base import AbstractExpectation, chosen
+from ntkexp.mistake import Mistake
+from ntkexp.records.claim import ClaimRecord
+from ntkexp.text import short
+
+MOST = 3
+HEIGHT = 2.5  # inches
+
+
+def picture(claim: Claim, record: ClaimRecord, tables: Mapping[str, pd.DataFrame]) -> str:
+    """Draw a claim, as SVG."""
+    from matplotlib import rc_context  # noqa: PLC0415  slow, and judging needs none
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415
+    from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, RC, WIDE, heading, wrapped  # noqa: PLC0415
+
+    with rc_context(RC):
+        looks = {SECOND: ORANGE, MAIN: BLUE}
+        parts = list(zip(*(claim.looks[name].expectation for name in looks), strict=False))[:MOST]
+        figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
+        for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+            for (name, colour), part in zip(looks.items(), of_looks, strict=True):
+                rows = drawable(part, tables[name])
+                if rows is not None:
+                    part.draw(axes, rows, colour)
+            of_looks[-1].mark(axes)
+            if len(parts) > 1:
+                axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
+        heading(figure, title(record))
+        return svg(figure)
+
+
+def title(record: ClaimRecord) -> str:
+    """Say in a sentence what was found."""
+    main = record.main
+    found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
+    return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({found})"
+
+
+def drawable(part: AbstractExpectation, table: pd.DataFrame) -> pd.DataFrame | None:
+    """Find the rows that can be drawn, if the part could speak of them."""
+    try:
+        rows = chosen(table, part.where)
+        rows = rows[rows["value"].notna()]
+        return rows if len(rows) and part.judge(table) else None
+    except Mistake:
+        return None

@@ -1,0 +1,137 @@
+"""What the page of claims shows: all of them in one table, and each with its picture, its looks and its command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Judgement
+from ntkexp.report.claims import chances, standing
+from ntkexp.report.page.inline import inline, slug
+from ntkexp.report.page.picture import Shown, link
+from ntkexp.report.page.table import Table, tabled
+from ntkexp.text import listed
+
+HEADER = (
+    *("claim", "verdict", "stands", "figure", "low", "high", "expected", "control", "second look"),
+    *("minutes", "size", "source", "digest"),
+)
+NUMBERS = ("figure", "low", "high", "minutes")
+OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "expected", "seeds", "a seed draws")
+RULE = (
+    "Each claim said beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what was "
+    "expected, and not in the control's case; refuted: it lies outside; undecided: anything else."
+)
+
+
+@dataclass(frozen=True)
+class ClaimView:
+    """The page shows this of a claim."""
+
+    anchor: str
+    name: str
+    verdict: str
+    size: str
+    statement: str
+    source: str
+    refutes: str
+    digest: str
+    href: str
+    picture: Shown | None
+    looks: Table
+    notes: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+
+
+def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
+    """Show a claim."""
+    anchor, there = anchor_of(record), sorted(path.name for path in record.path.glob("*.csv"))
+    rows = [
+        (name, look.verdict, *figures(look), look.expected, seeds(look), look.draws) for name, look in looks(record)
+    ]
+    notes = [f"{name}: {look.note}." for name, look in looks(record) if look.note]
+    if record.main.more_seeds:
+        notes.append(f"{record.main.more_seeds} more seeds would probably decide.")
+    return ClaimView(
+        anchor=anchor,
+        name=record.name,
+        verdict=record.main.verdict,
+        size=record.size,
+        statement=record.statement,
+        source=record.source,
+        refutes=record.refutes,
+        digest=record.digest,
+        href=link(record.path, folder),
+        picture=picture(record, folder),
+        looks=tabled(
+            OF_A_LOOK, [name in NUMBERS for name in OF_A_LOOK], rows, f"looks-{anchor}", f"Looks at {record.name}"
+        ),
+        notes=tuple(notes),
+        files=tuple((name, link(record.path / name, folder)) for name in [*there, VERDICT]),
+    )
+
+
+def picture(record: ClaimRecord, folder: Path) -> Shown | None:
+    """Show the picture of a claim, if it is there and is one."""
+    title = f"{record.name}: {record.main.verdict}"
+    try:
+        drawn = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor_of(record), title)
+    except (Mistake, OSError, UnicodeDecodeError):
+        return None
+    return Shown(title, drawn, link(record.path / "main.csv", folder), "main.csv", record.command)
+
+
+def overview(records: Sequence[ClaimRecord]) -> Table:
+    """Show all claims in one table; `stands` says whether the verdict survives Holm's correction over all."""
+    rows = [
+        (
+            record.name,
+            record.main.verdict,
+            "–" if record.main.verdict == "undecided" else "yes" if stands else "no",
+            *figures(record.main),
+            record.main.expected,
+            *(record.looks[name].verdict for name in ("control", "second")),
+            record.seconds / 60,
+            record.size,
+            record.source,
+            record.digest,
+        )
+        for record, stands in zip(records, standing(chances(records)), strict=True)
+    ]
+    caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of them, at 5 %"
+    links = [f"#{anchor_of(record)}" for record in records]
+    return tabled(HEADER, [name in NUMBERS for name in HEADER], rows, "claims", caption, links)
+
+
+def anchor_of(record: ClaimRecord) -> str:
+    """Name a claim in links."""
+    return f"claim-{slug(record.path.name)}"
+
+
+def looks(record: ClaimRecord) -> list[tuple[str, Judgement]]:
+    """List the looks with their names in words."""
+    return [
+        (name.replace("second", "second look").replace("main", "the claim"), look)
+        for name, look in record.looks.items()
+    ]
+
+
+def figures(look: Judgement) -> tuple[float | None, ...]:
+    """Show a figure and its interval."""
+    return tuple(None if math.isnan(number) else number for number in (look.figure, look.low, look.high))
+
+
+def seeds(look: Judgement) -> str:
+    """Spell seeds as a range where they are one.
+
+    >>> from types import SimpleNamespace
+    >>> seeds(SimpleNamespace(seeds=(0, 1, 2))), seeds(SimpleNamespace(seeds=(0, 7)))
+    ('0 to 2', '0 and 7')
+    """
+    first, last = look.seeds[0], look.seeds[-1]
+    if len(look.seeds) > 2 and look.seeds == tuple(range(first, last + 1)):
+        return f"{first} to {last}"
+    return listed(list(map(str, look.seeds)))
