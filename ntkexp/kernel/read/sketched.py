@@ -24,7 +24,7 @@ from ntkexp.kernel.sketch.sketch import Sketch
 from ntkexp.shapes import Inputs, Weights
 
 READ = 0.1e9  # bytes of the values of examples that are read at once
-KEPT = 0.5e9  # bytes of what was read, on either side
+KEPT = 1e9  # bytes of what was read, on either side
 
 
 class SketchedKernel(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,10 +22,14 @@ class Call(AbstractCall):
     def __init__(self, chord: Chord, entry: Entry) -> None:
         self.chord, self.entry = chord, entry
         self.args, self.kwargs = tree_map(chord.ends, (entry.args, entry.kwargs))
-        self.ends = [
-            (chord.widen(chord.start[slot].detach()), chord.widen(chord.end[slot].detach())) for slot in entry.results
-        ]
         self.meets_inputs = entry.results[0] in chord.trained.from_inputs
+
+    @cached_property
+    def ends(self) -> list[tuple[Tensor, Tensor]]:
+        chord, slots = self.chord, self.entry.results
+        starts = [chord.widen(chord.start[slot].detach()) for slot in slots]
+        ends = starts if chord.is_point else [chord.widen(chord.end[slot].detach()) for slot in slots]
+        return list(zip(starts, ends, strict=True))
 
     @property
     def is_point(self) -> bool:
@@ -102,11 +107,7 @@ class Call(AbstractCall):
 
     def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
         deltas = [value.delta for value in (bias, weight) if value is not None and value.delta is not None]
-        by_row = torch.cat([delta.detach() if delta.dim() == 2 else delta.detach()[None] for delta in deltas])
-        if factor.dim() == 2:
-            tap = torch.mm(factor, by_row)
-        else:
-            tap = torch.bmm(by_row.t().expand(len(factor), -1, -1), factor.mT)
+        tap = nothing(factor, deltas[0].shape[-1]) if self.chord.is_still else changes(factor, deltas)
         added = None if bias is None else self.source(bias)
         self.chord.uses.append(Product(tap.requires_grad_(), factor, self.source(weight), added))
         return tap
@@ -133,3 +134,16 @@ class Call(AbstractCall):
         found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
         used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
         return Derived(value.delta, used)
+
+
+def changes(factor: Tensor, deltas: Sequence[Tensor]) -> Tensor:
+    """factor [Δb; ΔW]."""
+    by_row = torch.cat([delta.detach() if delta.dim() == 2 else delta.detach()[None] for delta in deltas])
+    if factor.dim() == 2:
+        return torch.mm(factor, by_row)
+    return torch.bmm(by_row.t().expand(len(factor), -1, -1), factor.mT)
+
+
+def nothing(factor: Tensor, features: int) -> Tensor:
+    """The same, where all differences are zero."""
+    return factor.new_zeros((len(factor), features) if factor.dim() == 2 else (len(factor), features, factor.shape[1]))

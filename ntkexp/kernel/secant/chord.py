@@ -27,6 +27,7 @@ class Chord:
     end: Tape
     trained: Trained
     scramble: torch.Generator | None = None
+    is_still: bool = False  # whether every difference is zero, and what it reaches is all that is asked
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)  # the trained Δθ
     uses: list[Use] = field(default_factory=list)

@@ -12,6 +12,8 @@ gradients (Sundararajan, Taly & Yan 2017) are the integral that they replace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,8 @@ class Replay:
         compare(start, end)
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
-        self.chord = Chord(start, end, Trained(start, trained, constants), scramble)
+        is_still = start is end and direction is None
+        self.chord = Chord(start, end, Trained(start, trained, constants), scramble, is_still)
         self.unknown: dict[Slot, str] = {}  # results whose difference no rule gives, and why
         self.seed_deltas(direction)
         with torch.enable_grad():
@@ -71,8 +74,11 @@ class Replay:
             v0, v1 = chord.start[slot], chord.end[slot]
             if name := chord.start.weights.get(slot):
                 trained = name in chord.trained.names
-                step = v1.detach() - v0.detach() if direction is None or not trained else direction[name]
-                delta = chord.widen(step.detach()).requires_grad_(trained)
+                if chord.is_still:
+                    step = torch.zeros_like(v0.detach())
+                else:
+                    step = v1.detach() - v0.detach() if direction is None or not trained else direction[name].detach()
+                delta = chord.widen(step).requires_grad_(trained)
                 chord.deltas[slot] = delta
                 if trained:
                     chord.leaves[name] = delta
@@ -83,23 +89,24 @@ class Replay:
         """Give the operation's results their differences, or keep why they have none."""
         call = Call(self.chord, entry)
         reasons = [self.unknown[slot] for slot in entry.slots if slot in self.unknown]
-        if all(is_settled(v0, v1) for v0, v1 in call.ends):
+        ends = [(self.chord.start[slot], self.chord.end[slot]) for slot in entry.results]
+        if all(is_settled(v0, v1) for v0, v1 in ends):
             return
         elif reasons:
             self.unknown |= dict.fromkeys(entry.results, reasons[0])
         elif entry.name not in RULES:
             choice = f"a choice made by {entry.op} differs between the ends of a step"
             reason = f"no difference rule for the operation {entry.op}"
-            self.unknown |= dict.fromkeys(entry.results, choice if all(is_whole(v) for v, _ in call.ends) else reason)
+            self.unknown |= dict.fromkeys(entry.results, choice if all(is_whole(v) for v, _ in ends) else reason)
         else:
-            self.follow(RULES[entry.name], entry, call)
+            self.follow(RULES[entry.name], entry, call, ends)
 
-    def follow(self, rule: Rule, entry: Entry, call: Call) -> None:
+    def follow(self, rule: Rule, entry: Entry, call: Call, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Give the operation's results the differences that its rule finds."""
         try:
             found = rule(call)
             results = (found,) if isinstance(found, Tensor) else found
-            pairs = list(zip(entry.results, results, call.ends, strict=True))
+            pairs = list(zip(entry.results, results, ends, strict=True))
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
             return

@@ -55,7 +55,11 @@ class AbstractCall:
     entry: Entry
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    ends: list[tuple[Tensor, Tensor]]  # of every result
+
+    @property
+    @abstractmethod
+    def ends(self) -> list[tuple[Tensor, Tensor]]:
+        """Every result at both ends."""
 
     @property
     def start(self) -> Tensor:
