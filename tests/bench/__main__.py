@@ -26,6 +26,7 @@ from tests.bench import (
     infinite,
     kernels,
     language,
+    precision,
     reading,
     scale,
     sketch,
@@ -39,7 +40,7 @@ from tests.bench.machine import Machine, measure
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, commands)}
 REPORTS: dict[str, Callable[..., str]] = {
     chapter.__name__.rpartition(".")[2]: chapter.report
-    for chapter in (default_run, backward, engine, infinite, reading, sketch, language, scale, follow)
+    for chapter in (default_run, backward, engine, infinite, reading, sketch, language, precision, scale, follow)
 }
 MORE = {"peers": ("infinite",), "plot": ("reading",)}
 

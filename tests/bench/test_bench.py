@@ -29,6 +29,7 @@ def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str
         "Reading",
         "Sketches",
         "Language:",
+        "Precision:",
         "Scale:",
         "No",
     ]

@@ -10,19 +10,22 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.features.use_by_use import keep_uses
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.record.taping import columns, plain_kernels, unfused
+from ntkexp.kernel.record.taping import columns, plain_kernels, record, unfused
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, Use, rows_of
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 
@@ -33,7 +36,41 @@ UNFAITHFUL = (
 
 
 def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
-    """Rules and autograd agree, up to what rounding could do."""
+    """Rules and autograd agree, up to what rounding could do.
+
+    In single precision a value within rounding of a kink may lie on its other side when the module runs again, and many
+    units have some: whoever disagrees there is asked again in double precision.
+    """
+    if agree_both_ways(function, tape, trained, owned):
+        return True
+    doubled = in_double(function, tape)
+    return doubled is not None and agree_both_ways(function, doubled, trained, owned)
+
+
+def in_double(function: Function, tape: Tape) -> Tape | None:
+    """What the function does in double precision with the same numbers, if that is the same program in longer ones."""
+    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+    if all(weight.dtype == torch.float64 for weight in weights.values()):
+        return None
+    try:
+        found = record(
+            function, *tree_map(doubled, (weights, tape.given)), differentiable=tape[tape.output].requires_grad
+        )
+    except (RuntimeError, Mistake) as error:  # of buffers that stay short, for one
+        if is_out_of_memory(error):
+            raise
+        return None
+    return found if [entry.op for entry in found.entries] == [entry.op for entry in tape.entries] else None
+
+
+def doubled(value: Any) -> Any:
+    """A tensor of numbers in double precision; anything else as it is."""
+    is_number = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(torch.float64) if is_number else value
+
+
+def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
+    """One random product, by the rules and by autograd."""
     refuse_no_numbers(tape)
     cotangent = random_cotangent(tape)
     gradients = by_autograd(function, tape, trained, cotangent)
