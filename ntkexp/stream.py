@@ -27,6 +27,7 @@ Purpose: TypeAlias = Literal[
     "ownership",  # numbers by which a module shows which example owns what
     "sketch",  # where the elements of a parameter go, and with which signs
     "sketch error",  # vectors by which a sketch is held against what it is a sketch of
+    "half",  # examples of which half is left out, and then the rest
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
 ]
 

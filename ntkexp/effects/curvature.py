@@ -26,8 +26,6 @@ from torch.func import grad, jvp, vmap
 from ntkexp.effects.trajectory import TakenBatch
 from ntkexp.kernel.record.taping import plain_kernels
 
-CHUNK = 2**21  # numbers in the γ of one pass: as many as a processor keeps at hand
-
 
 def gradient(batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]) -> Float[Tensor, " weight"]:
     """Σ κᵢ∇ℓᵢ."""
@@ -37,10 +35,12 @@ def gradient(batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]) -
 
 
 def curvature(
-    batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"], vectors: Float[Tensor, "vector weight"]
+    batches: Sequence[TakenBatch],
+    weights: Float[Tensor, " weight"],
+    vectors: Float[Tensor, "vector weight"],
+    together: int | None = None,
 ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
-    """H γ for every vector γ, and γ·∇ℓ of every row, the batches one after another."""
-
+    """H γ for every vector γ, and γ·∇ℓ of every row, the batches one after another; so many γ go together."""
     reverse = grad(partial(summed, batches), has_aux=True)
 
     def along(vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def curvature(
 
     load_forward_mode()
     with plain_kernels():
-        found: tuple[Tensor, Tensor] = vmap(along, chunk_size=max(1, CHUNK // len(weights)))(vectors)
+        found: tuple[Tensor, Tensor] = vmap(along, chunk_size=together)(vectors)
     return found
 
 

@@ -25,7 +25,7 @@ from ntkexp.effects.trajectory import AbstractTrajectory
 
 
 @dataclass(kw_only=True)
-class Sweep:
+class AdjointSweep:
     """The sweep for some outputs; `left` steps are before it. `sizes[s]` is Σ‖a_s‖ over the outputs."""
 
     trajectory: AbstractTrajectory
@@ -33,6 +33,7 @@ class Sweep:
     adjoint: Adjoint
     slopes: Float[Tensor, "vector example"]  # ∂F/∂w
     left: int
+    together: int | None = None  # vectors in one pass; None: all
     sizes: list[float] = field(default_factory=list)  # from the end on
 
     def steps_back(self) -> Iterator[int]:
@@ -47,7 +48,7 @@ class Sweep:
         step = self.trajectory.step(index)
         clipping = Clipping(gradient(step.batches, step.weights), step.clip_norm)
         pulled = clipping.back(self.adjoint.back(step, clipping.factor * clipping.gradient))
-        curved, along = curvature(step.batches, step.weights, pulled)
+        curved, along = curvature(step.batches, step.weights, pulled, self.together)
         rows = torch.split(along, [len(batch.examples) for batch in step.batches], dim=1)
         for part, batch in zip(rows, step.batches, strict=True):
             self.slopes.index_add_(1, batch.examples, self.mean.slopes(part, batch))
@@ -67,16 +68,22 @@ class Sweep:
         self.adjoint = Adjoint(**rows)
 
 
-def sweep_from(trajectory: AbstractTrajectory, end: Float[Tensor, "vector weight"], mean: AbstractMean) -> Sweep:
+def sweep_from(
+    trajectory: AbstractTrajectory,
+    end: Float[Tensor, "vector weight"],
+    mean: AbstractMean,
+    together: int | None = None,
+) -> AdjointSweep:
     """The sweep before its first step back, from ∂F/∂θ_T."""
     adjoint = Adjoint(weights=end.clone())
     slopes = end.new_zeros(len(end), trajectory.examples)
-    return Sweep(
+    return AdjointSweep(
         trajectory=trajectory,
         mean=mean,
         adjoint=adjoint,
         slopes=slopes,
         left=trajectory.length,
+        together=together,
         sizes=[size(adjoint)],
     )
 

@@ -75,6 +75,16 @@ class Experiment(Component):
         return self
 
     @model_validator(mode="after")
+    def refuse_flowing_effects(self) -> Self:
+        """An effect is a derivative through steps."""
+        if self.path.effects and self.optimizer.flows:
+            raise Mistake(
+                f"path.effects=true: optimizer={self.optimizer.option} follows a curve and takes no steps that could "
+                "be differentiated; use optimizer=gd with a small optimizer.step_size"
+            )
+        return self
+
+    @model_validator(mode="after")
     def refuse_sketched_memory(self) -> Self:
         """A sketch keeps the sum of a step, which is all that an optimizer without a memory makes of its gradient."""
         if self.kernel.sketch is not None and (self.optimizer.remembers or self.optimizer.flows):

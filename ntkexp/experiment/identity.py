@@ -35,6 +35,8 @@ def identity(experiment: Experiment) -> str:
         del fields["kernel"]  # runs were identified before there was a choice
     if experiment.path.keeps_kernels:
         del fields["path"]["kernels"]
+    if not experiment.path.effects:
+        del fields["path"]["effects"], fields["path"]["mean"]
     contents = [
         digest(file) for component in components(experiment) for file in (*component.files(), *source(component))
     ]

@@ -21,6 +21,7 @@ class AbstractLoss(Component):
     """value, output gradient and the bound max ℓ″ that sets the largest stable step."""
 
     curvature: ClassVar[float]
+    smooth: ClassVar[bool] = True  # whether ℓ′ has no jumps
     is_quadratic: ClassVar[bool] = False  # ℓ = ½ curvature ‖f − y‖², so that flows have closed forms
     reduction: Literal["mean", "sum"] = "mean"
 

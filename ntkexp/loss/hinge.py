@@ -20,6 +20,7 @@ class Hinge(AbstractLoss):
     """Piecewise linear, so ℓ″ bounds nothing; 1 is taken by convention, as for the squared error."""
 
     curvature: ClassVar[float] = 1.0
+    smooth: ClassVar[bool] = False
 
     def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
         return signs(labels, classes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.loss.base import AbstractLoss
@@ -39,8 +39,6 @@ class Descent:
     step_size: float
     steps: int
     seed: int
-    example_weights: Float[Tensor, " train"] | None = None  # 1 each, if nobody is weighted
-    renormalises: bool = True  # whether a mean over weighted examples is by the sum of their weights
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
         """The steps from these weights on, when so many are done."""
@@ -99,20 +97,7 @@ class Descent:
         """ℓ′ᵢ, with its weight; an example drawn twice counts twice."""
         derivative = self.loss.output_gradient(outputs, self.targets)
         batch = self.optimizer.batch_indices(index, self.points.train, self.seed)
-        if batch is None and self.example_weights is None:
+        if batch is None:
             return derivative * self.weight
-        times, share = self.counted(batch)
-        return derivative * times[:, None] * (share * self.scale)
-
-    def counted(self, batch: Int[Tensor, " batch"] | None) -> tuple[Float[Tensor, " train"], float]:
-        """How often every example counts in a batch, and what share it has each time."""
-        examples = self.points.train
-        drawn = torch.arange(examples) if batch is None else batch
-        times, share = torch.bincount(drawn, minlength=examples).to(self.targets), self.loss.weight(len(drawn))
-        if self.example_weights is None:
-            return times, share
-        weighted = times * self.example_weights
-        if self.loss.reduction == "sum" or not self.renormalises:
-            return weighted, share
-        whole = float(weighted.sum())
-        return weighted, 1 / whole if whole else 0.0
+        times = torch.bincount(batch, minlength=self.points.train).to(derivative)
+        return derivative * times[:, None] * (self.loss.weight(len(batch)) * self.scale)

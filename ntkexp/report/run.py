@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.contributions import half_by
+from ntkexp.records.contributions import EFFECT, half_by
 from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
@@ -94,7 +94,7 @@ class Run:
     def rules(self) -> tuple[str, ...]:
         """The path was integrated by these rules."""
         names = [str(name) for name in self.contributions]
-        return tuple(name for name in names if name not in map(half_by, names))
+        return tuple(name for name in names if name not in {EFFECT, *map(half_by, names)})
 
     @cached_property
     def predictions(self) -> xr.DataArray:

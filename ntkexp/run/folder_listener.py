@@ -40,7 +40,7 @@ class FolderListener(AbstractListener):
     snapshots: dict[str, tuple[int, str]] = field(default_factory=dict)  # the seals of their files
     taken: int = 0  # how many snapshots
     rows: Trajectory | None = None
-    back: bool = False  # whether the run is on its way back
+    way: str = ""  # on which the run is, when it has gone forwards
     drift: float | None = None
     saved_at: float = field(default_factory=time.monotonic)
     shown_at: float = 0.0
@@ -63,12 +63,22 @@ class FolderListener(AbstractListener):
         self.checkpoint(state)
 
     def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        if not self.back:
-            self.back = True
-            self.progress.start(f"{self.folder.path.name}, back", whole, done - 1)
+        self.go_on("back", state, done, whole)
+
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        self.go_on("effects", state, done, whole)
+
+    def go_on(self, way: str, state: RunState, done: int, whole: int) -> None:
+        """Show how far a way over the steps that were taken has led."""
+        if self.way != way:
+            self.way = way
+            self.progress.start(f"{self.folder.path.name}, {way}", whole, done - 1)
         self.progress.step(done, None, None)
-        self.show({"step": state.step, "steps": self.setting.experiment.steps, "back": done})
+        self.show({"step": state.step, "steps": self.setting.experiment.steps, way: done})
         self.checkpoint(state)
+
+    def on_remark(self, text: str) -> None:
+        self.progress.say(text)
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
         with MetricsWriter(self.folder.path / RETRACED, ("step", *SHARE_COLUMNS)) as shares:
@@ -82,10 +92,13 @@ class FolderListener(AbstractListener):
         kind, domain = self.setting.experiment.dtype, self.setting.domain
         self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind, self.of)
         self.rows.take_room()
-        self.progress.say(
-            f"this optimizer remembers: {len(domain.attributed)} points (path.attributed) are attributed by a second "
-            f"pass, {domain.chunk} at a time, over a trajectory of {self.rows.room / 1e9:.2g} GB"
-        )
+        if self.setting.experiment.integration.passes == 1:
+            self.progress.say(f"the trajectory is kept, in {self.rows.room / 1e9:.2g} GB")
+        else:
+            self.progress.say(
+                f"this optimizer remembers: {len(domain.attributed)} points (path.attributed) are attributed by a "
+                f"second pass, {domain.chunk} at a time, over a trajectory of {self.rows.room / 1e9:.2g} GB"
+            )
         return self.rows
 
     def show(self, state: dict[str, Json]) -> None:

@@ -35,6 +35,14 @@ class AbstractListener(ABC):
         """A step of the way back is complete, so many of so many: the moment for a checkpoint."""
 
     @abstractmethod
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        """A step of the sweep for effects is complete, so many of so many: the moment for a checkpoint."""
+
+    @abstractmethod
+    def on_remark(self, text: str) -> None:
+        """The run says a sentence of what it is about to do."""
+
+    @abstractmethod
     def on_late_rows(self, rows: Sequence[Row]) -> None:
         """What the gradients of every step did, as the way back has found."""
 

@@ -23,6 +23,8 @@ from ntkexp.run.state import RunState, begin
 def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None) -> Outcome:
     """A whole run, or the rest of one."""
     state = begin(setting, listener.trajectory)
+    if setting.sweep is not None:
+        listener.on_remark(setting.sweep.plan.sentence)
     if saved is not None:
         state.restore(saved)
     ending = go(state, listener)
@@ -62,6 +64,8 @@ def go_back(state: RunState, listener: AbstractListener) -> None:
     """Go over the path from its end, which is where an optimizer with memory is understood from."""
     for done, whole in state.steps_back():
         listener.on_step_back(state, done, whole)
+    for done, whole in state.sweeps_back():
+        listener.on_sweep(state, done, whole)
     closing = state.setting.experiment.path.closing
     if (late := state.accumulator.late_tallies) is not None:
         listener.on_late_rows([{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)])

@@ -14,6 +14,7 @@ from ntkexp.kernel.secant.closure import Closure
 from ntkexp.machine.evidence import Evidence, PathKernel
 from ntkexp.machine.ladder import Region, Rung
 from ntkexp.machine.training import Training
+from ntkexp.run.effects_found import EffectsFound, effects_found
 from ntkexp.run.ending import Ending
 from ntkexp.run.same_steps import SameSteps
 from ntkexp.run.setting import Setting
@@ -32,6 +33,7 @@ class Outcome:
     steps: int
     diverged: bool
     sentence: str
+    effects: EffectsFound | None
 
 
 def outcome_of(
@@ -39,7 +41,8 @@ def outcome_of(
 ) -> Outcome:
     """The outcome, from the outputs and the tangent kernel at the end of training."""
     evidence = evidence_of(state, outputs, kernel)
-    remarks = [*state.setting.remarks, *miss_remarks(state.misses)]
+    effects = effects_found(state)
+    remarks = [*state.setting.remarks, *miss_remarks(state.misses), *(effects.caveats if effects else [])]
     return Outcome(
         evidence=evidence,
         regions=regions(state),
@@ -48,6 +51,7 @@ def outcome_of(
         steps=state.step,
         diverged=ending.diverged,
         sentence="; ".join([ending.sentence, *remarks]),
+        effects=effects,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ntkexp.machine.base import Prediction
 from ntkexp.machine.ladder import results
 from ntkexp.records.atomic import being_written
-from ntkexp.records.contributions import half_by, write_contributions
+from ntkexp.records.contributions import add_effect, half_by, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import finish_kernels, write_array
 from ntkexp.records.predictions import write_predictions
@@ -32,6 +32,8 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     parts |= {half_by(name): array(i.half_by[read]) for name, i in evidence.paths.items() if i.half_by is not None}
     facts = {name: integral.facts for name, integral in evidence.paths.items()}
     write_contributions(path / "contributions.zarr", parts, facts)
+    if outcome.effects is not None:
+        add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
     write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})

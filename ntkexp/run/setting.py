@@ -23,6 +23,7 @@ from ntkexp.path.network_view import NetworkView
 from ntkexp.path.points import Points
 from ntkexp.run.refusals import refuse_dead, refuse_infinite, refuse_long
 from ntkexp.run.survey import Survey, survey
+from ntkexp.run.sweep_setting import SweepSetting, sweep_setting
 from ntkexp.shapes import Weights
 
 
@@ -46,6 +47,7 @@ class Setting:
     descent: Descent
     domain: Domain  # where the path is integrated
     rounding: Rounding
+    sweep: SweepSetting | None = None  # where effects are found, if they are
     remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
     @property
@@ -68,6 +70,7 @@ def prepare(experiment: Experiment) -> Setting:
         start=start,
         descent=descent_from(experiment, problem, points, start.largest_stable_step),
         domain=domain,
+        sweep=sweep_setting(experiment, found) if experiment.path.effects else None,
         rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=found.tape.eps),
         remarks=(*remarks(experiment, found), *sketch_remarks(experiment, points, problem.weights, start)),
     )

@@ -17,6 +17,7 @@ from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.integration.base import Room
 from ntkexp.path.step import Step
 from ntkexp.path.timetable import AbstractTimetable
+from ntkexp.run.effects_pass import EffectsPass, begin_effects
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
@@ -34,6 +35,7 @@ class RunState:
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
     misses: dict[int, Closure] = field(default_factory=dict)  # at steps that a rule should close
+    effects: EffectsPass | None = None
 
     @property
     def step(self) -> int:
@@ -48,6 +50,8 @@ class RunState:
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
         """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
         tallies = self.accumulator.add(step, due=due)
+        if self.effects is not None:
+            self.effects.add(step)
         self.summed_gradient += step.impulse
         self.step_sizes.append(step.step_size)
         self.clippings.append(step.clipping)
@@ -60,6 +64,11 @@ class RunState:
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)
         for step, tallies in enumerate(self.accumulator.late_tallies or ()):
             self.check(step, tallies)
+
+    def sweeps_back(self) -> Iterator[tuple[int, int]]:
+        """Sweep back over the path for effects, if they are asked for; how many steps are done of how many."""
+        if self.effects is not None:
+            yield from self.effects.steps_back(self.weights, self.step_sizes)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
         """Remember a step that is not closed, though its rule closes."""
@@ -82,6 +91,7 @@ class RunState:
             "step_sizes": self.step_sizes,
             "clippings": self.clippings,
             "misses": {step: (closure.error, closure.bound) for step, closure in self.misses.items()},
+            "effects": None if self.effects is None else self.effects.state,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -94,6 +104,8 @@ class RunState:
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
         self.misses = {step: Closure(*numbers) for step, numbers in state["misses"].items()}
+        if self.effects is not None:
+            self.effects.restore(state["effects"])
 
     def here(self, weights: Weights) -> Weights:
         """Weights on the device of the run."""
@@ -103,10 +115,12 @@ class RunState:
 def begin(setting: Setting, room: Room) -> RunState:
     """The state before the first step; an integration that goes back takes room for its recording."""
     experiment, weights = setting.experiment, setting.problem.weights
+    accumulator = experiment.integration.begin(setting.domain, weights, room)
     return RunState(
         setting=setting,
         weights=weights,
-        accumulator=experiment.integration.begin(setting.domain, weights, room),
+        accumulator=accumulator,
         timetable=experiment.path.timetable(experiment.steps),
         summed_gradient=torch.zeros_like(setting.descent.targets),
+        effects=None if setting.sweep is None else begin_effects(setting, setting.sweep, accumulator.recorded(), room),
     )

@@ -53,6 +53,12 @@ class Deaf(AbstractListener):
     def on_step_back(self, state: RunState, done: int, whole: int) -> None:
         pass
 
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        pass
+
+    def on_remark(self, text: str) -> None:
+        pass
+
     def on_late_rows(self, rows: Sequence[Row]) -> None:
         pass
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,12 @@ from ntkexp.effects.clipping import Clipping
 from ntkexp.effects.curvature import gradient
 from ntkexp.effects.mean import MEANS, MeanName
 from ntkexp.effects.sweep import sweep_from
-from tests.effects.trainings import OPTIMIZERS, Trained, distance, trained
+from tests.effects.trainings import OPTIMIZERS, Trained, Weighted, distance, trained
 
 STEP = {"adam": 1e-5, "amsgrad": 1e-5, "adamw": 1e-5}  # with ε = 1e-8 wider ones are off themselves
 STENCIL = ((1, 45 / 60), (2, -9 / 60), (3, 1 / 60))
 TOLERANCE = 1e-9  # rounding is 1e-16/h, times what 7 steps and Adam's division by small numbers make of it
-QUICK, SLOW = ("adam", "momentum"), pytest.mark.slow
+QUICK, SLOW = (("adam", "renormalised"), ("momentum", "fixed")), pytest.mark.slow
 
 
 def outputs(found: Trained, weights: dict[str, Tensor]) -> Tensor:
@@ -39,8 +38,8 @@ def differences(found: Trained, mean: MeanName, width: float) -> Tensor:
             for sign in (1, -1):
                 weights = torch.ones(examples, dtype=torch.float64)
                 weights[example] += sign * times * width
-                descent = replace(found.setting.descent, example_weights=weights, renormalises=mean == "renormalised")
-                *_, last = descent.walk(found.setting.problem.weights)
+                given = vars(found.setting.descent) | {"renormalises": mean == "renormalised"}
+                *_, last = Weighted(**given, example_weights=weights).walk(found.setting.problem.weights)
                 column = column + sign * factor / width * outputs(found, last.end)
         columns.append(column)
     return torch.stack(columns, dim=1)
@@ -64,8 +63,10 @@ def slopes(found: Trained, mean: MeanName, vectors: Tensor) -> Tensor:
     return sweep.slopes
 
 
-@pytest.mark.parametrize("mean", ["fixed", "renormalised"])
-@pytest.mark.parametrize("optimizer", [pytest.param(o, marks=() if o in QUICK else SLOW) for o in OPTIMIZERS])
+@pytest.mark.parametrize(
+    ("optimizer", "mean"),
+    [pytest.param(o, m, marks=() if (o, m) in QUICK else SLOW) for o in OPTIMIZERS for m in MEANS],
+)
 def test_effects_are_the_derivative_of_training(optimizer: str, mean: MeanName, tmp_path: Path) -> None:
     found = trained(tmp_path, *OPTIMIZERS[optimizer])
     exact = slopes(found, mean, end_gradient(found))

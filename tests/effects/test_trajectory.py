@@ -31,7 +31,9 @@ def taken(step: TrainedStep, memory: Tensor) -> tuple[Tensor, Tensor]:
     return (1 - update.lost) * step.weights - update.scale * memory - update.ahead * p, memory
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(o, marks=() if o in ("nesterov", "amsgrad") else pytest.mark.slow) for o in OPTIMIZERS]
+)
 def test_a_recorded_step_leads_where_it_led(optimizer: str, tmp_path: Path) -> None:
     found = trained(tmp_path, *OPTIMIZERS[optimizer]).trajectory
     memory = torch.zeros_like(found.end)

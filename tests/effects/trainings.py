@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.trajectory import AbstractTrajectory
 from ntkexp.path.backward.recorded_training import RecordedTraining
 from ntkexp.path.backward.recording import Recording, row_length
+from ntkexp.path.descent import Descent
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
@@ -36,6 +39,21 @@ OPTIMIZERS = {
     "adamw": ("optimizer=adamw", "optimizer.batch=4", "optimizer.step_size=0.05", "optimizer.weight_decay=0.3",
               "schedule=cosine"),
 }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Descent):
+    """A descent whose examples count as much as they weigh."""
+
+    example_weights: Float[Tensor, " train"]
+    renormalises: bool  # whether a mean is by the sum of the weights
+
+    def output_gradient(self, index: int, outputs: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
+        drawn = self.optimizer.batch_indices(index, self.points.train, self.seed)
+        batch = torch.arange(self.points.train) if drawn is None else drawn
+        weights = torch.bincount(batch, minlength=self.points.train) * self.example_weights
+        share = 1 / weights.sum() if self.renormalises else 1 / len(batch)
+        return self.loss.output_gradient(outputs, self.targets) * (weights * share * self.scale)[:, None]
 
 
 @dataclass(frozen=True)

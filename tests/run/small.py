@@ -65,6 +65,12 @@ class Memory(AbstractListener):
     def on_step_back(self, state: RunState, done: int, whole: int) -> None:
         pass
 
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        pass
+
+    def on_remark(self, text: str) -> None:
+        pass
+
     def on_late_rows(self, rows: Sequence[Row]) -> None:
         self.shares = list(rows)
 

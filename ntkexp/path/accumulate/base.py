@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.backward.recording import Recording
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
@@ -48,6 +49,10 @@ class AbstractAccumulator(ABC):
     @property
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
         """What each step adds by each rule, where it took a way back to find that out."""
+        return None
+
+    def recorded(self) -> Recording | None:
+        """The steps as they were recorded, by those that go back over them."""
         return None
 
     @abstractmethod

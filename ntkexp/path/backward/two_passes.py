@@ -50,6 +50,9 @@ class TwoPasses(AbstractAccumulator):
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
         return None if self.second is None else [self.second.tallies_of(step) for step in range(self.second.length)]
 
+    def recorded(self) -> Recording:
+        return self.recording
+
     def error(self, rule: str, steps: int) -> Error | None:
         found = None if self.second is None else self.second.error(rule)
         return None if found is None else Error(found)

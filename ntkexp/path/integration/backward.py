@@ -53,7 +53,8 @@ class Backward(AbstractIntegration):
         return budget.chunk(attributed)
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
-        records, pull = self.optimizer.records, domain.no_pull()
+        differentiated = self.optimizer.differentiated if self.path.effects else ()
+        records, pull = (*self.optimizer.records, *differentiated), domain.no_pull()
         rows = room(domain.steps + 1, row_length(weights, records, pull))
         recording = Recording(rows=rows, like=weights, records=records, pull=pull)
         return TwoPasses(recording=recording, turn=partial(self.turn, domain))

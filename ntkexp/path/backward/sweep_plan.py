@@ -1,0 +1,63 @@
+"""What a sweep for effects takes, and how many outputs it goes back for at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ntkexp.mistake import Mistake
+
+ROWS = 4  # of an output, beside its adjoints: what is pulled, what was moved, H γ, and one on the way
+PASS = 6  # tapes of a pass: values, tangents, and gradients of both
+IN_CACHE = 2**21  # numbers in the γ of one pass: as many as a processor keeps at hand
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """Sizes in numbers, and the bytes that are free."""
+
+    free: float  # bytes
+    points: int
+    outputs: int  # of each
+    steps: int
+    parameters: int
+    train: int
+    rows: int  # of a batch
+    adjoints: int  # of an output: of the weights, and of what the optimizer remembers
+    tape_bytes: float  # per example
+    number_bytes: int
+
+    @property
+    def chunk(self) -> int:
+        """How many points at once."""
+        each = self.outputs * self.per_output
+        if self.free / 2 < max(each, self.per_pass):
+            needed = (2 * max(each, self.per_pass) - self.free) / 1e9
+            raise Mistake(
+                f"path.effects: a sweep for one point needs {needed:.1f} GB more; raise memory_gb, or lower "
+                "model.width, data.train or optimizer.batch"
+            )
+        return max(1, min(self.points, int(self.free / 2 / each)))
+
+    @property
+    def together(self) -> int:
+        """How many outputs go through one pass together."""
+        return max(1, min(IN_CACHE // self.parameters, int(self.free / 2 / self.per_pass)))
+
+    @property
+    def per_output(self) -> float:
+        """Bytes of an output throughout the sweep."""
+        return ((self.adjoints + ROWS) * self.parameters + self.train) * self.number_bytes
+
+    @property
+    def per_pass(self) -> float:
+        """Bytes of an output in a pass."""
+        return PASS * self.rows * self.tape_bytes + ROWS * self.parameters * self.number_bytes
+
+    @property
+    def sentence(self) -> str:
+        """What it costs, said before it begins."""
+        vectors, bytes_held = self.points * self.outputs, self.chunk * self.outputs * self.per_output
+        return (
+            f"effects: a sweep back of {self.steps} × {vectors} passes (steps × outputs), each of 2 to 30 gradients of "
+            f"a batch; {self.chunk * self.outputs} outputs at a time take {bytes_held / 1e9:.2g} GB"
+        )

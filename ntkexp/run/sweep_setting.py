@@ -1,0 +1,53 @@
+"""Where effects are found: at the first points of every split, `path.attributed` in all, whatever the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ntkexp.diagnostics.kinks import kinks
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.path.attributed_points import shares
+from ntkexp.path.backward.sweep_plan import SweepPlan
+from ntkexp.run.survey import Survey
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSetting:
+    """The points, what the sweep takes, and what has kinks."""
+
+    points: Int[Tensor, " attributed"]
+    plan: SweepPlan
+    kinks: tuple[str, ...]
+
+
+def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
+    """The sweep that an experiment asks for."""
+    places = list(found.problem.places.values())
+    counts = shares(experiment.path.attributed, [place.stop - place.start for place in places])
+    points = torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
+    kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
+    return SweepSetting(
+        points=points.to(experiment.device), plan=plan(experiment, found, len(points)), kinks=tuple(kinked)
+    )
+
+
+def plan(experiment: Experiment, found: Survey, points: int) -> SweepPlan:
+    """What the sweep takes, given the memory that there is."""
+    train, optimizer = found.problem.train, experiment.optimizer
+    batch = optimizer.batch_indices(0, train, experiment.seed)
+    return SweepPlan(
+        free=experiment.memory_gb * 1e9 - found.budget.fixed,
+        points=points,
+        outputs=found.budget.integrated,
+        steps=experiment.steps,
+        parameters=found.budget.parameters,
+        train=train,
+        rows=train if batch is None else len(batch),
+        adjoints=1 + optimizer.remembers + len(optimizer.differentiated),
+        tape_bytes=found.budget.tape_bytes,
+        number_bytes=found.budget.number_bytes,
+    )

@@ -1,0 +1,109 @@
+"""Effects of whole runs: what a run says leaving an example out would change, against trainings without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.mistake import Mistake
+from ntkexp.removal.again import again
+from ntkexp.removal.train import trained
+from ntkexp.run.effects_found import EffectsFound
+from ntkexp.run.loop import run
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.state import RunState
+from tests.run.small import Memory, small
+
+QUICK = (
+    "data=digits", "data.classes=[0,1,2]", "data.train=12", "data.probe=4", "data.test=3", "loss=cross_entropy",
+    "steps=6", "model.width=6", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]",
+    "path.attributed=5", "path.effects=true",
+)  # fmt: skip
+ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
+
+
+def effects_of(setting: Setting, listener: Memory | None = None, saved: dict[str, Any] | None = None) -> EffectsFound:
+    found = run(setting, listener or Memory(), saved).effects
+    assert found is not None
+    return found
+
+
+def slopes(setting: Setting, example: int, width: float = 1e-5) -> Tensor:
+    """−∂f/∂w of one example at all points, by two trainings."""
+    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    weights = rerun.everyone.repeat(2, 1)
+    weights[:, example] += torch.tensor([width, -width])
+    up, down = (rerun.function(rerun.flat.weights(end), setting.problem.inputs) for end in trained(rerun, weights))
+    return (down - up) / (2 * width)
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(("optimizer=gd", "init.centred=true", "init.alpha=2"), marks=pytest.mark.slow), ADAM]
+)
+def test_a_run_says_what_an_example_less_would_change(words: tuple[str, ...]) -> None:
+    setting = prepare(small(*QUICK, *words))
+    values = effects_of(setting).values
+    known = values.isfinite().all(2).all(1)
+    assert known.nonzero().flatten().tolist() == [0, 1, 12, 13, 16]  # the first few of every split
+    expected = slopes(setting, 3)[known]
+    assert (values[known][:, :, 3] - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+@pytest.mark.slow
+def test_chosen_outputs_have_the_same_effects() -> None:
+    every, some = (effects_of(prepare(small(*QUICK, *ADAM, *more))).values for more in ((), ("path.outputs=[2]",)))
+    assert some[:, [0, 1]].isnan().all()
+    assert torch.allclose(some[:2, 2], every[:2, 2], rtol=1e-12, atol=0)
+
+
+class Interrupted(Memory):
+    """Stops within a chunk of the sweeps, at its end, or in the next one."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+        self.saved: dict[str, Any] = {}
+
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        assert whole == 12
+        if done == self.after:
+            self.saved = state.state
+            raise KeyboardInterrupt
+
+
+def in_chunks(setting: Setting) -> Setting:
+    """The same, with so little memory that three points are swept at once."""
+    assert setting.sweep is not None
+    plan = setting.sweep.plan
+    return replace(setting, sweep=replace(setting.sweep, plan=replace(plan, free=2 * 3.5 * 3 * plan.per_output)))
+
+
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        (ADAM, 2),
+        *(pytest.param(words, k, marks=pytest.mark.slow) for words in (ADAM, ("optimizer=gd",)) for k in (2, 6, 7)),
+    ],
+)
+def test_an_interrupted_sweep_goes_on_to_the_same_bits(words: tuple[str, ...], after: int) -> None:
+    setting = in_chunks(prepare(small(*QUICK, *words)))
+    undisturbed, listener = effects_of(setting), Interrupted(after)
+    with pytest.raises(KeyboardInterrupt):
+        run(setting, listener)
+    resumed = effects_of(setting, listener, listener.saved)
+    assert torch.equal(resumed.values.nan_to_num(), undisturbed.values.nan_to_num())
+    assert resumed.facts == undisturbed.facts
+
+
+def test_kinks_and_disagreement_are_told() -> None:
+    found = effects_of(prepare(small(*QUICK, "model.activation=relu", "optimizer=gd")))
+    assert any("relu" in sentence for sentence in found.caveats)
+
+
+def test_a_flow_has_no_effects() -> None:
+    with pytest.raises(Mistake, match=r"path.effects=true: optimizer=flow"):
+        small(*QUICK, "optimizer=flow", "loss=squared")
