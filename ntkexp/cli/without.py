@@ -55,7 +55,7 @@ def influences(run: Run, points: Sequence[int]) -> NDArray[np.float64]:
         rule = explained_rule(run.rules)
         if rule is None:
             raise Mistake(f"{run.path} holds neither effects nor contributions, so nobody knows who is at the top")
-        parts = run.contributions[rule].to_numpy()
+        parts = run.parts(rule).to_numpy()
     return influence(parts[list(points)])
 
 

@@ -1,15 +1,22 @@
-"""contributions.zarr: 𝒮(x, xᵢ), what each training example added to each output at each point.
+"""contributions.zarr: what made each output at each point.
 
-<rule>          [probe, out, train]   attributes: what is known of the parts, as `error_bar` and `cancellation`
-<rule>_half_by  [probe, out, train]   the share of the path's time by which half of each was done, where steps are
-                                      understood from the end
-effect          [probe, out, example] by how much the output would change without the example, as the derivative of
-                                      training foretells it; attributes: `mean`, `growth`, `agreement`
+    contribution   [probe, out, example]   𝒮(x, xᵢ), what each training example added; attributes: the `rule` it is by,
+                                           and what is known of it, as `error_bar` and `cancellation`
+    half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps are
+                                           understood from the end
+    decay          [probe, out]            what decay of the weights took away, where they decay
+    by_step        [probe, out, step]      both together, step by step, where that is known
+    effect         [probe, out, example]   by how much the output would change without the example, as the derivative of
+                                           training foretells it; attributes: `mean`, `growth`, `agreement`
+
+These are by the rule that explains best; what others say has their names behind, as `contribution_left`. The attribute
+`example` of the store says who the examples are: their numbers in the source, their names, or what they hold, digested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +24,22 @@ from numpy.typing import NDArray
 
 from ntkexp.records.store import Facts, create_store, open_store, put_array
 
-DIMS = ("probe", "out", "train")
+CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 EFFECT = "effect"
+DIMS = ("probe", "out", "example")
 ORDER = {"secant": 0, "gauss": 1, "left": 3}
 """The rules that are told of first, and that which is told of last."""
+
+
+@dataclass(frozen=True)
+class ContributionsByRule:
+    """What a rule says of a run, and what is known of that."""
+
+    parts: NDArray[np.float64]
+    decay: NDArray[np.float64] | None = None
+    half_by: NDArray[np.float64] | None = None
+    by_step: NDArray[np.float64] | None = None
+    facts: Facts = field(default_factory=dict)
 
 
 def explained_rule(rules: Iterable[str]) -> str | None:
@@ -32,22 +51,31 @@ def explained_rule(rules: Iterable[str]) -> str | None:
     return min(rules, key=lambda rule: ORDER.get(rule, 2), default=None)
 
 
-def half_by(rule: str) -> str:
-    """Name the array that says when the parts by a rule were made."""
-    return f"{rule}_half_by"
+def called(kind: str, rule: str, explained: str) -> str:
+    """Name what a rule says.
+
+    >>> called("contribution", "left", "secant"), called("contribution", "left", "left")
+    ('contribution_left', 'contribution')
+    """
+    return kind if rule == explained else f"{kind}_{rule}"
 
 
-def write_contributions(
-    path: Path, contributions: Mapping[str, NDArray[np.float64]], facts: Mapping[str, Facts] | None = None
-) -> None:
-    """Write the contributions by each rule, and what is known of them."""
-    store = create_store(path)
-    for rule, values in contributions.items():
-        put_array(store, rule, np.asarray(values, dtype=np.float64), DIMS, (facts or {}).get(rule, {}))
+def write_contributions(path: Path, rules: Mapping[str, ContributionsByRule], examples: list[int] | list[str]) -> None:
+    """Write what each rule says of these examples."""
+    store = create_store(path, {"example": examples})
+    first = explained_rule(rules)
+    for rule, found in rules.items():
+        arrays = {
+            CONTRIBUTION: (found.parts, DIMS, {**found.facts, "rule": rule}),
+            HALF_BY: (found.half_by, DIMS, {}),
+            DECAY: (found.decay, DIMS[:2], {}),
+            BY_STEP: (found.by_step, (*DIMS[:2], "step"), {}),
+        }
+        for kind, (array, dims, facts) in arrays.items():
+            if array is not None:
+                put_array(store, called(kind, rule, first or rule), np.asarray(array, dtype=np.float64), dims, facts)
 
 
 def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
     """Write what leaving each example out would change, beside contributions that are written."""
-    put_array(
-        open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), ("probe", "out", "example"), facts
-    )
+    put_array(open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)

@@ -16,7 +16,7 @@ from zarr.storage import MemoryStore
 
 from ntkexp.mistake import Mistake
 
-Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str]]
+Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
 
 
 def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:

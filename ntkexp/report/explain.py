@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
-from ntkexp.records.contributions import explained_rule
+from ntkexp.records.contributions import DECAY, explained_rule
 from ntkexp.report.half_time import halfway
 from ntkexp.report.run import Run
 from ntkexp.text import short
@@ -79,7 +79,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     outputs = outputs_of(run, "f_T")[place]
     missed = np.linalg.norm(outputs - np.asarray(run.data[f"{split}_targets"], dtype=float), axis=1)
     rule = explained_rule(run.rules)
-    parts = run.contributions[rule].to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
+    parts = run.parts(rule).to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
     known = np.flatnonzero(read_at(parts).any(axis=1) & np.isfinite(missed))
     return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]
 
@@ -88,7 +88,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     """Explain one point."""
     k = numbered(run, split, number)
     end = outputs_of(run, "f_T")[k]
-    parts = np.asarray(run.contributions[rule].isel(probe=k).to_numpy(), dtype=float)
+    parts = np.asarray(run.parts(rule).isel(probe=k).to_numpy(), dtype=float)
     if not read_at(parts).any():
         raise Mistake(
             f"point {number} of {split} was not attributed: with this optimizer the first path.attributed points are"
@@ -96,7 +96,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     out = largest_known(end, parts)
     contributions = parts[out]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
-    decay = float(sum_by(run, rule)[k, out]) - start - total if decays(run) else 0.0
+    decay = decay_of(run, rule, k, out)
     times = halfway(run, rule, k, out)
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
@@ -148,18 +148,10 @@ def outputs_of(run: Run, machine: str) -> Array:
     return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)
 
 
-def decays(run: Run) -> bool:
-    """Whether weights decayed, which is a part of what they say."""
-    return bool(run.config.get("optimizer", {}).get("weight_decay"))
-
-
-def sum_by(run: Run, rule: str) -> Array:
-    """Read what the sum by a rule says at all points, [probe, out]; a ladder without its machine has not kept that."""
-    if rule not in run.predictions["machine"]:
-        raise Mistake(
-            f"{run.path} does not tell what weight decay did: its ladder has no {rule}; add that to ladder.machine"
-        )
-    return outputs_of(run, rule)
+def decay_of(run: Run, rule: str, point: int, out: int) -> float:
+    """Read what decay of the weights did to one output, which is nothing where they do not decay."""
+    found = run.by_rule(DECAY, rule)
+    return 0.0 if found is None else float(found.isel(probe=point, out=out))
 
 
 def output_name(run: Run, out: int, outputs: int) -> str:

@@ -102,6 +102,7 @@ def named(run: Run, word: str, count: int) -> list[int]:
 
 def example_names(run: Run) -> list[str]:
     """Name the training examples as the contributions do, or else by their places."""
-    if "example" in run.contributions.coords:
-        return [str(name) for name in run.contributions.coords["example"].to_numpy()]
+    names = run.contributions.coords["example"].to_numpy()
+    if names.dtype.kind not in "iu":  # numbers in the source are asked for otherwise
+        return [str(name) for name in names]
     return list(map(str, range(len(run.data["train_index"]))))

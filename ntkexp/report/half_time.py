@@ -11,15 +11,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.records.contributions import half_by
+from ntkexp.records.contributions import HALF_BY
 from ntkexp.records.metrics import RETRACED
 from ntkexp.report.run import Run
 
 
 def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
     """Find the share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
-    if half_by(rule) in run.contributions:
-        return run.contributions[half_by(rule)].isel(probe=point, out=out).to_numpy().astype(float)
+    if (seen := run.by_rule(HALF_BY, rule)) is not None:
+        return seen.isel(probe=point, out=out).to_numpy().astype(float)
     gradients = run.kernels.get("output_gradient")
     if (run.path / RETRACED).is_file() or gradients is None or gradients.sizes["snapshot"] < 2:
         return np.full(run.kernels.sizes["train"], np.nan)

@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.contributions import EFFECT, half_by
+from ntkexp.records.contributions import CONTRIBUTION, called, explained_rule
 from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
@@ -87,14 +87,24 @@ class Run:
 
     @cached_property
     def contributions(self) -> xr.Dataset:
-        """𝒮 goes by rule, [probe, out, train]."""
-        return open_store(self.sealed("contributions.zarr"))
+        """What each training example added to each output, and what else made it: `records.contributions`."""
+        store = open_store(self.sealed("contributions.zarr"))
+        named: xr.Dataset = store.assign_coords(example=store.attrs["example"]).assign_attrs({})
+        return named
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The path was integrated by these rules."""
-        names = [str(name) for name in self.contributions]
-        return tuple(name for name in names if name not in {EFFECT, *map(half_by, names)})
+        parts = [self.contributions[name] for name in self.contributions if str(name).startswith(CONTRIBUTION)]
+        return tuple(str(part.attrs["rule"]) for part in parts)
+
+    def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
+        """What a rule says, of a kind such as `contribution` and `decay`, if it does."""
+        return self.contributions.get(called(kind, rule, explained_rule(self.rules) or rule))
+
+    def parts(self, rule: str) -> xr.DataArray:
+        """The contributions by a rule by which the path was integrated."""
+        return self.contributions[called(CONTRIBUTION, rule, explained_rule(self.rules) or rule)]
 
     @cached_property
     def predictions(self) -> xr.DataArray:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ntkexp.machine.base import Prediction
+from ntkexp.machine.evidence import PathKernel
 from ntkexp.machine.ladder import results
 from ntkexp.records.atomic import being_written
-from ntkexp.records.contributions import add_effect, half_by, write_contributions
+from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import finish_kernels, write_array
 from ntkexp.records.predictions import write_predictions
@@ -28,10 +29,9 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
             write_array(kernels, f"path_{name}", array(integral.kernel[read]))
-    parts = {name: array(integral.contributions[read]) for name, integral in evidence.paths.items()}
-    parts |= {half_by(name): array(i.half_by[read]) for name, i in evidence.paths.items() if i.half_by is not None}
-    facts = {name: integral.facts for name, integral in evidence.paths.items()}
-    write_contributions(path / "contributions.zarr", parts, facts)
+    decays = bool(setting.experiment.optimizer.weight_decay)
+    parts = {name: by_rule(integral, read, decays=decays) for name, integral in evidence.paths.items()}
+    write_contributions(path / "contributions.zarr", parts, setting.problem.data.train.index.tolist())
     if outcome.effects is not None:
         add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
@@ -41,6 +41,16 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     write_results(path / "results.csv", table)
     with being_written(path / "weights.pt") as file:
         torch.save({"start": setting.problem.weights, "end": outcome.weights}, file)
+
+
+def by_rule(integral: PathKernel, read: slice | Tensor, *, decays: bool) -> ContributionsByRule:
+    """What a rule says of the points that were read."""
+    return ContributionsByRule(
+        parts=array(integral.contributions[read]),
+        decay=array(integral.decay[read]) if decays else None,
+        half_by=None if integral.half_by is None else array(integral.half_by[read]),
+        facts=integral.facts,
+    )
 
 
 def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:

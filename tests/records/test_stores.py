@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.contributions import write_contributions
+from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.data import read_data, write_data
 from ntkexp.records.kernels import (
     NOT_YET,
@@ -57,7 +57,8 @@ def write_all(folder: Path) -> None:
     write_snapshot(folder / "kernels.zarr", 1, 1, kernel(1), kernel(1)[0, 0])
     write_array(folder / "kernels.zarr", "path_secant", kernel(2))
     finish_kernels(folder / "kernels.zarr")
-    write_contributions(folder / "contributions.zarr", {"secant": kernel(3)[..., 0]}, {"secant": {"error_bar": 0.1}})
+    parts = ContributionsByRule(kernel(3)[..., 0], facts={"error_bar": 0.1})
+    write_contributions(folder / "contributions.zarr", {"left": parts, "secant": parts}, [4, 7, 9])
     write_predictions(folder / "predictions.zarr", {"f_0": kernel(4)[..., 0, 0], "secant": kernel(5)[..., 0, 0]})
     write_data(folder / "data.npz", {"train_index": np.arange(3), "classes": np.array(["a", "b"])})
 
@@ -85,8 +86,9 @@ def test_xarray_names_every_axis(tmp_path: Path) -> None:
     assert kernels["path_secant"].dims == ("probe", "out", "train", "out_")
     assert kernels["step"].dims == ("snapshot",)
     contributions = xr.open_zarr(tmp_path / "run" / "contributions.zarr", consolidated=False)
-    assert contributions["secant"].dims == ("probe", "out", "train")
-    assert contributions["secant"].attrs == {"error_bar": 0.1}
+    assert contributions["contribution"].dims == ("probe", "out", "example")
+    assert contributions["contribution"].attrs == {"error_bar": 0.1, "rule": "secant"}
+    assert contributions["contribution_left"].attrs["rule"] == "left"
     predictions = xr.open_zarr(tmp_path / "run" / "predictions.zarr", consolidated=False)
     assert predictions["prediction"].dims == ("machine", "probe", "out")
     assert predictions.attrs["machines"] == ["f_0", "secant"]

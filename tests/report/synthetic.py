@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.data.bundled import read_bundled
-from ntkexp.records.contributions import write_contributions
+from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
@@ -24,6 +24,7 @@ from ntkexp.records.kernels import create_kernels, finish_kernels, write_array, 
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.results import Result, write_results
+from ntkexp.records.store import Facts
 
 Array = NDArray[np.float64]
 Counts: TypeAlias = tuple[int, int, int]  # of training, probe and test examples
@@ -185,7 +186,9 @@ def descend(path: Path, problem: Problem) -> None:
     for rule in sums:
         write_array(kernels, f"path_{rule}", expand(path_kernel, identity)[points])
     parts = {rule: values[points] for rule, values in sums.items()}
-    write_contributions(path / "contributions.zarr", parts, {"secant": {"error_bar": 2e-3, "cancellation": 21.0}})
+    known: dict[str, Facts] = {"secant": {"error_bar": 2e-3, "cancellation": 21.0}}
+    said = {rule: ContributionsByRule(values, facts=known.get(rule, {})) for rule, values in parts.items()}
+    write_contributions(path / "contributions.zarr", said, list(range(M)))
     machines = reconstructions(f_0[points], f[points], parts, rng)
     write_predictions(path / "predictions.zarr", {"f_0": f_0[points], "f_T": f[points], **machines})
     write_results(path / "results.csv", compare(problem, f_0[points], f[points], machines))

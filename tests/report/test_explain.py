@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.contributions import write_contributions
+from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.explain import explain, worst
 from ntkexp.report.explain_text import all_told
@@ -32,15 +33,17 @@ def test_the_pieces_make_the_prediction(finished: dict[str, Path], kind: str, sp
         assert len({part.example.index for part in found.parts}) == len(found.parts)
 
 
-def test_the_sum_needs_no_row_of_the_ladder_but_for_what_weights_lost(finished: dict[str, Path]) -> None:
+def test_the_sum_needs_no_row_of_the_ladder(finished: dict[str, Path]) -> None:
     whole = load_run(finished["regression"])
-    bare, shrunk = replace(whole), replace(whole, config={"optimizer": {"weight_decay": 0.1}})
+    bare, shrunk = replace(whole), replace(whole)
     for run in (bare, shrunk):  # as if read from a folder whose ladder was another
         vars(run)["predictions"] = whole.predictions.drop_sel(machine="secant")
-    (found,), (expected,) = (explain(run, "test", [0]) for run in (bare, whole))
+    lost = xr.full_like(whole.parts("secant").isel(example=0, drop=True), -0.5)
+    vars(shrunk)["contributions"] = whole.contributions.assign(decay=lost)
+    (found,), (less,), (expected,) = (explain(run, "test", [0]) for run in (bare, shrunk, whole))
     assert (found.sum, found.rest, found.decay) == (expected.sum, expected.rest, 0.0)
-    with pytest.raises(Mistake, match=r"what weight decay did: its ladder has no secant; add that to ladder\.machine"):
-        explain(shrunk, "test", [0])
+    assert (less.sum, less.decay) == (expected.sum, -0.5)
+    assert less.rest == pytest.approx(expected.rest + 0.5, rel=1e-12)
 
 
 def test_the_worst_points_are_missed_most(finished: dict[str, Path]) -> None:
@@ -122,9 +125,11 @@ def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[s
     (copy / "retraced.csv").write_text("step\n")
     seal(copy)
     assert np.isnan(halfway(read_run(copy), "secant", 0, 0)).all()
-    parts = read_run(copy).contributions["secant"].to_numpy()
+    parts = read_run(copy).parts("secant").to_numpy()
     seen = np.linspace(0, 1, parts.size).reshape(parts.shape)
-    write_contributions(copy / "contributions.zarr", {"secant": parts, "secant_half_by": seen})
+    write_contributions(
+        copy / "contributions.zarr", {"secant": ContributionsByRule(parts, half_by=seen)}, list(range(parts.shape[2]))
+    )
     seal(copy)
     (found,) = explain(read_run(copy), "train", [2])
     place = {part.example.index: part.halfway for part in found.parts}

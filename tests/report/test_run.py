@@ -34,8 +34,8 @@ def test_a_run_reads_back(finished: dict[str, Path]) -> None:
 def test_contributions_make_the_prediction(finished: dict[str, Path], kind: str) -> None:
     run = load_run(finished[kind])
     f = run.predictions
-    made = f.sel(machine="f_0").values + run.contributions["secant"].sum("train").values
-    parts = float(np.abs(run.contributions["secant"].values).sum(axis=2).max())
+    made = f.sel(machine="f_0").values + run.contributions["contribution"].sum("example").values
+    parts = float(np.abs(run.contributions["contribution"].values).sum(axis=2).max())
     # 60 steps, each rounded a few times at the size of what is added up
     np.testing.assert_allclose(made, f.sel(machine="f_T").values, atol=10 * 60 * np.finfo(float).eps * parts)
 

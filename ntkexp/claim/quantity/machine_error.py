@@ -37,5 +37,5 @@ class MachineError(AbstractQuantity):
 
 def cancellation(run: Run | None, rule: str) -> float:
     """How many times the parts exceed their sum, where a rule with this name summed them."""
-    facts = {} if run is None or rule not in run.contributions else run.contributions[rule].attrs
+    facts = {} if run is None or rule not in run.rules else run.parts(rule).attrs
     return float(facts.get("cancellation", 0.0))

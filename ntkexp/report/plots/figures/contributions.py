@@ -38,7 +38,7 @@ def read(run: Run) -> Read | None:
     split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
     if rule is None or split is None:
         return None
-    parts = run.contributions[rule].isel(probe=run.points[split]).to_numpy()
+    parts = run.parts(rule).isel(probe=run.points[split]).to_numpy()
     outputs = run.predictions.sel(machine="f_T").isel(probe=run.points[split]).to_numpy()
     known = np.flatnonzero(read_at(parts).any(axis=1))  # with some optimizers a few points alone
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
@@ -52,7 +52,7 @@ def draw(run: Run) -> Figure | None:
         return None
     rows = explain(run, found.split, found.known, found.parts, found.outputs)
     figure = examples.draw(rows)
-    heading(figure, answer(found.parts[found.known], run.contributions[found.rule].attrs))
+    heading(figure, answer(found.parts[found.known], run.parts(found.rule).attrs))
     return figure
 
 
