@@ -124,11 +124,15 @@ class Observer:
 
     def movement(self, weights: Weights) -> Row:
         """‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter."""
-        start = self.setting.problem.weights
-        moved = {name: float((weights[name] - start[name]).square().sum()) for name in start}
-        sizes = {name: float(start[name].square().sum()) for name in start}
+        start, sizes = self.setting.problem.weights, self.sizes
+        moved = squares({name: weights[name] - start[name] for name in start})
         row: Row = {"weights_moved": ratio(sum(moved.values()), sum(sizes.values()))}
         return row | {f"weights_moved.{name}": ratio(moved[name], sizes[name]) for name in start}
+
+    @cached_property
+    def sizes(self) -> dict[str, float]:
+        """‖θ_0‖², parameter by parameter."""
+        return squares(self.setting.problem.weights)
 
     def kernel(
         self,
@@ -191,6 +195,15 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
         "contribution_sum": first.contribution_sum,
         "kernel_mass": first.kernel_mass,
     }
+
+
+def squares(weights: Weights) -> dict[str, float]:
+    """‖·‖² of every parameter, which a device is waited for once.
+
+    >>> squares({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor(2.0)})
+    {'w': 25.0, 'b': 4.0}
+    """
+    return dict(zip(weights, torch.stack([part.square().sum() for part in weights.values()]).tolist(), strict=True))
 
 
 def ratio(above: float, below: float) -> float | None:

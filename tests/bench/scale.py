@@ -9,9 +9,10 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import log2, log10
+from math import log
+from statistics import linear_regression
 
 import torch
 
@@ -28,23 +29,36 @@ HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "growth", "GB")
 
 
 def report(quick: bool = False) -> str:
-    """The base, each of its numbers doubled; one and ten outputs, with and without kernels; and all large."""
-    base = {"N": 8, "Q": 8, "w": 8, "C": 1, "T": 1} if quick else BASE
-    first = row(base, "all")
-    rows = [cells(base, "all", first, "")]
+    """Each number by itself at half, once and twice the base, and one to ten outputs, with the exponents that fit; the
+    same without kernels; and all large.
+    """
+    base, half = ({"N": 8, "Q": 8, "w": 8, "C": 1, "T": 1}, 1) if quick else (BASE, 2)
+    rows = []
     for name in ("N",) if quick else ("N", "Q", "w", "T"):
-        doubled = base | {name: 2 * base[name]}
-        found = row(doubled, "all")
-        rows.append(cells(doubled, "all", found, f"{log2(found[0] / first[0]):.2f} in {name}"))
+        rows += varied(base, name, [base[name] // half, base[name], 2 * base[name]], "all")
     if not quick:
-        one = base | {"N": 250, "Q": 250}
-        found = row(one, "all")
-        rows.append(cells(one, "all", found, ""))
         for kept in ("all", "none"):
-            ten = row(one | {"C": 10}, kept)
-            rows.append(cells(one | {"C": 10}, kept, ten, f"{log10(ten[0] / found[0]):.2f} in C"))
+            rows += varied(base | {"N": 250, "Q": 250}, "C", [3, 5, 10], kept)
         rows.append(cells(LARGE, "all", row(LARGE, "all"), ""))
     return table("Scale: one thread", HEADER, rows)
+
+
+def varied(base: Mapping[str, int], name: str, values: Sequence[int], kernels: str) -> list[list[str]]:
+    """Lines of one number at these values; the last says how the time of a step grows."""
+    sizes = [dict(base) | {name: value} for value in dict.fromkeys(values)]
+    found = [row(size, kernels) for size in sizes]
+    growth = exponent([size[name] for size in sizes], [seconds for seconds, _ in found])
+    lines = [cells(size, kernels, one, "") for size, one in zip(sizes[:-1], found[:-1], strict=True)]
+    return [*lines, cells(sizes[-1], kernels, found[-1], f"{name}^{growth:.2f}")]
+
+
+def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The slope of log(seconds) over log(size), by least squares.
+
+    >>> round(exponent([1, 2, 4], [3.0, 12.0, 48.0]), 6)
+    2.0
+    """
+    return linear_regression([log(size) for size in sizes], [log(second) for second in seconds]).slope
 
 
 def row(sizes: Mapping[str, int], kernels: str) -> tuple[float, float]:
@@ -63,7 +77,11 @@ def measured(sizes: Mapping[str, int], kernels: str) -> tuple[float, float]:
     torch.set_num_threads(1)
     made = (f"model.width={sizes['w']}", f"data.train={sizes['N']}", f"data.probe={sizes['Q']}", "data.test=0")
     read = ("path.rule=[secant]", "path.error_samples=0", f"path.kernels={kernels}", "path.probes=[probe]")
-    data = ("data=teacher", "data.dimension=64") if sizes["C"] == 1 else ("data=digits", "data.classes=all")
+    data = (
+        ("data=teacher", "data.dimension=64")
+        if sizes["C"] == 1
+        else ("data=digits", f"data.classes={[*range(sizes['C'])]}")
+    )
     setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as folder:

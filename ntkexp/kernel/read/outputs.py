@@ -27,6 +27,7 @@ Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 class Mixtures:
     """What is differentiated: some outputs, each by itself, or one mixture of them all, another for each example.
 
+    >>> import torch
     >>> Mixtures(torch.tensor([[[0.5, -0.5]]]), None).columns.shape  # a mixture of two outputs, of one example
     torch.Size([1, 1, 2])
     """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -37,18 +38,21 @@ class Tally:
     ) -> Float[Tensor, "point out"]:
         """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
         summed = parts.sum(2)
-        self.contribution_mass += float(parts.abs().sum())
-        self.contribution_sum += float(summed.abs().sum())
-        self.kernel_squares += float(kernel.square().sum())
+        mass, together, squares = fetched(parts.abs().sum(), summed.abs().sum(), kernel.square().sum())
+        self.contribution_mass += mass
+        self.contribution_sum += together
+        self.kernel_squares += squares
         self.kernels = kernel.numel() > 0
         return summed
 
     def close(self, block: StepBlock, expected: Float[Tensor, "point out"]) -> None:
         """Count how far the change of the outputs is from what it should be."""
         change = block.change()
-        self.missed += float((expected - change).square().sum())
-        self.changed += float(change.square().sum())
-        self.outputs += float(block.outputs(1.0).square().sum())
+        found = ((expected - change).square().sum(), change.square().sum(), block.outputs(1.0).square().sum())
+        missed, changed, outputs = fetched(*found)
+        self.missed += missed
+        self.changed += changed
+        self.outputs += outputs
 
     def miss(self, rounding: Rounding) -> Closure | None:
         """How far a secant is from its step, if rounding does not explain it.
@@ -69,3 +73,13 @@ class Tally:
     def kernel_mass(self) -> float | None:
         """η‖K_s‖, where kernels were made."""
         return sqrt(self.kernel_squares) if self.kernels else None
+
+
+def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
+    """Numbers from a device, which is waited for once.
+
+    >>> fetched(torch.tensor(1.0), torch.tensor(0.5, dtype=torch.float64))
+    [1.0, 0.5]
+    """
+    found: list[float] = torch.stack([number.double() for number in numbers]).tolist()
+    return found
