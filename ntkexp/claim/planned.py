@@ -71,7 +71,8 @@ def plan_claim(
         for name, look in claim.looks.items()
     }
     for look in claim.looks.values():
-        look.quantity.refuse_early()
+        if look.trial is None:
+            look.quantity.refuse_early()
     return PlannedClaim(claim, out, looks, tuple(options))
 
 

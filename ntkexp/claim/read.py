@@ -64,7 +64,8 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
 def claim_of(name: str, tree: Mapping[str, Any], builder: Builder, size: Size = "default") -> Claim:
     """Make a claim of what its file holds."""
     refuse_incomplete(tree)
-    sized = changed(named_runs(tree), tree.get(size) or {}, size)
+    sizes = {other: changed(named_runs(tree), tree.get(other) or {}, other) for other in ("quick", "default", "full")}
+    sized = sizes[size]
     main = look(sized, MAIN, builder)
     looks = {
         MAIN: main,

@@ -20,7 +20,7 @@ from ntkexp.claim.expectation.order import Order
 from ntkexp.claim.expectation.slope import Slope
 from ntkexp.records.json_file import Json
 
-TABLES = 1000
+TABLES = 500
 WRONG = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
 """The verdicts that are wrong, by where the truth is."""
 

@@ -30,7 +30,7 @@ def table(found: Sequence[ClaimRecord]) -> str:
     rows = [
         [
             *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
-            record.main.expected,
+            shortened(record.main.expected),
             *(record.looks[name].verdict for name in ("control", "second")),
             f"{record.seconds / 60:.1f}",
         ]
@@ -44,10 +44,22 @@ def interval(judged: Judgement) -> str:
     return f"{short(judged.low)} to {short(judged.high)}"
 
 
+def shortened(expected: str) -> str:
+    """Leave the parts but the first to the page.
+
+    >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
+    ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
+    """
+    first, *others = expected.split("; ")
+    return f"{first}, and {len(others)} more" if others else first
+
+
 def line(record: ClaimRecord) -> str:
     """Say of one claim what came out."""
     main = record.main
-    return f"{record.name}: {main.verdict}, {short(main.figure)} ({interval(main)}), expected {main.expected}"
+    return (
+        f"{record.name}: {main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
+    )
 
 
 def notes(found: Sequence[ClaimRecord]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,13 @@ class AbstractExpectation(Component, ABC):
         rows = chosen(table, self.where)
         missing = int((~np.isfinite(rows["value"].to_numpy(dtype=float))).sum())
         whole = rows[np.isfinite(rows["value"].to_numpy(dtype=float))]
-        found = self.decide(whole) if len(whole) else Finding("undecided", float("nan"))
-        return found.doubted(f"{missing} of {len(rows)} rows have no number") if missing else found
+        if not missing:
+            return self.decide(whole)
+        try:
+            found = self.decide(whole)
+        except Mistake:  # what is left may be no whole table
+            found = Finding("undecided", math.nan)
+        return found.doubted(f"{missing} of {len(rows)} rows have no number")
 
     @abstractmethod
     def decide(self, table: pd.DataFrame) -> Finding:

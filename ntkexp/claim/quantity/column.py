@@ -10,12 +10,16 @@ import pandas as pd
 from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.report.quantity import describe
 
 
 class Column(AbstractQuantity):
     """Rows have the number that stands in this column."""
 
     column: str
+
+    def refuse_early(self) -> None:
+        describe(self.column)
 
     def of(self, measured: Measured) -> pd.DataFrame:
         return measured.table.assign(value=numbers(measured, self.column))

@@ -11,12 +11,17 @@ from pydantic import Field
 from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.claim.quantity.column import numbers
+from ntkexp.report.quantity import describe
 
 
 class Columns(AbstractQuantity):
     """Rows have the numbers of these columns, one after the other."""
 
     columns: tuple[str, ...] = Field(min_length=2)
+
+    def refuse_early(self) -> None:
+        for name in self.columns:
+            describe(name)
 
     def of(self, measured: Measured) -> pd.DataFrame:
         found = [measured.table.assign(quantity=name, value=numbers(measured, name)) for name in self.columns]

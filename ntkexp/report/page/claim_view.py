@@ -16,14 +16,15 @@ from ntkexp.report.page.table import Table, tabled
 from ntkexp.text import listed
 
 HEADER = (
-    *("claim", "verdict", "stands", "figure", "low", "high", "expected", "control", "second look"),
-    *("minutes", "size", "source", "digest"),
+    *("claim", "verdict", "stands", "figure", "low", "high", "control", "second look", "minutes", "size"),
+    *("source", "expected", "digest"),
 )
 NUMBERS = ("figure", "low", "high", "minutes")
-OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "expected", "seeds", "a seed draws")
+OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
+SPOKEN = {"main": "the claim", "second": "second look"}
 RULE = (
     "Each claim said beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what was "
-    "expected, and not in the control's case; refuted: it lies outside; undecided: anything else."
+    "expected; refuted: it lies outside; undecided: anything else, and also where the control is supported too."
 )
 
 
@@ -50,7 +51,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
     """Show a claim."""
     anchor, there = anchor_of(record), sorted(path.name for path in record.path.glob("*.csv"))
     rows = [
-        (name, look.verdict, *figures(look), look.expected, seeds(look), look.draws) for name, look in looks(record)
+        (name, look.verdict, *figures(look), seeds(look), look.draws, look.expected) for name, look in looks(record)
     ]
     notes = [f"{name}: {look.note}." for name, look in looks(record) if look.note]
     if record.main.more_seeds:
@@ -92,11 +93,11 @@ def overview(records: Sequence[ClaimRecord]) -> Table:
             record.main.verdict,
             "–" if record.main.verdict == "undecided" else "yes" if stands else "no",
             *figures(record.main),
-            record.main.expected,
             *(record.looks[name].verdict for name in ("control", "second")),
             record.seconds / 60,
             record.size,
             record.source,
+            record.main.expected,
             record.digest,
         )
         for record, stands in zip(records, standing(chances(records)), strict=True)
@@ -113,10 +114,7 @@ def anchor_of(record: ClaimRecord) -> str:
 
 def looks(record: ClaimRecord) -> list[tuple[str, Judgement]]:
     """List the looks with their names in words."""
-    return [
-        (name.replace("second", "second look").replace("main", "the claim"), look)
-        for name, look in record.looks.items()
-    ]
+    return [(SPOKEN.get(name, name), look) for name, look in record.looks.items()]
 
 
 def figures(look: Judgement) -> tuple[float | None, ...]:

@@ -1,0 +1,76 @@
+"""A small claim: networks so tiny that a run takes a moment, and a trial that takes none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from ntkexp.claim.carry_out import Workshop, carry_out
+from ntkexp.claim.judge import judge_claim
+from ntkexp.claim.planned import PlannedClaim, plan_claim
+from ntkexp.claim.read import claim_of
+from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.config.compose import Composer, composer
+from ntkexp.records.claim import ClaimRecord
+from ntkexp.sweep.listener import NoListener
+from tests.kernel_file.here import Here
+
+SLOPE = {"_target_": "ntkexp.claim.expectation.Slope", "along": "model.width", "value": -1.0, "margin": 5.0}
+TINY = [
+    *("data=circle", "data.train=4", "data.probe=2", "data.test=0", "steps=2", "path.rule=[secant]", "path.count=2"),
+    *("path.error_samples=0", "ladder.machine=[secant]"),
+]
+CLAIM: dict[str, Any] = {
+    "statement": "The wider, the less it moves.",
+    "source": {"paper": "A paper", "section": "1"},
+    "runs": {"axes": {"model.width": [4, 64]}, "base": TINY},
+    "seeds": 2,
+    "quantity": "weights_moved",
+    "expectation": SLOPE,
+    "refutes": "another slope",
+    "control": {"expectation": {"value": 50.0}},
+    "second": {"base": ["data=sphere"]},
+    "quick": {"axes": {"model.width": [4, 8]}},
+}
+
+
+class Line(AbstractTrial):
+    """A line with noise, as a power law."""
+
+    slope: float = -1.0
+
+    def rows(self, seed: int) -> Sequence[dict[str, float]]:
+        noise = np.random.default_rng(seed).standard_normal(3)
+        return [{"width": w, "height": w**self.slope * np.exp(0.01 * n)} for w, n in zip((1, 2, 4), noise, strict=True)]
+
+
+def changed_claim(**changes: Any) -> dict[str, Any]:
+    """The claim with other fields; None takes one away."""
+    found = deepcopy(CLAIM) | changes
+    return {key: value for key, value in found.items() if value is not None}
+
+
+OF_LINES = changed_claim(
+    runs=None,
+    trial={"_target_": "tests.claim.subject.Line"},
+    quantity="height",
+    expectation={"_target_": "ntkexp.claim.expectation.Slope", "along": "width", "value": -1.0, "margin": 0.2},
+    control={"expectation": {"value": 1.0}},
+    second={"trial": {"slope": -1.05}},
+    quick=None,
+    seeds=4,
+)
+
+
+def planned(tree: dict[str, Any], out: Any, size: Any = "default", made: Composer | None = None) -> PlannedClaim:
+    """A claim whose runs are known."""
+    made = made or composer(None, ["tests"])
+    return plan_claim(claim_of("tiny", tree, made.builder, size), made, out, ("tests",))
+
+
+def judged(found: PlannedClaim) -> ClaimRecord:
+    """The claim, carried out in this process and judged."""
+    return judge_claim(found, carry_out(found, Workshop(Here(1), NoListener(), ("tests",))), "default")

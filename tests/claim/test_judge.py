@@ -1,0 +1,154 @@
+"""Rules err as seldom as they say, parts of a claim hold together, and a claim is judged from its files alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ntkexp.claim.expectation.identity import Identity
+from ntkexp.claim.expectation.location import Location
+from ntkexp.claim.expectation.order import Order
+from ntkexp.claim.expectation.slope import Slope
+from ntkexp.claim.finding import CHANCE, Finding, decide, together
+from ntkexp.claim.measured import Measured
+from ntkexp.claim.quantity.column import Column
+from ntkexp.claim.quantity.columns import Columns
+from ntkexp.claim.synthetic import RULES, try_rule
+from ntkexp.mistake import Mistake
+from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
+from ntkexp.records.fit import Expected
+from ntkexp.report.analysis.estimate import Estimate
+from tests.claim.subject import CLAIM, OF_LINES, judged, planned
+
+ONE = Finding("supported", 1.0, p=0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
+def test_rules_err_seldom_and_decide_often(rule: Slope) -> None:
+    tried = try_rule(rule, tables=200)
+    assert tried.false <= 0.05  # 2.5 % in truth, and 5 % is two standard deviations of 200 tables away
+    assert min(tried.support, tried.refute) >= 0.9
+
+
+@pytest.mark.parametrize("value", np.linspace(-1.5, 1.5, 13).tolist())
+@pytest.mark.parametrize("bound", [None, "upper", "lower"])
+def test_the_verdict_is_that_of_the_interval(value: float, bound: None) -> None:
+    estimate, expected = Estimate(value, error=0.1, freedom=4), Expected(0.0, 0.5, bound)
+    found = decide(estimate, expected)
+    inside = expected.low <= estimate.low and estimate.high <= expected.high
+    outside = estimate.low > expected.high or estimate.high < expected.low
+    assert found.verdict == ("supported" if inside else "refuted" if outside else "undecided")
+    assert found.p is None or found.p <= CHANCE
+
+
+def test_all_parts_must_hold_and_one_refutes() -> None:
+    refuted, open_ = replace(ONE, verdict="refuted", p=0.001), replace(ONE, verdict="undecided", p=None)
+    assert together([ONE, replace(ONE, p=0.02)]) == replace(ONE, p=0.02)
+    assert together([ONE, open_]).verdict == "undecided"
+    assert together([open_, refuted]).verdict == "refuted"
+    assert together([open_, refuted]).p == pytest.approx(0.002)
+    assert together([ONE, replace(refuted, p=0.02)]).verdict == "undecided"  # by chance, of two
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
+def test_a_number_that_is_missing_decides_nothing(rule: Slope) -> None:
+    table = rule.invent(-1.0, np.random.default_rng(0))
+    table.loc[0, "value"] = np.nan
+    found = rule.judge(table)
+    assert found.verdict == "undecided"
+    assert "1 of" in found.note
+
+
+def test_an_error_beyond_its_own_bound_refutes_an_identity() -> None:
+    table = pd.DataFrame({"seed": [0, 1], "value": [1e-9, -1e-9], "bound": [1e-8, 1e-10]})
+    assert Identity().judge(table).verdict == "refuted"
+    assert Identity().judge(table[:1]).verdict == "supported"
+
+
+def test_pairs_cancel_what_seeds_share() -> None:
+    shared = 10.0 ** np.arange(4)
+    rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [*(shared * 2), *shared]}
+    order = Order(along="rule", above="a", below="b", margin=0.5, scale="log")
+    assert order.judge(pd.DataFrame(rows)).figure == pytest.approx(2.0)
+    with pytest.raises(Mistake, match="have no pair"):
+        order.judge(pd.DataFrame(rows)[:6])
+
+
+def test_an_extreme_at_an_end_is_not_located() -> None:
+    rows = pd.DataFrame({"width": [1, 2, 4] * 2, "seed": [0] * 3 + [1] * 3, "value": [1.0, 2.0, 3.0, 1.0, 3.0, 1.0]})
+    found = Location(along="width", value=2.0, margin=0.1).judge(rows)
+    assert (found.verdict, found.note) == (
+        "undecided",
+        "there is no interval; 1 of 2 seeds have it at an end of the axis",
+    )
+
+
+def test_rows_of_several_lines_are_refused() -> None:
+    rows = pd.DataFrame({"width": [1, 1, 2, 2], "seed": [0] * 4, "value": [1.0] * 4, "depth": [1, 2, 1, 2]})
+    slope = Slope(along="width", value=0.0, margin=0.1)
+    with pytest.raises(Mistake, match="choose a line by `where`"):
+        slope.judge(rows)
+    with pytest.raises(Mistake, match="where: no row has depth=3; there are 1, 2"):
+        slope.model_copy(update={"where": {"depth": 3}}).judge(rows)
+
+
+def test_a_claim_of_a_trial_is_judged_and_kept(tmp_path: Path) -> None:
+    record = judged(planned(OF_LINES, tmp_path))
+    assert {name: look.verdict for name, look in record.looks.items()} == {
+        "main": "supported",
+        "control": "refuted",
+        "second": "supported",
+    }
+    assert read_claim_record(record.path) == record
+    before = kept(record.path)
+    for file in (tmp_path / "trials").glob("*-s0.json"):
+        file.write_text("damaged")  # and is carried out again
+    assert claim_records(tmp_path) == [judged(planned(OF_LINES, tmp_path))]
+    assert kept(record.path) == before
+
+
+def test_what_supports_its_control_decides_nothing(tmp_path: Path) -> None:
+    record = judged(planned(OF_LINES | {"control": {"expectation": {"margin": 0.3}}}, tmp_path))
+    assert record.looks["control"].verdict == "supported"
+    assert (record.main.verdict, record.main.p) == ("undecided", None)
+    assert "the control comes out supported too" in record.main.note
+
+
+@pytest.mark.slow
+def test_a_claim_of_runs_is_judged_from_their_numbers(tmp_path: Path) -> None:
+    record = judged(planned(CLAIM, tmp_path))
+    table = pd.read_csv(record.path / "main.csv")
+    slopes = [
+        np.polyfit(np.log(rows["model.width"]), np.log(rows["weights_moved"]), 1)[0]
+        for _, rows in table.groupby("seed")
+    ]
+    assert record.main.figure == pytest.approx(np.mean(slopes))
+    assert record.looks["control"].verdict != "supported"
+    assert len(list((tmp_path / "runs").iterdir())) == 8  # the control shares those of the claim
+    assert (record.path / "picture.svg").read_text().startswith("<?xml")
+
+
+def test_a_column_that_no_run_yields_is_named() -> None:
+    table = pd.DataFrame({"runs": ["a"], "seed": [0], "model.width": [8], "drift": [0.1]})
+    measured = Measured(table, {}, ("model.width",))
+    assert Column(column="drift").of(measured)["value"].tolist() == [0.1]
+    with pytest.raises(Mistake, match=r"quantity: the runs yield no drfit; they yield drift; did you mean 'drift'"):
+        Column(column="drfit").of(measured)
+
+
+def test_columns_leave_out_what_runs_were_not_asked_for() -> None:
+    numbers = {"gauss.probe": [1.0, np.nan, np.nan, np.nan], "secant.probe": [np.nan, np.nan, 2.0, 3.0]}
+    table = pd.DataFrame({"runs": ["a", "a", "b", "b"], "seed": [0, 1, 0, 1], **numbers})
+    found = Columns(columns=("gauss.probe", "secant.probe")).of(Measured(table, {}))
+    assert found["quantity"].tolist() == ["gauss.probe"] * 2 + ["secant.probe"] * 2
+    assert found["value"].isna().tolist() == [False, True, False, False]  # one that was asked for is missing
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """Everything in the folder of a claim but the time that it took."""
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != TIMINGS}
