@@ -7,6 +7,7 @@ The command `ntkexp` runs experiments; these functions are its library:
     infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
     follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
+    lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
 
 What is refused raises a `Mistake`, whose message is one line.
 """
@@ -31,12 +32,16 @@ HOMES = {
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",
 }
+CALLBACKS = frozenset({"huggingface", "lightning"})
+"""Modules that need a library which not everybody has."""
 
 
 def __getattr__(name: str) -> object:
     """Import a function when it is first asked for: `import ntkexp` loads neither torch nor pandas."""
     from importlib import import_module  # noqa: PLC0415  nothing is loaded before it is asked for
 
+    if name in CALLBACKS:
+        return import_module(f"ntkexp.{name}")
     if name not in HOMES:
         raise AttributeError(f"module 'ntkexp' has no attribute '{name}'")
     return getattr(import_module(HOMES[name]), name)

@@ -15,6 +15,7 @@ from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
 from ntkexp.foreign_loop.kept.open import keeper_in
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.unwrapped import unwrapped_model, unwrapped_optimizers
 from ntkexp.foreign_loop.watch import Watch
 from ntkexp.kernel.record.inputs import as_inputs
 from ntkexp.shapes import Inputs
@@ -53,14 +54,14 @@ def follow(
     >>> bool(abs(before.numpy() + explained - model(x).detach().numpy()).max() < 1e-14)
     True
     """
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    module, asked = deepcopy(model), as_inputs(queries)
+    optimizers, inner = unwrapped_optimizers(optimizer), unwrapped_model(model)
+    module, asked = deepcopy(inner), as_inputs(queries)
     keeper: KeeperInMemory | KeeperOnDisk
     if to is None:
         keeper = KeeperInMemory(memory_gb)
     else:
         keeper = keeper_in(
-            to, model, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
+            to, inner, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
         )
     watch = Watch(model, optimizers, output, ids, keeper)
     try:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.record.inputs import tensors
+from ntkexp.kernel.record.inputs import map_tensors, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
@@ -80,12 +80,14 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...]:
 
 
 def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
-    """The inputs of a call, as the library takes them."""
+    """The inputs of a call, as the library takes them; a tensor without axes is a number that all examples share.
+
+    >>> given((), {"x": torch.ones(2), "items": torch.tensor(3)})
+    {'x': tensor([1., 1.]), 'items': 3}
+    """
     if args and kwargs:
         raise Mistake("the model is called with inputs by position and by name at once; call it with one kind")
-    if kwargs:
-        return kwargs
-    only = args[0] if len(args) == 1 else args
+    only = kwargs or (args[0] if len(args) == 1 else args)
     if not isinstance(only, Tensor | tuple | dict):
         raise Mistake(f"the model is called with a {type(only).__name__}; tensors are followed, by position or by name")
-    return only
+    return map_tensors(lambda leaf: leaf if leaf.dim() else leaf.item(), only)

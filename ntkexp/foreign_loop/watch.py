@@ -25,6 +25,7 @@ from ntkexp.foreign_loop.rule.choose import rule_of
 from ntkexp.foreign_loop.rule.proof import RuleProof
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.untouched import Untouched
+from ntkexp.foreign_loop.unwrapped import unwrapped_model
 from ntkexp.kernel.record.inputs import as_inputs, map_tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.chosen_output import choose_output
@@ -52,7 +53,7 @@ class Watch:
     def begin(self) -> None:
         """Put up the hooks, at weights that no step has moved yet."""
         self.rules = {id(optimizer): rule_of(optimizer) for optimizer in self.optimizers}
-        self.members = Members(self.model, self.optimizers)
+        self.members = Members(unwrapped_model(self.model), self.optimizers)
         self.refuse_followed()
         for name, weight in self.members:
             self.untouched.keep(name, weight)

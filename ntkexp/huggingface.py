@@ -1,0 +1,55 @@
+"""A training of Hugging Face's Trainer is followed by a callback, whose `trace` is that of `ntkexp.follow`.
+
+seen = ntkexp.huggingface.Follow(queries=tokens, output="logits")
+transformers.Trainer(model, arguments, train_dataset=data, callbacks=[seen]).train()
+seen.trace.attribute()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ntkexp.foreign_loop.held_open import HeldOpen
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.mistake import Mistake
+from ntkexp.model.foreign.torchvision_import import load_torchvision
+
+try:
+    load_torchvision()
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise Mistake(
+        f"ntkexp.huggingface needs transformers, which cannot be imported ({error}): pip install 'ntkexp[huggingface]'"
+    ) from error
+
+
+class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
+    """Takes what `ntkexp.follow` takes beside model and optimizer."""
+
+    def __init__(self, **options: Any) -> None:
+        self.watching = HeldOpen(**options)
+
+    @property
+    def trace(self) -> Trace:
+        """What was seen, up to now or to the end."""
+        return self.watching.trace
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        **others: object,
+    ) -> None:
+        self.watching.begin(model, [optimizer])
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+    ) -> None:
+        self.watching.end()

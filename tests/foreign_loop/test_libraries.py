@@ -1,0 +1,121 @@
+"""Loops of Lightning and Hugging Face are followed by a callback, and close as our own do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.mistake import Mistake
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what these libraries say is not ours
+
+EXACT, CLIPPED = 1e-12, 1e-4  # through clipping and AdamW, in float32
+TOKENS = {"input_ids": torch.tensor([[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5, 9]])}
+
+
+def closes(trace: Trace, change: Tensor, bound: float) -> None:
+    """Parts and decay add up to what training did to every query and output."""
+    found = trace.attribute()
+    explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"]).values)
+    assert change.norm() > 0
+    assert (explained - change.flatten(1)).abs().max() <= bound * change.norm()
+
+
+@pytest.fixture
+def transformers() -> Any:
+    """The library, after this one has put torchvision in order."""
+    import ntkexp.huggingface  # noqa: F401, PLC0415  slow
+
+    return import_module("transformers")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> Iterator[None]:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        yield
+
+
+def test_lightning_with_clipping_and_one_cycle(tmp_path: Path) -> None:
+    import ntkexp.lightning  # noqa: PLC0415  slow; it puts torchvision in order
+
+    lightning = import_module("lightning")
+
+    class Classifier(lightning.LightningModule):  # type: ignore[name-defined, misc]
+        """As the first page of Lightning has it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            x, y = batch
+            return nn.functional.cross_entropy(self.net(x), y)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=8)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+    x, queries, module = torch.randn(16, 4).double(), torch.randn(3, 4).double(), Classifier()
+    loader = DataLoader(TensorDataset(x, torch.randint(3, (16,))), batch_size=4, shuffle=True)
+    before, seen = deepcopy(module.net), ntkexp.lightning.Follow(queries=queries, model="net")
+    with pytest.raises(Mistake, match="no training has begun"):
+        _ = seen.trace
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(
+        max_epochs=2, gradient_clip_val=0.2, callbacks=[seen], accelerator="cpu", default_root_dir=tmp_path, **quiet
+    )
+    trainer.fit(module, loader)
+    assert len(seen.trace.steps) == 8
+    with torch.no_grad():
+        closes(seen.trace, module.net(queries) - before(queries), EXACT)
+    assert seen.trace.attribute()["gradient_factor"].values.max() < 1  # it clips
+    assert not module.net._forward_hooks
+
+
+def test_trainer_with_a_language_model(transformers: Any, tmp_path: Path) -> None:
+    """Two batches a step, whose divisor is the number of all their words, clipping and a warm-up."""
+    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    still = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
+    trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, warmup_steps=2)
+
+
+def test_trainer_with_a_classifier_of_texts(transformers: Any, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3}
+    still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    configuration = transformers.BertConfig(**sizes, **still, intermediate_size=32, max_position_embeddings=8)
+    model = transformers.BertForSequenceClassification(configuration)
+    texts = [{"input_ids": text, "labels": text.sum() % 3} for text in torch.randint(11, (12, 6))]
+    trained(model, texts, tmp_path, weight_decay=0.1)
+
+
+def trained(model: Any, texts: list[dict[str, Tensor]], folder: Path, **settings: Any) -> None:
+    """Train by the library, and hold the trace against what that did."""
+    from transformers import Trainer, TrainingArguments  # noqa: PLC0415  slow
+
+    import ntkexp.huggingface  # noqa: PLC0415
+
+    seen, before = ntkexp.huggingface.Follow(queries=TOKENS, output="logits"), deepcopy(model).eval()
+    off = dict.fromkeys(("save_strategy", "logging_strategy"), "no")
+    arguments = TrainingArguments(
+        **{"output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True, "learning_rate": 1e-2},
+        **off,
+        **{"per_device_train_batch_size": 2, "max_steps": 6, **settings},
+    )
+    Trainer(model, arguments, train_dataset=texts, callbacks=[seen]).train()
+    assert len(seen.trace.steps) == 6
+    with torch.no_grad():
+        closes(seen.trace, model.eval()(**TOKENS).logits - before(**TOKENS).logits, CLIPPED)
+    assert not model._forward_hooks
