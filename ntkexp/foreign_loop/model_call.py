@@ -10,8 +10,9 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.record.inputs import map_tensors, tensors
+from ntkexp.kernel.record.inputs import tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
@@ -90,4 +91,5 @@ def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     only = kwargs or (args[0] if len(args) == 1 else args)
     if not isinstance(only, Tensor | tuple | dict):
         raise Mistake(f"the model is called with a {type(only).__name__}; tensors are followed, by position or by name")
-    return map_tensors(lambda leaf: leaf if leaf.dim() else leaf.item(), only)
+    found: Inputs = tree_map(lambda leaf: leaf.item() if isinstance(leaf, Tensor) and not leaf.dim() else leaf, only)
+    return found
