@@ -40,11 +40,11 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
     True
     >>> unwrapped_model(DataParallel(net))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the model is wrapped in DataParallel, so that batches are cut into parts; train in one process
+    ntkexp.mistake.Mistake: the model is wrapped in DataParallel, which cuts batches apart; train in one process
     """
     if isinstance(model, DistributedDataParallel | DataParallel):
         kind = type(model).__name__
-        raise Mistake(f"the model is wrapped in {kind}, so that batches are cut into parts; train in one process")
+        raise Mistake(f"the model is wrapped in {kind}, which cuts batches apart; train in one process")
     if is_available() and is_initialized() and get_world_size() > 1:
         raise Mistake(f"{get_world_size()} processes train together, and one sees a part of each batch; train in one")
     inner = getattr(model, "_orig_mod", model)
