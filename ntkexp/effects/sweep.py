@@ -21,7 +21,7 @@ from ntkexp.effects.adjoint import Adjoint
 from ntkexp.effects.clipping import Clipping
 from ntkexp.effects.curvature import curvature, gradient
 from ntkexp.effects.mean import AbstractMean
-from ntkexp.effects.trajectory import AbstractTrajectory
+from ntkexp.effects.trajectory import AbstractTrajectory, TrainedStep
 
 
 @dataclass(kw_only=True)
@@ -46,14 +46,26 @@ class AdjointSweep:
     def take(self, index: int) -> None:
         """Take one step back."""
         step = self.trajectory.step(index)
-        clipping = Clipping(gradient(step.batches, step.weights), step.clip_norm)
+        clipping = Clipping(self.gradient(step), step.clip_norm)
         pulled = clipping.back(self.adjoint.back(step, clipping.factor * clipping.gradient))
+        if step.batches:
+            self.take_in(step, pulled)
+        self.sizes.append(size(self.adjoint))
+
+    def gradient(self, step: TrainedStep) -> Float[Tensor, " weight"]:
+        """The gradient that the step took in."""
+        if not step.batches:
+            return torch.zeros_like(step.weights)
+        found = gradient(step.batches, step.weights)
+        return found if step.heard is None else found * step.heard
+
+    def take_in(self, step: TrainedStep, pulled: Float[Tensor, "vector weight"]) -> None:
+        """What is pulled on the gradient pulls on the examples, and on the weights that it was made at."""
         curved, along = curvature(step.batches, step.weights, pulled, self.together)
         rows = torch.split(along, [len(batch.examples) for batch in step.batches], dim=1)
         for part, batch in zip(rows, step.batches, strict=True):
             self.slopes.index_add_(1, batch.examples, self.mean.slopes(part, batch))
         self.adjoint.weights += curved
-        self.sizes.append(size(self.adjoint))
 
     @property
     def state(self) -> dict[str, Any]:

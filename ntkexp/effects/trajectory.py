@@ -73,6 +73,7 @@ class TrainedStep:
     batches: tuple[TakenBatch, ...]
     updates: tuple[Update, ...]  # weights without one stay as they are
     clip_norm: float | None = None
+    heard: Float[Tensor, " weight"] | None = None  # 0 for weights whose gradient nobody took in, 1 for others
 
 
 class AbstractTrajectory(ABC):

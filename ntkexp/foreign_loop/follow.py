@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.keeper import KeeperInMemory
 from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
 from ntkexp.foreign_loop.kept.open import keeper_in
@@ -29,6 +30,7 @@ def follow(
     queries: Inputs,
     output: str | int | None = None,
     ids: Ids = None,
+    loss: ExampleLoss | None = None,
     to: Path | str | None = None,
     every: int | None = None,
     memory_gb: float = 4.0,
@@ -40,6 +42,9 @@ def follow(
     of its inputs that gives them. All steps are held in memory, up to `memory_gb`; or written to a folder as they
     happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there when it is resumed.
     Weights are kept there `every` so many steps, or as often as there is room; those between are replayed.
+
+    `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
+    each example, as the loop has it but for a factor; it is held against the gradients of every step.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -66,6 +71,6 @@ def follow(
     watch = Watch(model, optimizers, output, ids, keeper)
     try:
         watch.begin()
-        yield Trace(keeper.steps_of(module), module, output, asked)
+        yield Trace(keeper.steps_of(module), module, output, asked, loss)
     finally:
         watch.end()

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ntkexp.effects.mean import MEANS, MeanName
 from ntkexp.foreign_loop.attribution import Backwards
+from ntkexp.foreign_loop.example_loss import ExampleLoss
+from ntkexp.foreign_loop.followed_effects import FollowedEffects, followed_effects
+from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -29,6 +33,7 @@ class Trace:
     module: nn.Module
     output: str | int | None
     queries: Inputs
+    loss: ExampleLoss | None = None
 
     @cached_property
     def function(self) -> Function:
@@ -47,8 +52,25 @@ class Trace:
         if not self.examples:
             raise Mistake("the model was never called with gradients enabled; follow the module that the loop calls")
 
-    def attribute(self) -> xr.Dataset:
-        """What each example added to each output of each query; parts and decay add up to f_T − f_0."""
+    def effects(self, mean: MeanName, memory_gb: float) -> FollowedEffects:
+        """What would change without each example, if the loss is known."""
+        if self.loss is None:
+            raise Mistake(
+                "effects=True: effects are derivatives of the gradient, for which the loss is needed; follow with "
+                "loss=, a function of outputs and call that gives one loss for each example"
+            )
+        training = FollowedTraining(steps=self.steps, function=self.function, loss=self.loss, names=self.examples)
+        return followed_effects(training, self.function, self.queries, MEANS[mean], memory_gb)
+
+    def attribute(
+        self, *, effects: bool = False, mean: MeanName = "renormalised", memory_gb: float = 4.0
+    ) -> xr.Dataset:
+        """What each example added to each output of each query; parts and decay add up to f_T − f_0.
+
+        With `effects`, also by how much the output would change if the example were left out, as the derivative of the
+        whole training foretells it; `mean` says whether the others of a batch then share what is left (renormalised),
+        or keep their shares (fixed).
+        """
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
         self.refuse_empty()
@@ -75,10 +97,15 @@ class Trace:
             "change": (("probe", "out"), change),
             **{name: (("step",), proof) for name, proof in zip(PROOFS, proofs, strict=True)},
         }
-        return xr.Dataset(
+        dataset = xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)},
         )
+        if effects:
+            would = self.effects(mean, memory_gb)
+            facts = {"mean": mean, "growth": would.growth}
+            dataset["effect"] = (("probe", "out", "example"), would.values.cpu().numpy(), facts)
+        return dataset
 
 
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")

@@ -9,9 +9,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ntkexp.diagnostics.kinks import kinks
+from ntkexp.effects.sweep_plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.path.attributed_points import shares
-from ntkexp.path.backward.sweep_plan import SweepPlan
 from ntkexp.run.survey import Survey
 
 

@@ -1,0 +1,78 @@
+"""The loss of a loop, as its user gives it: one number for each example of a call, up to one factor for each call.
+
+∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest held against the gradient that came back to the call's outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import arguments
+from ntkexp.shapes import Function, Weights
+
+AGREES = 1e4  # eps: a loss written in other words, relative to its gradient
+
+
+@dataclass(frozen=True)
+class SeenCall:
+    """What a loss may ask of a call of the model: what it was called with, and the names of its examples."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    ids: tuple[str, ...]
+
+
+ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor]
+"""Outputs of a call and the call ↦ one loss for each example."""
+
+
+@dataclass(frozen=True)
+class CallLoss:
+    """The losses of the examples of one call."""
+
+    loss: ExampleLoss
+    function: Function
+    call: ModelCall
+    step: int
+
+    def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
+        """One for each example."""
+        placed, named = arguments(self.call.inputs)
+        found = self.loss(outputs, SeenCall(placed, named, self.call.names))
+        if found.shape != (len(self.call.names),):
+            raise Mistake(
+                f"loss=: it gives a tensor of shape {list(found.shape)} for {len(self.call.names)} examples; give one "
+                "loss for each, such as cross_entropy(outputs, labels, reduction='none')"
+            )
+        return found
+
+    def at(self, weights: Weights) -> Float[Tensor, " row"]:
+        """The losses at these weights."""
+        return self.losses(self.function(weights, self.call.inputs))
+
+    def share(self, weights: Weights) -> float:
+        """The κ of the call; or a mistake, if this is not the loss that was trained with."""
+        with torch.no_grad(), plain_kernels():
+            outputs = self.function(weights, self.call.inputs)
+        outputs = outputs.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.losses(outputs).sum(), outputs)
+        assert self.call.gradient is not None
+        ours, theirs = slope.reshape(-1), self.call.gradient.reshape(-1)
+        square, size = float(ours @ ours), float(theirs.norm())
+        factor = float(ours @ theirs) / square if square else 0.0
+        missed = float((factor * ours - theirs).norm()) / size if size else 0.0
+        if not missed <= AGREES * torch.finfo(theirs.dtype).eps:
+            raise Mistake(
+                f"step {self.step}: loss= is not the loss that was trained with: its gradient in the outputs is off by "
+                f"{missed:.2g} of itself, whatever factor it has; give the loss of each example, as the loop has it"
+            )
+        return factor

@@ -1,0 +1,169 @@
+"""A followed loop as a training that can be differentiated.
+
+What its gradient was multiplied with is one factor c for all parameters. A power of two is a scale of the loss that a
+scaler took back; any other below 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the same at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from math import isclose, log2
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.effects.clipping import GUARD
+from ntkexp.effects.curvature import gradient
+from ntkexp.effects.flat_weights import FlatWeights, flat_like
+from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch, TrainedStep, Update
+from ntkexp.foreign_loop.example_loss import CallLoss, ExampleLoss
+from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.remembered import Remembered, remembered
+from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.steps import AbstractSteps
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Weights
+
+ROUNDS = 1e4  # eps: a gradient summed in another order, relative to itself
+SAME_NORM = 1e-3  # of two steps that were clipped to one norm, in float32
+
+
+@dataclass(kw_only=True)
+class FollowedTraining(AbstractTrajectory):
+    """Steps are asked for from the last to the first, as often as is wanted; `names` gives every example its place."""
+
+    steps: AbstractSteps
+    function: Function
+    loss: ExampleLoss
+    names: dict[str, int]
+    back: Iterator[tuple[FollowedStep, Weights]] = field(default_factory=lambda: iter(()))
+    norm: float | None = None  # to which gradients were clipped, as far as was seen
+
+    @property
+    def length(self) -> int:
+        return len(self.steps)
+
+    @property
+    def examples(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def flat(self) -> FlatWeights:
+        return flat_like(self.steps.end)
+
+    @property
+    def end(self) -> Float[Tensor, " weight"]:
+        return self.flat.vector(self.steps.end)
+
+    @cached_property
+    def memory(self) -> Remembered | None:
+        """What Adam remembered."""
+        return remembered(self.steps, self.flat)
+
+    def step(self, index: int) -> TrainedStep:
+        if index == self.length - 1:
+            self.back = self.steps.backwards()
+        followed, _ = next(self.back)
+        if followed.index != index:
+            raise ValueError(f"step {index} was asked for where {followed.index} is next on the way back")
+        step = TrainedStep(
+            index=index,
+            weights=self.flat.vector(followed.start),
+            batches=tuple(self.batch(followed, call) for call in followed.calls),
+            updates=tuple(self.update(followed, name) for name in followed.heard),
+            heard=self.heard(followed),
+        )
+        return self.clipped(followed, step)
+
+    def batch(self, step: FollowedStep, call: ModelCall) -> TakenBatch:
+        """The examples of a call."""
+        if call.at != step.index:
+            raise Mistake(
+                f"step {step.index}: it took gradients in that were made at the weights of step {call.at}, which "
+                "effects do not know; zero gradients at every step"
+            )
+        losses = CallLoss(self.loss, self.function, call, step.index)
+        share = losses.share(step.start)
+        places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
+        like = self.end.new_ones(len(places))
+        return TakenBatch(examples=places, shares=share * like, losses=partial(self.losses, losses))
+
+    def losses(self, of: CallLoss, weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
+        """The losses of a call at a vector of weights."""
+        return of.at(self.flat.weights(weights))
+
+    def update(self, step: FollowedStep, name: str) -> Update:
+        """How a parameter took the gradient in."""
+        linear = step.of(name)
+        return Update(
+            place=self.flat.places[name],
+            scale=linear.scale.reshape(-1) if isinstance(linear.scale, Tensor) else linear.scale,
+            carry=linear.carry,
+            intake=linear.intake,
+            ahead=linear.ahead,
+            coupled=linear.coupled,
+            lost=linear.lost,
+            denominator=None if self.memory is None else self.memory.denominator(step, name),
+        )
+
+    def heard(self, step: FollowedStep) -> Float[Tensor, " weight"]:
+        """1 for weights whose gradients were consumed, 0 for others."""
+        heard = set(step.heard)
+        return self.flat.vector({n: torch.full_like(w, float(n in heard)) for n, w in step.start.items()})
+
+    def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
+        """The step with what its gradient was multiplied with."""
+        if not step.batches:
+            return step
+        heard = self.heard(followed)
+        nothing = {name: torch.zeros_like(weight) for name, weight in followed.start.items()}
+        consumed = self.flat.vector(nothing | dict(followed.gradient)) * heard
+        found = gradient(step.batches, step.weights) * heard
+        factor = self.factor(step.index, found, consumed)
+        if is_power_of_two(factor, self.rounding):
+            batches = tuple(replace(batch, shares=batch.shares * factor) for batch in step.batches)
+            return replace(step, batches=batches)
+        return replace(step, clip_norm=self.same_norm(step.index, factor, float(found.norm())))
+
+    def factor(self, index: int, found: Tensor, consumed: Tensor) -> float:
+        """What the consumed gradient is of the one that was found."""
+        square, size = float(found @ found), float(consumed.norm())
+        factor = float(found @ consumed) / square if square else 0.0
+        missed = float((factor * found - consumed).norm()) / size if size else 0.0
+        if not missed <= self.rounding:
+            raise Mistake(
+                f"step {index}: the gradients of some parameters were multiplied with other factors than those of "
+                f"others (off by {missed:.2g}), and effects know one for all; clip all parameters together"
+            )
+        return factor
+
+    def same_norm(self, index: int, factor: float, size: float) -> float:
+        """The norm to which the gradient was clipped, if that is what happened."""
+        norm = factor * (size + GUARD)
+        if self.norm is not None and not isclose(norm, self.norm, rel_tol=SAME_NORM):
+            raise Mistake(
+                f"step {index}: the gradient was multiplied with {factor:.4g}, which is no power of two and clips to "
+                f"{norm:.4g} where another step clips to {self.norm:.4g}; effects know one norm for all steps"
+            )
+        self.norm = norm if self.norm is None else self.norm
+        return norm
+
+    @property
+    def rounding(self) -> float:
+        """How far rounding may take a gradient."""
+        return ROUNDS * torch.finfo(self.end.dtype).eps
+
+
+def is_power_of_two(factor: float, rounding: float) -> bool:
+    """Whether a scaler's scale may have been taken back by this; also by nothing at all.
+
+    >>> is_power_of_two(2.0**-10, 1e-9), is_power_of_two(1.0, 1e-9), is_power_of_two(0.3, 1e-9)
+    (True, True, False)
+    """
+    if factor <= 0:
+        return factor == 0
+    bits = log2(factor)
+    return abs(bits - round(bits)) <= rounding
