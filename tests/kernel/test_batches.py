@@ -65,7 +65,7 @@ def part(examples: int, **changes: Block) -> Features:
     """Features of some examples."""
     blocks: dict[str, Block] = {
         "w": Rows(torch.full((examples, 1, 3), float(examples)), "w"),
-        "v": Factored(torch.ones(examples, 2, 3), torch.ones(examples, 1, 2, 4), None, None, 0),
+        "v": Factored(torch.ones(examples, 2, 3), torch.ones(examples, 1, 2, 4), None, None, None),
     }
     return Features({(name, None): block for name, block in (blocks | changes).items()}, examples, 1)
 

@@ -82,7 +82,7 @@ def test_a_jacobian_times_a_vector_and_with_factors(name: str) -> None:
 
 
 def test_the_cost_model_takes_either_way() -> None:
-    narrow = Factored(torch.zeros(2, 1, 3), torch.zeros(2, 1, 1, 3), None, None, 0)
+    narrow = Factored(torch.zeros(2, 1, 3), torch.zeros(2, 1, 1, 3), None, None, None)
     assert chapter.left_first_is_cheaper(torch.zeros(4, 1, 3, 3), narrow)
-    wide = Factored(torch.zeros(2, 50, 3), torch.zeros(2, 1, 50, 3), None, None, 0)
+    wide = Factored(torch.zeros(2, 50, 3), torch.zeros(2, 1, 50, 3), None, None, None)
     assert not chapter.left_first_is_cheaper(torch.zeros(4, 1, 3, 3), wide)

@@ -29,7 +29,7 @@ def factored(examples: int, uses: int, inputs: int, features: int, outputs: int,
     generator = torch.Generator().manual_seed(seed)
     a = torch.randn(examples, uses, inputs, generator=generator, dtype=torch.float64)
     b = torch.randn(examples, outputs, uses, features, generator=generator, dtype=torch.float64)
-    return Factored(a, b, None, None, 0)
+    return Factored(a, b, None, None, None)
 
 
 @pytest.mark.parametrize(("uses", "inputs", "width", "outputs"), SHAPES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -49,14 +50,16 @@ def arrange(
         products[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
     blocks: dict[Key, Block] = {}
     for key, parts in products.items():
-        block = join_uses(parts)
-        if key in factorable:
-            blocks[key] = block
+        alike = join_uses(parts)
+        if key in factorable and len(alike) == 1:
+            blocks[key] = alike[0]
             continue
-        bias, weight = torch.split(block.dense(), [block.biases, block.inputs.shape[2] - block.biases], dim=2)
-        for source, gradient in zip(key, (weight, bias), strict=True):
-            if isinstance(source, View | Derived):
-                add_rows(rows, source, gradient.flatten(2), leaves)
+        weight, bias = key
+        for block in alike:
+            if isinstance(weight, View | Derived):
+                add_rows(rows, weight, block.of_weight().flatten(2), leaves)
+            if bias is not None:
+                add_rows(rows, bias, block.of_bias(), leaves)
     blocks.update({(name, None): Rows(row, name) for name, row in rows.items()})
     return Features(blocks, examples, outputs)
 
@@ -88,7 +91,7 @@ def by_example(
     """The rows of a product, grouped by the example they belong to."""
     inputs, outputs = factors(use, cotangent, owner, examples)
     weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
-    return Factored(inputs, outputs, weight, bias, int(use.bias is not None))
+    return Factored(inputs, outputs, weight, bias, use.shift)
 
 
 def by_group(
@@ -149,13 +152,13 @@ def factors(
     return inputs.reshape(examples, outputs.shape[2], inputs.shape[-1]), outputs.transpose(0, 1)
 
 
-def join_uses(parts: Sequence[Factored]) -> Factored:
-    """Several uses of the same weights, as one sum over uses."""
-    if len(parts) == 1:
-        return parts[0]
+def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
+    """Several uses of the same weights, as one sum over uses; left apart, if the bias is not used alike."""
+    if len(parts) == 1 or len({part.shift for part in parts}) > 1:
+        return parts
     inputs = torch.cat([part.inputs for part in parts], dim=1)
     outputs = torch.cat([part.outputs for part in parts], dim=2)
-    return Factored(inputs, outputs, parts[0].weight, parts[0].bias, parts[0].biases)
+    return [replace(parts[0], inputs=inputs, outputs=outputs)]
 
 
 def add_rows(

@@ -7,7 +7,7 @@ the example (one for a plain layer, one a position for a convolution). It is not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -22,24 +22,59 @@ Key: TypeAlias = tuple[Source | str | None, Source | None]
 
 @dataclass(frozen=True)
 class Factored:
-    """Σ_u inputs ⊗ outputs; the first of `inputs` belongs to the bias if `biases` is 1, the others to the weight."""
+    """Σ_u inputs ⊗ outputs for the weight, and `shift` Σ_u outputs for the bias, if there is one."""
 
     inputs: Float[Tensor, "example use in_"]
     outputs: Float[Tensor, "example out use features"]
     weight: View | None
     bias: View | None
-    biases: int
+    shift: float | None
+
+    @property
+    def biases(self) -> int:
+        """How many rows a bias adds to those of the weight."""
+        return 0 if self.shift is None else 1
+
+    @property
+    def rows(self) -> int:
+        """Inputs, and one for the bias."""
+        return self.biases + self.inputs.shape[2]
+
+    @property
+    def shifted(self) -> Float[Tensor, "example use in_"]:
+        """The inputs behind a column of `shift`, with which the bias is one more row of the weight."""
+        if self.shift is None:
+            return self.inputs
+        return torch.cat([torch.full_like(self.inputs[..., :1], self.shift), self.inputs], dim=2)
 
     def dense(self) -> Float[Tensor, "example out in_ features"]:
-        """The gradients, multiplied out."""
+        """The gradients, multiplied out: first that of the bias."""
+        if self.shift is None:
+            return self.of_weight()
+        return torch.cat([self.of_bias()[:, :, None], self.of_weight()], dim=2)
+
+    def of_weight(self) -> Float[Tensor, "example out in_ features"]:
+        """The gradients of the weight, multiplied out."""
         if self.inputs.shape[1] == 1:
             return self.inputs[:, :, :, None] * self.outputs
         return self.multiplied_out().view(*self.gradients, self.outputs.shape[3], -1).mT
 
+    def of_bias(self) -> Float[Tensor, "example out features"]:
+        """The gradients of the bias."""
+        total = self.outputs[:, :, 0] if self.outputs.shape[2] == 1 else self.outputs.sum(2)
+        return total if self.shift in (None, 1) else self.shift * total
+
     def multiplied_out(self) -> Float[Tensor, "example out size"]:
-        """The gradients as rows, feature by feature: one product of matrices for each example gives all outputs."""
+        """The weight’s gradients, feature by feature: one product of matrices for each example gives all outputs."""
         left = self.outputs[:, 0].mT if self.outputs.shape[1] == 1 else self.outputs.mT.flatten(1, 2)
         return (left @ self.inputs).view(*self.gradients, -1)
+
+    def pieces(self) -> list[Factored | Rows]:
+        """The gradients of the weight and those of the bias, each by itself."""
+        if self.shift is None:
+            return [self]
+        name = "" if self.bias is None else self.bias.name
+        return [replace(self, bias=None, shift=None), Rows(self.of_bias(), name)]
 
     @property
     def gradients(self) -> torch.Size:
@@ -49,7 +84,7 @@ class Factored:
     @property
     def size(self) -> int:
         """How many numbers a gradient has."""
-        return self.inputs.shape[2] * self.outputs.shape[3]
+        return self.rows * self.outputs.shape[3]
 
     @property
     def numbers(self) -> Tensor:
@@ -58,36 +93,31 @@ class Factored:
 
     def only(self, examples: slice) -> Factored:
         """Some of the examples."""
-        return Factored(self.inputs[examples], self.outputs[examples], self.weight, self.bias, self.biases)
+        return replace(self, inputs=self.inputs[examples], outputs=self.outputs[examples])
 
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
         """J v, for a v in the shape of the weights."""
-        bias, inputs = self.inputs.tensor_split([self.biases], dim=2)
         terms = []  # each by itself: a weight beside its bias would have to be copied
-        if self.bias is not None:
-            terms.append(bias * self.bias.of(weights[self.bias.name].contiguous()).reshape(-1))
+        if self.bias is not None and self.shift is not None:
+            row = self.shift * self.bias.of(weights[self.bias.name].contiguous()).reshape(-1)
+            terms.append(row.expand(*self.inputs.shape[:2], -1))
         if self.weight is not None:
-            terms.append(inputs @ self.weight.of(weights[self.weight.name].contiguous()))
+            terms.append(self.inputs @ self.weight.of(weights[self.weight.name].contiguous()))
         return torch.einsum("nuo,ncuo->nc", sum(terms[1:], start=terms[0]), self.outputs)
 
     def scaled(self, factors: Mapping[str, float]) -> Factored:
         """Each parameter's gradients times its factor."""
-        inputs = self.inputs.clone()
-        if self.bias is not None:
-            inputs[..., : self.biases] *= factors[self.bias.name]
-        if self.weight is not None:
-            inputs[..., self.biases :] *= factors[self.weight.name]
-        return Factored(inputs, self.outputs, self.weight, self.bias, self.biases)
+        inputs = self.inputs if self.weight is None else self.inputs * factors[self.weight.name]
+        shift = self.shift if self.shift is None or self.bias is None else self.shift * factors[self.bias.name]
+        return replace(self, inputs=inputs, shift=shift)
 
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Factored:
         """Σ_c ℓ′_c of the gradients, as a single output."""
-        outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None]
-        return Factored(self.inputs, outputs, self.weight, self.bias, self.biases)
+        return replace(self, outputs=torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None])
 
     def traced(self) -> Factored:
         """All outputs as one, whose inner products are the sums over outputs."""
-        outputs = self.outputs.permute(0, 2, 1, 3).flatten(2)[:, None]
-        return Factored(self.inputs, outputs, self.weight, self.bias, self.biases)
+        return replace(self, outputs=self.outputs.permute(0, 2, 1, 3).flatten(2)[:, None])
 
     def by_name(self) -> list[Rows]:
         """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
@@ -96,23 +126,15 @@ class Factored:
     def add_to(self, gradient: Weights) -> None:
         """Add the sum over examples and outputs to the gradient of the weights."""
         outputs = self.outputs[:, 0] if self.outputs.shape[1] == 1 else self.outputs.sum(1)
-        if self.inputs.shape[1] < outputs.shape[2]:
-            self.add_rows_to(gradient, self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1))
+        if self.bias is not None and self.shift is not None:
+            self.bias.of(gradient[self.bias.name]).add_(outputs.sum((0, 1)), alpha=self.shift)
+        if self.weight is None:
             return
-        total = (self.inputs.mT @ outputs).sum(0)  # fewer numbers than in the inputs, which would have to be copied
-        if self.bias is not None:
-            self.bias.of(gradient[self.bias.name]).add_(total[0])
-        if self.weight is not None:
-            self.weight.of(gradient[self.weight.name]).add_(total[self.biases :])
-
-    def add_rows_to(
-        self, gradient: Weights, inputs: Float[Tensor, "in_ row"], outputs: Float[Tensor, "row features"]
-    ) -> None:
-        """Add a product of matrices where it belongs."""
-        if self.bias is not None:
-            self.bias.of(gradient[self.bias.name]).add_((inputs[: self.biases] @ outputs)[0])
-        if self.weight is not None:
-            self.weight.of(gradient[self.weight.name]).addmm_(inputs[self.biases :], outputs)
+        total = self.weight.of(gradient[self.weight.name])
+        if self.inputs.shape[1] < outputs.shape[2]:
+            total.addmm_(self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1))
+        else:  # fewer numbers than in the inputs, which would have to be copied
+            total.add_((self.inputs.mT @ outputs).sum(0))
 
 
 @dataclass(frozen=True)
@@ -140,6 +162,10 @@ class Rows:
     def multiplied_out(self) -> Float[Tensor, "example out size"]:
         """The gradients, which are."""
         return self.rows
+
+    def pieces(self) -> list[Factored | Rows]:
+        """The gradients, which are those of one parameter."""
+        return [self]
 
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
         """J v, for a v in the shape of the weights."""
@@ -171,6 +197,11 @@ class Rows:
 
 
 Block: TypeAlias = Factored | Rows
+
+
+def of_biases(left: Factored, right: Factored) -> float:
+    """What biases add to every ⟨a, a′⟩: they are weights of an input that is always `shift`."""
+    return 0.0 if left.shift is None or right.shift is None else left.shift * right.shift
 
 
 def laid_out(weight: View | None, bias: View | None, weights: Weights) -> Float[Tensor, "in_ features"]:

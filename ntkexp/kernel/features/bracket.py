@@ -155,7 +155,7 @@ def left_first(
 ) -> Float[Tensor, "probe out train out_"]:
     """Σ_u (a_uᵀ U) β_u."""
     (train, uses, _), (_, outputs, _, _) = right.inputs.shape, right.outputs.shape
-    products = right.inputs.flatten(0, 1) @ total.flatten(0, 1)  # [probe·out, train·use, features]
+    products = right.shifted.flatten(0, 1) @ total.flatten(0, 1)  # [probe·out, train·use, features]
     rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
     found = rows @ right.outputs.reshape(train, outputs, -1).mT  # [train, probe·out, out_]
     return found.transpose(0, 1).reshape(*total.shape[:2], train, outputs)
@@ -176,7 +176,7 @@ def empty_part(block: Block) -> Part:
     """U = 0 over the parameters of one block."""
     if isinstance(block, Rows):
         return Vector(torch.zeros_like(block.rows), block.name)
-    shape = (*block.outputs.shape[:2], block.inputs.shape[2], block.outputs.shape[3])
+    shape = (*block.outputs.shape[:2], block.rows, block.outputs.shape[3])
     return Matrix(block.outputs.new_zeros(shape), block.weight, block.bias, block.biases)
 
 

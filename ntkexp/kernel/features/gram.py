@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features import tiles
-from ntkexp.kernel.features.blocks import Block, Factored, Rows
+from ntkexp.kernel.features.blocks import Block, Factored, Rows, of_biases
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.sheets import sheets
 from ntkexp.kernel.features.total import Total
@@ -150,14 +150,14 @@ class Sizes:
 
 def sizes(left: Factored, right: Factored) -> Sizes:
     """Those of two blocks."""
-    (probe, uses, inputs), (train, uses_, _) = left.inputs.shape, right.inputs.shape
+    (probe, uses, _), (train, uses_, _) = left.inputs.shape, right.inputs.shape
     return Sizes(
-        probe, uses, left.outputs.shape[1], train, uses_, right.outputs.shape[1], inputs, left.outputs.shape[3]
+        probe, uses, left.outputs.shape[1], train, uses_, right.outputs.shape[1], left.rows, left.outputs.shape[3]
     )
 
 
 def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out train out_"]:
-    """Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩."""
-    inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs)
+    """Σ_uv (⟨a_u, a′_v⟩ + s s′)⟨β_u, β′_v⟩."""
+    inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs) + of_biases(left, right)
     features = torch.einsum("qcuo,ndvo->qcundv", left.outputs, right.outputs)
     return torch.einsum("qunv,qcundv->qcnd", inputs, features)

@@ -18,11 +18,17 @@ Pair: TypeAlias = tuple[Block, Block]
 
 def sheets(pairs: Sequence[Pair]) -> Iterator[tuple[Float[Tensor, "row size"], Float[Tensor, "row_ size"]]]:
     """The sheets of both sides, one object where both sides are one."""
-    for group in groups(pairs):
+    for group in groups([piece for pair in pairs for piece in pieces(*pair)]):
         ones, others = zip(*group, strict=True)
         sheet = side_by_side(ones)
         same = all(one is other for one, other in group)
         yield sheet, sheet if same else side_by_side(others)
+
+
+def pieces(left: Block, right: Block) -> Iterator[Pair]:
+    """Weights and biases as pairs of their own."""
+    ones = left.pieces()
+    yield from zip(ones, ones if right is left else right.pieces(), strict=True)
 
 
 def groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.blocks import Factored, of_biases
 
 ROWS = 320  # of a tile: two tiles of float64 are 1.6 MB
 WORTHWHILE = 1000  # rows of the kernel from which on whole products outgrow caches
@@ -33,6 +33,7 @@ class Layer:
     outputs: Float[Tensor, "probe_out features"]
     outputs_: Float[Tensor, "train_out features"]
     shared: Float[Tensor, "out out_"] | None
+    shift: float
 
 
 def pays(pairs: Sequence[tuple[Factored, Factored]]) -> bool:
@@ -69,7 +70,8 @@ def layer(left: Factored, right: Factored) -> Layer:
     others = ones if right is left else right.outputs[:, :, 0]
     shared = ones[0] @ others[0].t() if is_shared(ones) and is_shared(others) else None
     rows = ones.flatten(0, 1)
-    return Layer(left.inputs[:, 0], right.inputs[:, 0], rows, rows if right is left else others.flatten(0, 1), shared)
+    rows_ = rows if right is left else others.flatten(0, 1)
+    return Layer(left.inputs[:, 0], right.inputs[:, 0], rows, rows_, shared, of_biases(left, right))
 
 
 def is_shared(outputs: Float[Tensor, "example out features"]) -> bool:
@@ -88,7 +90,7 @@ def tile(
     """The kernel of some examples with some others, of all layers."""
     total: Tensor | None = None
     for each in layers:
-        inputs = (each.inputs[rows] @ each.inputs_[columns].t())[:, None, :, None]
+        inputs = (each.inputs[rows] @ each.inputs_[columns].t()).add_(each.shift)[:, None, :, None]
         if each.shared is not None:
             part = each.shared[None, :, None, :]
         else:

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.blocks import Factored, of_biases
 
-STRIP, STRIPS = 128, 12  # rows: thinner strips are slower by more than they save
+STRIP, STRIPS = 96, 12  # rows: thinner strips are slower by more than they save
 
 
 @dataclass
@@ -45,12 +45,13 @@ class Total:
         self.begun = True
 
     def add_single_use(self, left: Factored, right: Factored) -> None:
-        """⟨a, a′⟩⟨β, β′⟩, for each pair of examples and each of their outputs."""
+        """(⟨a, a′⟩ + s s′)⟨β, β′⟩, for each pair of examples and each of their outputs."""
+        shift = of_biases(left, right)
         outputs, outputs_ = (side.outputs[:, :, 0].flatten(0, 1) for side in (left, right))
         inputs, inputs_ = left.inputs[:, 0], right.inputs[:, 0]
         for rows, columns in self.strips:
             features = outputs[rows] @ outputs_[columns].t()
-            products = inputs[self.examples(rows, 0)] @ inputs_[self.examples(columns, 1)].t()
+            products = (inputs[self.examples(rows, 0)] @ inputs_[self.examples(columns, 1)].t()).add_(shift)
             shape = (len(products), self.outputs[0], products.shape[1], self.outputs[1])
             place, factors = self.matrix[rows, columns].view(shape), (features.view(shape), products[:, None, :, None])
             place.addcmul_(*factors) if self.begun else torch.mul(*factors, out=place)

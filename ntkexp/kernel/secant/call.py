@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.entry import Entry
 from ntkexp.kernel.secant.chord import Chord
-from ntkexp.kernel.secant.patches import with_shift
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule
 from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source
 
@@ -89,7 +88,7 @@ class Call(AbstractCall):
             wide = self.start.shape[1:]
             joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None
             bias = None if joined is not None else bias
-            terms.append(self.use(with_shift(factor, None if joined is None else shift), right, joined))
+            terms.append(self.use(factor, right, joined, shift))
         elif right.delta is not None:
             terms.append(torch.mm(factor, right.delta))
         if bias is not None and bias.delta is not None:
@@ -105,11 +104,16 @@ class Call(AbstractCall):
             return result
         return result + shift * self.delta(bias, self.start.shape)
 
-    def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
-        deltas = [value.delta for value in (bias, weight) if value is not None and value.delta is not None]
-        tap = nothing(factor, deltas[0].shape[-1]) if self.chord.is_still else changes(factor, deltas)
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
+        assert weight.delta is not None
+        if self.chord.is_still:
+            tap = nothing(factor, weight.delta.shape[-1])
+        else:
+            row = None if bias is None or bias.delta is None else shift * bias.delta.detach()
+            tap = changes(factor, weight.delta.detach(), row)
         added = None if bias is None else self.source(bias)
-        self.chord.uses.append(Product(tap.requires_grad_(), factor, self.source(weight), added))
+        used = Product(tap.requires_grad_(), factor, self.source(weight), added, None if bias is None else shift)
+        self.chord.uses.append(used)
         return tap
 
     def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:
@@ -136,12 +140,13 @@ class Call(AbstractCall):
         return Derived(value.delta, used)
 
 
-def changes(factor: Tensor, deltas: Sequence[Tensor]) -> Tensor:
-    """factor [Δb; ΔW]."""
-    by_row = torch.cat([delta.detach() if delta.dim() == 2 else delta.detach()[None] for delta in deltas])
+def changes(factor: Tensor, weight: Tensor, row: Tensor | None) -> Tensor:
+    """factor ΔW, and a row for the bias, if there is one."""
     if factor.dim() == 2:
-        return torch.mm(factor, by_row)
-    return torch.bmm(by_row.t().expand(len(factor), -1, -1), factor.mT)
+        rows = torch.mm(factor, weight)
+        return rows if row is None else rows + row
+    images = torch.bmm(weight.t().expand(len(factor), -1, -1), factor.mT)
+    return images if row is None else images + row[:, None]
 
 
 def nothing(factor: Tensor, features: int) -> Tensor:

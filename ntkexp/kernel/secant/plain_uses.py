@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.record.entry import Entry, Slot
-from ntkexp.kernel.secant.patches import Window, with_shift
+from ntkexp.kernel.secant.patches import Window
 from ntkexp.kernel.secant.uses import Element, Grouped, Product, Trained, Use, View
 
 
@@ -91,7 +91,7 @@ def product(met: Meeting) -> list[Use]:
         raise NotPlain
     gain, shift = met.entry.kwargs.get("alpha", 1.0), None if bias is None else met.entry.kwargs.get("beta", 1.0)
     shown = met.value(left)
-    return [Product(met.tap, with_shift(shown if gain == 1 else gain * shown, shift), weight, bias)]
+    return [Product(met.tap, shown if gain == 1 else gain * shown, weight, bias, shift)]
 
 
 def convolution(met: Meeting) -> list[Use]:
@@ -104,7 +104,7 @@ def convolution(met: Meeting) -> list[Use]:
     if groups > 1 or not keeps_factors(met.value(right).shape, met.tap.shape):
         return [Grouped(met.tap, window, groups, met.source(right, lambda kernel: kernel.flatten(1)), bias)]
     weight = met.source(right, lambda kernel: kernel.flatten(1).t())
-    return [Product(met.tap, with_shift(window.rows.mT, None if bias is None else 1.0).mT, weight, bias)]
+    return [Product(met.tap, window.rows, weight, bias, None if bias is None else 1.0)]
 
 
 def keeps_factors(kernel: torch.Size, result: torch.Size) -> bool:

@@ -67,7 +67,7 @@ Source: TypeAlias = View | Derived
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """z = gain · a W + shift · b: `factor` holds a column of `shift`, if there is a bias, and gain · a.
+    """z = gain · a W + shift · b: `factor` is gain · a, and `shift` None where there is no bias.
 
     Tap and factor are matrices with a row for every use, or an image [example, out, *pixels] and its patches, with a
     use for every pixel.
@@ -77,6 +77,7 @@ class Product:
     factor: Float[Tensor, "*example use in"]
     weight: Source
     bias: Source | None
+    shift: float | None
 
 
 @dataclass(frozen=True, eq=False)

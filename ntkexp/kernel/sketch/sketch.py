@@ -70,16 +70,13 @@ class Sketch:
 
     def of_factors(self, part: Factored) -> Float[Tensor, "example out size"]:
         """The sketch of outer products, of a weight and of its bias."""
-        bias, factor = part.inputs.tensor_split([part.biases], dim=2)
-        found = []
+        factor, found = part.inputs, []
         if part.bias is not None:
-            gradients = torch.einsum("nui,ncuo->nco", bias, part.outputs)
-            found.append(self.of_view(gradients, part.bias))
+            found.append(self.of_view(part.of_bias(), part.bias))
         if part.weight is not None:
             factors = self.table(part.weight.name, factor).factors(part.weight)
             if factors is None or multiplied_out_is_cheaper(factor, part.outputs, self.size):
-                alone = Factored(factor, part.outputs, part.weight, None, 0)
-                found.append(self.of_view(alone.dense().flatten(2), part.weight))
+                found.append(self.of_view(part.of_weight().flatten(2), part.weight))
             else:
                 found.append(convolved(factor, part.outputs, factors, self.size))
         return sum(found[1:], start=found[0])

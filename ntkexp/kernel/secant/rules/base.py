@@ -102,8 +102,8 @@ class AbstractCall:
         """The difference of gain · left @ right + shift · bias, for matrices."""
 
     @abstractmethod
-    def use(self, factor: Tensor, weight: Ends, bias: Ends | None) -> Tensor:
-        """factor [Δb; ΔW] as a use of the weights: rows for rows, images [example, out, use] for patches."""
+    def use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
+        """factor ΔW + shift · Δb as a use of the weights: rows for rows, images [example, out, use] for patches."""
 
     @abstractmethod
     def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:

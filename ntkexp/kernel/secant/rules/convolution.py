@@ -55,8 +55,7 @@ def used(
     if groups > 1:
         found = call.grouped_use(patches(*how), groups, kernel.view(lambda v: v.flatten(1)), bias)
     else:
-        factor = patches(*how, shift=None if bias is None else 1.0)
-        found = call.use(factor, kernel.view(lambda v: v.flatten(1).t()), bias)
+        found = call.use(patches(*how), kernel.view(lambda v: v.flatten(1).t()), bias)
     return found.view(call.start.shape)
 
 
