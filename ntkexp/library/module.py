@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.read.reader import Found, Reader
+from ntkexp.kernel.read.found import Found
+from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import Casts, remark, with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake, nearest

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.read import program_cache as chapter
 from ntkexp.kernel.read import reader as reading
+from ntkexp.kernel.read.found import Found
 from ntkexp.kernel.read.parts import parts
 from ntkexp.kernel.read.program_cache import LATEST, TRIALS, ProgramCache
-from ntkexp.kernel.read.reader import Found, Reader
+from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights

@@ -19,8 +19,8 @@ from ntkexp.kernel.features.arrange import arrange
 from ntkexp.kernel.features.differentiate import Jacobian, differentiate
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.use_by_use import UseByUse, keep_uses
-from ntkexp.kernel.read.answers import Answers
 from ntkexp.kernel.read.faithful import UNFAITHFUL, is_as_it_runs, is_faithful
+from ntkexp.kernel.read.found import Found
 from ntkexp.kernel.read.jacobian import jacobian
 from ntkexp.kernel.read.outputs import Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, outline
@@ -45,20 +45,6 @@ class Reading:
 
     features: Features
     push: Float[Tensor, "example out"]
-
-
-LATEST = 64  # questions that are remembered: one for every block of a run, where values route rows
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found out of a function, by the structure of tapes and by the values on them that decide it."""
-
-    routes: Answers[Routes] = field(default_factory=lambda: Answers(LATEST))
-    owners: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))
-    graphs: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
-    faithful: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
-    sizes: Answers[float] = field(default_factory=lambda: Answers(LATEST))
 
 
 @dataclass(frozen=True)
