@@ -64,6 +64,9 @@ class Watch:
             self.hooks.append(optimizer.register_step_pre_hook(self.on_start))
             self.hooks.append(optimizer.register_step_post_hook(self.on_step))
         self.hooks.append(self.model.register_forward_hook(self.on_call, with_kwargs=True))
+        inside = [(name, layer) for name, layer in self.model.named_modules() if list(layer.parameters(recurse=False))]
+        for name, layer in inside[:1]:  # libraries put autocast between a model and its layers
+            self.hooks.append(layer.register_forward_pre_hook(partial(self.refuse_autocast, name)))
 
     def refuse_followed(self) -> None:
         """Refuse optimizers that somebody follows already."""
@@ -99,6 +102,16 @@ class Watch:
     def weights(self) -> Weights:
         """Those after the latest step."""
         return dict(self.untouched.weights)
+
+    def refuse_autocast(self, name: str, layer: nn.Module, *_: object) -> None:
+        """Refuse casts to a lower precision, which would hide what the proofs are to show."""
+        device = next(layer.parameters()).device.type
+        if torch.is_grad_enabled() and torch.is_autocast_enabled(device):
+            kind = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            raise Mistake(
+                f"step {self.keeper.count}: layer '{name}' runs under autocast to {kind}, whose rounding would hide "
+                "what the proofs are to show; train in one precision"
+            )
 
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
         """Note a call that may be differentiated."""

@@ -14,7 +14,8 @@ from ntkexp.foreign_loop.model_call import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import LOOPS, RECORDED, REFUSED, Body, Loop, followed, loop, momentum, plain, sgd
+from tests.foreign_loop.bugs import RECORDED, REFUSED, loss_of_a_stale_graph
+from tests.foreign_loop.loops import LOOPS, Body, Loop, followed, loop, momentum, plain, sgd
 
 EXACT = 1e-12  # the bound of the project for secants
 EXACT_32 = 1e-5
@@ -58,10 +59,23 @@ def test_a_bug_is_recorded_as_what_it_did(body: Body) -> None:
     closes(given, before, attributed(given, body), EXACT)
 
 
-@pytest.mark.parametrize(("body", "said"), REFUSED, ids=lambda part: getattr(part, "__name__", ""))
-def test_or_it_is_refused_by_step_and_name(body: Body, said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+@pytest.mark.parametrize(("body", "step", "name", "said"), REFUSED, ids=lambda part: getattr(part, "__name__", ""))
+def test_or_it_is_refused_by_step_and_name(body: Body, step: int, name: str, said: str) -> None:
+    with pytest.raises(Mistake) as refusal:
         followed(loop(momentum), body).attribute()
+    message = str(refusal.value)
+    assert message.startswith(f"step {step}: ")
+    assert f"'{name}" in message
+    assert said in message
+
+
+def test_what_pytorch_refuses_itself_leaves_a_trace() -> None:
+    given, traces = loop(momentum), list[Trace]()
+    before = deepcopy(given.model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        followed(given, loss_of_a_stale_graph, kept=traces)
+    dataset = traces[0].attribute()
+    closes(given, before, {str(name): torch.from_numpy(dataset[name].values) for name in dataset}, EXACT)
 
 
 def test_a_loop_is_not_changed_by_being_followed() -> None:
@@ -154,6 +168,7 @@ def test_examples_may_have_names() -> None:
         (lambda: followed(loop(lambda _: sgd(loop(sgd).model)), plain), "no parameter of the model"),
         (lambda: followed(stepped(), plain), "has taken steps already"),
         (lambda: followed(loop(lambda m: [torch.optim.SGD(m.parameters(), maximize=True)]), plain), "maximize=True"),
+        (lambda: followed(loop(all_but_one), given_one_more), "step 4: '4.bias' was given to the optimizer"),
         (lambda: followed(loop(sgd), plain, ids="name"), "not called with such a keyword"),
         (lambda: followed(loop(sgd), plain, memory_gb=1e-5), "step 3: the steps followed so far take more"),
     ],
@@ -165,6 +180,16 @@ def test_what_is_not_followed_is_refused_in_one_line(act: Callable[[], object], 
 
 class Own(torch.optim.SGD):
     """An optimizer of one's own, which may do anything."""
+
+
+def all_but_one(model: nn.Sequential) -> loops.Optimizers:
+    return [torch.optim.SGD(list(model.parameters())[:-1], lr=0.1)]
+
+
+def given_one_more(given: Loop, batch: torch.Tensor) -> None:
+    if given.done == 4:
+        given.optimizers[0].add_param_group({"params": [given.model[4].get_parameter("bias")]})
+    plain(given, batch)
 
 
 def stepped() -> Loop:

@@ -20,7 +20,7 @@ from ntkexp.foreign_loop.kept.signature import Signatures
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.sealed_log import SealedLog
-from tests.foreign_loop import loops
+from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import Body, Loop, Maker, batches, followed, loop
 
 QUICK = ((loops.adamw, loops.scheduled_and_clipped), (loops.several, loops.plain))
@@ -54,14 +54,14 @@ def test_a_trace_on_disk_tells_the_same(optimizers: Maker, body: Body, every: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", [loops.never_zeroed, loops.frozen_half_way, loops.clipped_in_part, loops.doubled_step])
+@pytest.mark.parametrize("body", [bugs.never_zeroed, bugs.frozen_half_way, bugs.clipped_in_part, bugs.doubled_step])
 def test_and_of_what_went_wrong(body: Body, tmp_path: Path) -> None:
     trace = followed(loop(loops.momentum), body, to=tmp_path / "run", every=3)
     same_parts(followed(loop(loops.momentum), body), trace)
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("body", [loops.noisy, loops.with_a_penalty])
+@pytest.mark.parametrize("body", [bugs.noisy, bugs.with_a_penalty])
 def test_and_refuses_the_same(body: Body, every: int, tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"step \d: the gradient that was consumed is not that of the 6 examples"):
         followed(loop(loops.momentum), body, to=tmp_path / "run", every=every).attribute()

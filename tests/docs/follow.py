@@ -1,0 +1,43 @@
+"""docs/follow.md, as far as it says what becomes of the bugs that the tests plant in loops.
+
+python -m tests.docs.follow     writes its table; a test asserts that it is as it would be written
+"""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs.readme import ROOT
+from tests.foreign_loop.bugs import RECORDED, REFUSED, loss_of_a_stale_graph
+from tests.foreign_loop.loops import Body
+
+PAGE = ROOT / "docs" / "follow.md"
+SECTION = re.compile(r"(?<=<!-- bugs -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
+HAPPENED = "recorded: the parts add up to what happened"
+
+
+def page() -> str:
+    """The page, with the table written anew."""
+    return SECTION.sub(lambda _: table(), PAGE.read_text(encoding="utf-8"))
+
+
+def table() -> str:
+    """Every bug, and what following makes of it."""
+    rows = [(sentence(body), HAPPENED) for body in RECORDED]
+    rows += [(sentence(body), refusal(step, name, said)) for body, step, name, said in REFUSED]
+    rows += [(sentence(loss_of_a_stale_graph), "PyTorch itself refuses it; the steps before are recorded")]
+    return "\n".join(["| what is wrong | what becomes of it |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+
+
+def sentence(body: Body) -> str:
+    """What is wrong in a loop."""
+    return (body.__doc__ or "").strip()
+
+
+def refusal(step: int, name: str, said: str) -> str:
+    """What is said of it."""
+    return f"refused: step {step}, `{name or 'a parameter'}` {said}".replace("` the", "`, the")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

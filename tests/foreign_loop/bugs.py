@@ -1,0 +1,267 @@
+"""Loops with a bug planted in each, said by its docstring, and what following makes of it.
+
+What is recorded is what happened: the parts add up to what training did, bug and all. What is not what it seems is
+refused, by what its message says.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from tests.foreign_loop.loops import Body, Loop, plain
+
+
+def clipped_after(given: Loop, batch: Tensor) -> None:
+    """Gradients are clipped after the step."""
+    plain(given, batch)
+    clip_grad_norm_(given.model.parameters(), 0.1)
+
+
+def clipped_in_part(given: Loop, batch: Tensor) -> None:
+    """Clipping is given some of the parameters."""
+    given.zero()
+    given.back(batch)
+    clip_grad_norm_(given.model[0].parameters(), 0.01)
+    given.step()
+
+
+def never_zeroed(given: Loop, batch: Tensor) -> None:
+    """`zero_grad` is forgotten."""
+    given.back(batch)
+    given.step()
+
+
+def shifted_labels(given: Loop, batch: Tensor) -> None:
+    """Labels are shifted by one example."""
+    given.zero()
+    nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch.roll(1)]).backward()  # type: ignore[no-untyped-call]
+    given.step()
+
+
+def wrong_divisor(given: Loop, batch: Tensor) -> None:
+    """Accumulated losses are not divided by their number."""
+    given.zero()
+    for part in torch.split(batch, 2):
+        given.back(part)
+    given.step()
+
+
+def doubled_step(given: Loop, batch: Tensor) -> None:
+    """`step` is called twice."""
+    plain(given, batch)
+    given.step()
+
+
+def frozen_half_way(given: Loop, batch: Tensor) -> None:
+    """A layer is frozen half-way, and its momentum moves it on."""
+    given.model[0].requires_grad_(given.done < 4)
+    plain(given, batch)
+
+
+def repeated_examples(given: Loop, batch: Tensor) -> None:
+    """A batch holds examples twice."""
+    plain(given, batch[[0, 0, 1, 1]])
+
+
+def clamped(given: Loop, batch: Tensor) -> None:
+    """Weights are clamped after the step."""
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[0].get_parameter("weight").clamp_(-0.3, 0.3)
+
+
+def decayed_twice(given: Loop, batch: Tensor) -> None:
+    """Weights decay once more, by hand."""
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[2].get_parameter("weight").mul_(0.99)
+
+
+def average_copied_back(given: Loop, batch: Tensor) -> None:
+    """An average of the weights is copied back."""
+    plain(given, batch)
+    if given.done == 3:
+        given.model.load_state_dict({name: weight / 2 for name, weight in given.model.state_dict().items()})
+
+
+def frozen_layer_moves(given: Loop, batch: Tensor) -> None:
+    """A frozen layer is moved by hand."""
+    given.model[0].requires_grad_(False)
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[0].get_parameter("weight").add_(0.01)
+
+
+def noisy(given: Loop, batch: Tensor) -> None:
+    """Noise is added to gradients."""
+    given.zero()
+    given.back(batch)
+    for weight in given.model.parameters():
+        assert weight.grad is not None
+        weight.grad += 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(given.done))
+    given.step()
+
+
+def clipped_by_value(given: Loop, batch: Tensor) -> None:
+    """Gradients are clipped element by element."""
+    given.zero()
+    given.back(batch)
+    clip_grad_value_(given.model.parameters(), 0.01)
+    given.step()
+
+
+def with_a_penalty(given: Loop, batch: Tensor) -> None:
+    """A penalty on weights is added to the loss."""
+    given.zero()
+    given.back(batch)
+    sum(weight.square().sum() for weight in given.model.parameters()).backward()  # type: ignore[union-attr]
+    given.step()
+
+
+def dropped_out(given: Loop, batch: Tensor) -> None:
+    """Dropout is left in training mode."""
+    given.model[3] = nn.Dropout(0.5)
+    plain(given, batch)
+
+
+def scheduled_twice(given: Loop, batch: Tensor) -> None:
+    """The scheduler steps twice."""
+    plain(given, batch)
+    for _ in range(2):
+        for group in given.optimizers[0].param_groups:
+            group["lr"] *= 0.9
+
+
+def skipped_step_counted(given: Loop, batch: Tensor) -> None:
+    """A step is skipped, and the scheduler counts it."""
+    given.zero()
+    given.back(batch)
+    if given.done % 3:
+        given.step()
+    given.optimizers[0].param_groups[0]["lr"] *= 0.8
+
+
+def backward_twice(given: Loop, batch: Tensor) -> None:
+    """`backward` is called twice on one loss."""
+    given.zero()
+    loss = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]
+    given.step()
+
+
+def ascended(given: Loop, batch: Tensor) -> None:
+    """The loss has the wrong sign."""
+    given.zero()
+    given.back(batch, -1.0)
+    given.step()
+
+
+def zeroed_before_the_step(given: Loop, batch: Tensor) -> None:
+    """Gradients are set to zero before the step, which goes on by momentum and decay."""
+    given.zero()
+    given.back(batch)
+    if given.done > 4:
+        given.zero(set_to_none=False)
+    given.step()
+
+
+def half_a_batch_lost(given: Loop, batch: Tensor) -> None:
+    """The gradient of the first half is thrown away between the two."""
+    for half in torch.split(batch, 3):
+        given.zero()
+        given.back(half)
+    given.step()
+
+
+def momentum_forgotten(given: Loop, batch: Tensor) -> None:
+    """The optimizer's memory is cleared half-way."""
+    plain(given, batch)
+    if given.done == 4:
+        for state in given.optimizers[0].state.values():
+            state["momentum_buffer"].zero_()
+
+
+def written_past_pytorch(given: Loop, batch: Tensor) -> None:
+    """Weights are clamped by way of `.data`."""
+    plain(given, batch)
+    given.model[0].get_parameter("weight").data.clamp_(-0.3, 0.3)
+
+
+def normed_by_the_batch(given: Loop, batch: Tensor) -> None:
+    """BatchNorm is left in training mode."""
+    given.model[3] = nn.BatchNorm1d(8, dtype=torch.float64)
+    plain(given, batch)
+
+
+def half_in_another_precision(given: Loop, batch: Tensor) -> None:
+    """The model is run under autocast."""
+    given.zero()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = given.model(given.x[batch])
+    nn.functional.cross_entropy(outputs.double(), given.y[batch]).backward()  # type: ignore[no-untyped-call]
+    given.step()
+
+
+def randomly_masked(given: Loop, batch: Tensor) -> None:
+    """Features are dropped at random by a function, not by a layer."""
+    mask = torch.rand(8, generator=torch.Generator().manual_seed(given.done)).double() * 2
+    hook = given.model[1].register_forward_hook(lambda *seen: seen[2] * mask)
+    plain(given, batch)
+    hook.remove()
+
+
+def given_back_late(given: Loop, batch: Tensor) -> None:
+    """A parameter is taken from the optimizer, and given back half-way."""
+    if given.done == 0:
+        given.optimizers[0].param_groups[0]["params"].pop()
+    if given.done == 4:
+        given.optimizers[0].add_param_group({"params": [given.model[4].get_parameter("bias")]})
+    plain(given, batch)
+
+
+def loss_of_a_stale_graph(given: Loop, batch: Tensor) -> None:
+    """The loss of the batch before is differentiated again, after the step."""
+    kept, given.stale = given.stale, nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+    given.zero()
+    (given.stale if kept is None else given.stale + kept).backward(retain_graph=True)
+    given.step()
+
+
+RECORDED: tuple[Body, ...] = (
+    clipped_after,
+    clipped_in_part,
+    never_zeroed,
+    shifted_labels,
+    wrong_divisor,
+    doubled_step,
+    frozen_half_way,
+    repeated_examples,
+    scheduled_twice,
+    skipped_step_counted,
+    backward_twice,
+    ascended,
+    zeroed_before_the_step,
+    half_a_batch_lost,
+    given_back_late,
+)
+OTHERWISE, GRADIENT = "was changed by something else than the optimizer", "the gradient that was consumed is not that"
+RULE = "is not where its optimizer's rule leads"
+REFUSED: tuple[tuple[Body, int, str, str], ...] = (
+    (clamped, 1, "0.weight", OTHERWISE),
+    (decayed_twice, 1, "2.weight", OTHERWISE),
+    (average_copied_back, 4, "0.weight", OTHERWISE),
+    (frozen_layer_moves, 1, "0.weight", OTHERWISE),
+    (written_past_pytorch, 1, "0.weight", RULE),
+    (momentum_forgotten, 5, "0.weight", RULE),
+    (noisy, 7, "", GRADIENT),
+    (clipped_by_value, 7, "", GRADIENT),
+    (with_a_penalty, 7, "", GRADIENT),
+    (randomly_masked, 7, "", GRADIENT),
+    (dropped_out, 0, "3", "is random in training mode"),
+    (normed_by_the_batch, 0, "3", "takes its statistics from the batch"),
+    (half_in_another_precision, 0, "0", "runs under autocast"),
+)
+"""The step and the tensor or layer that are named, any where it is left open, and what is said of it."""
