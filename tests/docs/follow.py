@@ -26,7 +26,9 @@ def table() -> str:
     rows = [(sentence(body), HAPPENED) for body in RECORDED]
     rows += [(sentence(body), refusal(step, name, said)) for body, step, name, said in REFUSED]
     rows += [(sentence(loss_of_a_stale_graph), "PyTorch itself refuses it; the steps before are recorded")]
-    return "\n".join(["| what is wrong | what becomes of it |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+    return (
+        "\n".join(["| what is wrong | what becomes of it |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+    )
 
 
 def sentence(body: Body) -> str:
