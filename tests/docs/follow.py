@@ -38,7 +38,7 @@ def sentence(body: Body) -> str:
 
 def refusal(step: int, name: str, said: str) -> str:
     """What is said of it."""
-    return f"refused: step {step}, `{name or 'a parameter'}` {said}".replace("` the", "`, the")
+    return f"refused: step {step}, `{name}` {said}" if name else f"refused: step {step}: {said} of the examples seen"
 
 
 if __name__ == "__main__":

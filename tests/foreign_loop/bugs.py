@@ -226,7 +226,7 @@ def loss_of_a_stale_graph(given: Loop, batch: Tensor) -> None:
     """The loss of the batch before is differentiated again, after the step."""
     kept, given.stale = given.stale, nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
     given.zero()
-    (given.stale if kept is None else given.stale + kept).backward(retain_graph=True)
+    (given.stale if kept is None else given.stale + kept).backward(retain_graph=True)  # type: ignore[no-untyped-call]
     given.step()
 
 

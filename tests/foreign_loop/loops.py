@@ -157,7 +157,7 @@ def with_the_scaler_of_pytorch(given: Loop, batch: Tensor) -> None:
     given.scaler = given.scaler or torch.amp.GradScaler("cpu", init_scale=1024.0)
     given.zero()
     loss = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
-    given.scaler.scale(loss * (torch.inf if given.done == 3 else 1.0)).backward()
+    given.scaler.scale(loss * (torch.inf if given.done == 3 else 1.0)).backward()  # type: ignore[no-untyped-call]
     given.scaler.step(given.optimizers[0])
     given.scaler.update()
 

@@ -14,7 +14,7 @@ from ntkexp.foreign_loop.example_loss import SeenCall
 from ntkexp.foreign_loop.model_call import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
-from tests.foreign_loop import loops
+from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, followed, loop
 
 WIDTH = 1e-5  # of central differences, which Adam's ε wants small
@@ -76,7 +76,7 @@ CASES = (
     (loops.adam, loops.accumulated),
     (loops.several, loops.scheduled_and_clipped),
     (loops.momentum, loops.with_a_scaler),
-    (loops.adamw, loops.frozen_half_way),
+    (loops.adamw, bugs.frozen_half_way),
 )
 
 
@@ -117,7 +117,7 @@ def test_without_a_loss_nothing_is_guessed() -> None:
 
 @pytest.mark.parametrize(
     ("body", "said"),
-    [(loops.clipped_in_part, "multiplied with other factors"), (loops.never_zeroed, "effects do not know")],
+    [(bugs.clipped_in_part, "multiplied with other factors"), (bugs.never_zeroed, "effects do not know")],
 )
 def test_what_effects_do_not_know_is_refused(body: Body, said: str) -> None:
     given = loop(loops.momentum)
