@@ -28,6 +28,8 @@ Purpose: TypeAlias = Literal[
     "sketch",  # where the elements of a parameter go, and with which signs
     "sketch error",  # vectors by which a sketch is held against what it is a sketch of
     "half",  # examples of which half is left out, and then the rest
+    "random kernel",  # of a machine that knows nothing
+    "left out",  # which examples a training is repeated without
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
 ]
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ntkexp.machine.path_sum import Gauss as Gauss
     from ntkexp.machine.path_sum import Left as Left
     from ntkexp.machine.path_sum import Secant as Secant
+    from ntkexp.machine.random_psd import RandomIdentity as RandomIdentity
+    from ntkexp.machine.random_psd import RandomRegression as RandomRegression
     from ntkexp.machine.rbf import RBFIdentity as RBFIdentity
     from ntkexp.machine.rbf import RBFRegression as RBFRegression
 else:

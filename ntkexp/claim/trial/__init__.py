@@ -6,10 +6,15 @@ from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.claim.trial.base import AbstractTrial as AbstractTrial
+    from ntkexp.claim.trial.datamodel_score import DatamodelScore as DatamodelScore
     from ntkexp.claim.trial.ensemble_beside_processes import EnsembleBesideProcesses as EnsembleBesideProcesses
     from ntkexp.claim.trial.finite_steps import FiniteSteps as FiniteSteps
     from ntkexp.claim.trial.first_outputs import FirstOutputs as FirstOutputs
     from ntkexp.claim.trial.fluctuations import Fluctuations as Fluctuations
+    from ntkexp.claim.trial.kernel_times import KernelTimes as KernelTimes
+    from ntkexp.claim.trial.layer_products import LayerProducts as LayerProducts
+    from ntkexp.claim.trial.left_out_kernel import LeftOutKernel as LeftOutKernel
+    from ntkexp.claim.trial.limit_regression import LimitRegression as LimitRegression
     from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
     from ntkexp.claim.trial.summed_outputs import SummedOutputs as SummedOutputs
 else:

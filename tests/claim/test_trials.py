@@ -1,0 +1,75 @@
+"""Trials of claims, against what is known of them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+
+from ntkexp.claim.trial import KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
+from ntkexp.claim.trial.retraining import halves, retraining
+from ntkexp.data.circle import Circle
+from ntkexp.data.digits import Digits
+from ntkexp.init.ntk import NTK
+from ntkexp.mistake import Mistake
+from ntkexp.model.cnn import CNN
+from ntkexp.model.mlp import MLP
+
+INIT = NTK(W_std=1.4, b_std=0.3)
+IMAGES = Digits(train=6, probe=0, test=4)
+WORDS = ("data=moons", "data.train=8", "data.probe=4", "data.test=0", "steps=4", "path.count=2", "model.width=8")
+
+
+def test_products_of_layers() -> None:
+    rows = pd.DataFrame(
+        LayerProducts(model=CNN(width=3, padding="circular"), init=INIT, data=IMAGES, points=3).rows(0)
+    ).set_index("kind")
+    assert rows["error"].max() < 1e-14  # sums of a few thousand products of size one
+    assert rows.loc["convolution", "unpaired"].min() > 1
+    assert rows["share"].sum() == pytest.approx(1)
+
+
+def test_regression_returns_the_labels_without_a_ridge() -> None:
+    """With the ridge r the residual is r (Θ + r)⁻¹ Y, which is not small."""
+    trial = LimitRegression(names=("dense",), models=(MLP(depth=1),), init=INIT, data=IMAGES, ridges=(0.0, 0.1))
+    exact, ridged = pd.DataFrame(trial.rows(0)).to_dict("records")
+    assert exact["residual"] <= exact["bound"] < 1e-10
+    assert ridged["residual"] > 1e-3
+    assert ridged["condition"] < exact["condition"]
+
+
+def test_what_has_no_classes_is_not_classified() -> None:
+    trial = LimitRegression(names=("dense",), models=(MLP(),), init=INIT, data=Circle(train=4, probe=0, test=1))
+    with pytest.raises(Mistake, match="the data has no classes"):
+        trial.rows(0)
+
+
+def test_every_size_is_timed() -> None:
+    rows = KernelTimes(model=MLP(depth=1), init=INIT, sizes=(4, 8), repeats=1).rows(0)
+    assert [row["examples"] for row in rows] == [4, 8]
+
+
+@pytest.mark.slow
+def test_training_again_with_everyone_is_the_training() -> None:
+    found = retraining([*WORDS, "path.rule=[left]", "ladder.machine=[]"], seed=1)
+    again = found.outputs_without(torch.ones(1, 8, dtype=torch.float64))[0]
+    end = found.outcome.evidence.end[8:]
+    torch.testing.assert_close(again, end, rtol=0, atol=1e-13)  # four steps, batched otherwise
+    assert (found.outputs_without(halves(1, 8, seed=0))[0] - end).norm() > 1e-3
+
+
+@pytest.mark.slow
+def test_the_kernel_of_a_linear_model_does_not_depend_on_the_data() -> None:
+    rows = LeftOutKernel(base=(*WORDS, "model=linear"), times=2, every=2).rows(0)
+    assert {row["left_out"]: row["change"] for row in rows} == {"one": 0.0, "half": 0.0}
+
+
+def test_an_optimizer_that_remembers_is_refused() -> None:
+    with pytest.raises(Mistake, match="choose optimizer=gd or sgd"):
+        retraining([*WORDS, "optimizer=adam"], seed=0)
+
+
+@pytest.mark.slow
+def test_several_outputs_are_no_score() -> None:
+    with pytest.raises(Mistake, match="choose data of one output"):
+        retraining([*WORDS, "loss=cross_entropy"], seed=0)
