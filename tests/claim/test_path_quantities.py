@@ -26,13 +26,13 @@ def run_of(parts: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PARTS) -> 
     metrics = pd.DataFrame({"step": [0, 1, 2], "time": [0.0, 1.0, 3.0], "loss": [2.0, 1.5, 1.0]})
     metrics["step_size"], metrics["contribution_mass"] = [1.0, 2.0, np.nan], [3.0, 1.0, np.nan]
     run = Run(Path("run"), {"path": {"probes": ["train", "probe"]}}, metrics, ())
-    dims = ("probe", "out", "train")
+    dims = ("probe", "out", "example")
     gradient = np.array([[1.0, 0.5], [1.0, 0.5], [0.0, 0.5]])[..., None]
     vars(run).update(
-        contributions=xr.Dataset({"secant": (dims, parts, {"error_bar": 1e-3})}),
+        contributions=xr.Dataset({"contribution": (dims, parts, {"rule": "secant", "error_bar": 1e-3})}),
         kernels=xr.Dataset(
             {
-                "path_secant": ((*dims, "out_"), KERNEL),
+                "path_secant": (("probe", "out", "train", "out_"), KERNEL),
                 "output_gradient": (("snapshot", "train", "out_"), gradient),
                 "step": ("snapshot", np.array([0, 1, 2])),
             }

@@ -48,7 +48,7 @@ class StoredExamples(AbstractQuantity):
         if run is None:
             return dict.fromkeys(self.shares, float("nan"))
         points, train = run.points[self.split], run.points["train"]
-        parts = run.contributions[self.rule].to_numpy()[points]
+        parts = run.parts(self.rule).to_numpy()[points]
         targets = run.data["train_targets"]
         if parts.shape[1] != 1 or not len(run.data["classes"]):
             raise Mistake(

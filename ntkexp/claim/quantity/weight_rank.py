@@ -38,7 +38,7 @@ class WeightRank(AbstractQuantity):
         if run is None:
             return math.nan
         points = run.points[self.split]
-        parts = run.contributions[self.rule].to_numpy()[points]
+        parts = run.parts(self.rule).to_numpy()[points]
         if parts.shape[1] != 1:
             raise Mistake(f"quantity: {run.name} has {parts.shape[1]} outputs, and coefficients of one are compared")
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
