@@ -92,6 +92,12 @@ class Unheard(AbstractListener):
     def on_late_rows(self, rows: Sequence[Row]) -> None:
         """Nothing."""
 
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        """Nothing."""
+
+    def on_remark(self, text: str) -> None:
+        """Nothing."""
+
     def on_end(self) -> None:
         """Nothing."""
 
