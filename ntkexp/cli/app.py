@@ -20,6 +20,7 @@ FIRST = (
     "resume",
     "report",
     "explain",
+    "attribute",
     "compare",
     "runs",
     "limit",

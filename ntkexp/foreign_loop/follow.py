@@ -71,6 +71,6 @@ def follow(
     watch = Watch(model, optimizers, output, ids, keeper)
     try:
         watch.begin()
-        yield Trace(keeper.steps_of(module), module, output, asked, loss)
+        yield Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder)
     finally:
         watch.end()

@@ -13,11 +13,17 @@ from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps, StepsInMemory
 from ntkexp.kernel.record.inputs import tensors
 from ntkexp.mistake import Mistake
+from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
 
 
 class AbstractKeeper(ABC):
     """Takes in steps as they happen; `optimizers` are those that take them."""
+
+    @property
+    @abstractmethod
+    def folder(self) -> RunFolder | None:
+        """Where the steps are kept, if on disk."""
 
     @property
     @abstractmethod
@@ -54,6 +60,10 @@ class KeeperInMemory(AbstractKeeper):
     memory_gb: float
     kept: StepsInMemory = field(default_factory=StepsInMemory)
     held: float = 0.0  # bytes
+
+    @property
+    def folder(self) -> RunFolder | None:
+        return None
 
     @property
     def count(self) -> int:

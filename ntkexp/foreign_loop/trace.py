@@ -14,11 +14,14 @@ from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.followed_effects import FollowedEffects, followed_effects
 from ntkexp.foreign_loop.followed_training import FollowedTraining
+from ntkexp.foreign_loop.kept.save import PROOFS, save
+from ntkexp.foreign_loop.kept.shown import Decode, Gallery
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
+from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Function, Inputs
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class Trace:
     output: str | int | None
     queries: Inputs
     loss: ExampleLoss | None = None
+    folder: RunFolder | None = None
 
     @cached_property
     def function(self) -> Function:
@@ -63,14 +67,34 @@ class Trace:
         return followed_effects(training, self.function, self.queries, MEANS[mean], memory_gb)
 
     def attribute(
-        self, *, effects: bool = False, mean: MeanName = "renormalised", memory_gb: float = 4.0
+        self,
+        *,
+        effects: bool = False,
+        mean: MeanName = "renormalised",
+        memory_gb: float = 4.0,
+        decode: Decode | None = None,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
         With `effects`, also by how much the output would change if the example were left out, as the derivative of the
         whole training foretells it; `mean` says whether the others of a batch then share what is left (renormalised),
         or keep their shares (fixed).
+
+        A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
+        tokens, `decode` gives their text, as that of a tokenizer does.
         """
+        gallery = Gallery()
+        found = self.found(gallery)
+        if effects:
+            would = self.effects(mean, memory_gb)
+            facts = {"mean": mean, "growth": would.growth}
+            found["effect"] = (("probe", "out", "example"), would.values.cpu().numpy(), facts)
+        if self.folder is not None:
+            save(self.folder, found, self.queries, gallery, decode)
+        return found
+
+    def found(self, gallery: Gallery) -> xr.Dataset:
+        """The same, without a run and effects; examples are put where they can be looked at."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
         self.refuse_empty()
@@ -83,6 +107,8 @@ class Trace:
         by_step, figures = outputs.new_zeros(*outputs.shape, len(steps)), []
         for step, later in steps.backwards():
             found = back.take(step, later, steps)
+            for call in step.calls:
+                gallery.take(call.names, call.inputs)
             places = [self.examples[name] for call in step.calls for name in call.names]
             parts.index_add_(2, torch.tensor(places, dtype=torch.long, device=parts.device), found.parts)
             decay += found.decay
@@ -94,18 +120,11 @@ class Trace:
             "contribution": (("probe", "out", "example"), parts),
             "decay": (("probe", "out"), decay),
             "by_step": (("probe", "out", "step"), by_step),
+            "start": (("probe", "out"), back.later.outputs),
             "change": (("probe", "out"), change),
             **{name: (("step",), proof) for name, proof in zip(PROOFS, proofs, strict=True)},
         }
-        dataset = xr.Dataset(
+        return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)},
         )
-        if effects:
-            would = self.effects(mean, memory_gb)
-            facts = {"mean": mean, "growth": would.growth}
-            dataset["effect"] = (("probe", "out", "example"), would.values.cpu().numpy(), facts)
-        return dataset
-
-
-PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")

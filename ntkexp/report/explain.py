@@ -22,16 +22,20 @@ from ntkexp.report.run import Run
 from ntkexp.text import short
 
 Array: TypeAlias = NDArray[np.float64]
+FEW = 8  # numbers of a row that are shown
 Split: TypeAlias = Literal["train", "probe", "test"]
 
 
 @dataclass(frozen=True)
 class Example:
-    """An example of the data has a number in the source, is of a class or has values, and looks like this."""
+    """An example of the data has a number in the source, is of a class or has values, and looks like this; `text` is
+    what it says, where it has no target.
+    """
 
     index: int
     name: str
     shown: NDArray[np.generic]
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,14 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
 
 
 def worst(run: Run, split: str, count: int) -> list[int]:
-    """Find the points whose targets the network misses most, of those that can be explained."""
+    """Find the points whose targets the network misses most, of those that can be explained; where the queries of a
+    followed loop have no targets, those whose outputs training moved most.
+    """
     place = place_of(run, split)
     outputs = outputs_of(run, "f_T")[place]
-    missed = np.linalg.norm(outputs - np.asarray(run.data[f"{split}_targets"], dtype=float), axis=1)
+    targets = run.data.get(f"{split}_targets")
+    aim = outputs_of(run, "f_0")[place] if targets is None else np.asarray(targets, dtype=float)
+    missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)
     parts = run.parts(rule).to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
     known = np.flatnonzero(read_at(parts).any(axis=1) & np.isfinite(missed))
@@ -155,13 +163,26 @@ def decay_of(run: Run, rule: str, point: int, out: int) -> float:
 
 
 def output_name(run: Run, out: int, outputs: int) -> str:
-    """Name the output that is explained: f, or that of a class."""
+    """Name the output that is explained: f, that of a class, or one of several by its place."""
     classes = run.data["classes"]
-    return f"f for {classes[out]}" if 1 < outputs == len(classes) else "f"
+    if 1 < outputs == len(classes):
+        return f"f for {classes[out]}"
+    return f"f[{out}]" if outputs > 1 else "f"
 
 
 def example(run: Run, split: str, number: int) -> Example:
     """Read one example of a split."""
+    if f"{split}_name" in run.data:
+        return followed_example(run, split, number)
     classes, target = run.data["classes"], run.data[f"{split}_target"][number]
     name = str(classes[target]) if len(classes) else " ".join(short(float(value)) for value in np.atleast_1d(target))
     return Example(int(run.data[f"{split}_index"][number]), name, run.data[f"{split}_shown"][number])
+
+
+def followed_example(run: Run, split: str, number: int) -> Example:
+    """Read an example of a loop that was followed: it has a name, and its text or numbers in place of a target."""
+    row, name = run.data[f"{split}_shown"][number], str(run.data[f"{split}_name"][number])
+    if f"{split}_text" in run.data:
+        return Example(number, name, row, str(run.data[f"{split}_text"][number]))
+    some = " ".join(short(float(value)) for value in row[:FEW]) if row.ndim == 1 else ""
+    return Example(number, name, row, f"{some} …" if some and len(row) > FEW else some)

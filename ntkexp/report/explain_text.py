@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ntkexp.report.explain import Explanation, Part
+from ntkexp.report.explain import Example, Explanation, Part
 from ntkexp.text import MISSING, aligned, percent, short
+
+LONGEST = 60  # letters of an example's text
 
 
 def told(explanation: Explanation, top: int) -> str:
@@ -29,15 +31,37 @@ def examples(explanation: Explanation, top: int) -> str:
     """Tabulate the examples that added or took most, and all others in one line."""
     parts, rest = explanation.parts[:top], explanation.parts[top:]
     mass = explanation.mass or 1.0
+    says = any(part.example.text for part in parts)
     rows = [
-        (f"#{part.example.index}", part.example.name, signed(part.added), percent(abs(part.added) / mass), when(part))
+        (
+            called(part.example),
+            fitting(part.example.text) if says else part.example.name,
+            signed(part.added),
+            percent(abs(part.added) / mass),
+            when(part),
+        )
         for part in parts
     ]
     if rest:
         shares = sum(abs(part.added) for part in rest) / mass
         rows.append((f"{len(rest)} others", "", signed(sum(part.added for part in rest)), percent(shares), MISSING))
-    header = ("example", "target", "added", "of all parts", "half by")
+    header = ("example", "holds" if says else "target", "added", "of all parts", "half by")
     return aligned(header, rows, (False, False, True, True, True))
+
+
+def called(example: Example) -> str:
+    """Name an example by its number in the source, or by its own name where it says something itself."""
+    return example.name if example.text else f"#{example.index}"
+
+
+def fitting(text: str) -> str:
+    """Shorten a text so that it stays on its line.
+
+    >>> fitting("one\\ntwo")
+    'one two'
+    """
+    words = " ".join(text.split())
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
 
 
 def when(part: Part) -> str:

@@ -89,8 +89,7 @@ class Run:
     def contributions(self) -> xr.Dataset:
         """What each training example added to each output, and what else made it: `records.contributions`."""
         store = open_store(self.sealed("contributions.zarr"))
-        named: xr.Dataset = store.assign_coords(example=store.attrs["example"]).assign_attrs({})
-        return named
+        return store.assign_coords(example=store.attrs.pop("example"))
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         raise Mistake(f"{path} is no run folder: it has no config.json")
     refuse_other_version(path)
     folder = RunFolder(path)
+    if "follow" in folder.read_json(CONFIG):
+        raise Mistake(f"{path} is the trace of a loop of yours: that loop goes on there, from its own checkpoint")
     if folder.whole:
         progress.say(f"{path} is finished")
         return path

@@ -22,6 +22,7 @@ from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
 from ntkexp.shapes import Weights
 
@@ -51,6 +52,10 @@ class KeeperOnDisk(AbstractKeeper):
         return StepsOnDisk(
             TraceFolder(self.files.folder), module, self.output, [type(each).__name__ for each in self.optimizers]
         )
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.files.folder
 
     @property
     def count(self) -> int:

@@ -35,7 +35,8 @@ def keeper_in(
     moved = {id(weight) for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]}
     followed = {name for name, weight in module.named_parameters() if id(weight) in moved}
     still = {name: part for name, part in module.state_dict().items() if name not in followed}
-    start = {"queries": queries, "output": output, "still": still}
+    modes = {name: part.training for name, part in module.named_modules()}
+    start = {"queries": queries, "output": output, "still": still, "training": modes}
     return KeeperOnDisk(files, config, start, EventWriter(files, named), output, every, memory_gb)
 
 
@@ -50,5 +51,6 @@ def config_of(
             "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
             "output": output,
             "queries": digest(tensors(queries)).hex()[:16],
-        }
+        },
+        "path": {"probes": ["probe"]},  # as a run says where the network was read
     }

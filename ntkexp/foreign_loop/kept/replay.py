@@ -53,7 +53,7 @@ class ReplayedLoop:
         return self.seen(event, calls, start, gradient, before, missed)
 
     def pass_over(self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any) -> FollowedStep:
-        """The same for an event after which weights and memories were kept."""
+        """Take the next event, after which weights and memories were kept."""
         gradient = self.gradient(event, calls, start)
         before = self.remembered(event)
         self.weights, self.memories = then["weights"], ended(then)

@@ -122,7 +122,7 @@ def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
 def bars(rows: list[Explained]) -> Figure:
     """Draw a panel per point, a bar per example, named by its class or target."""
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
-    for axes, row in zip(figure.subplots(1, len(rows)), rows, strict=True):
+    for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
         axes.barh(range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7)
         axes.set_yticks(range(len(row.top)), [f"{shown.name}  #{shown.index}" for shown in row.top])
         axes.invert_yaxis()

@@ -39,7 +39,7 @@ def row(explanation: Explanation) -> Explained:
 
 def labelled(example: Example) -> Example:
     """Give an example a name that fits below it."""
-    return replace(example, name=fitting(example.name))
+    return replace(example, name=fitting(example.text or example.name))
 
 
 def answer(explanations: Sequence[Explanation]) -> str:

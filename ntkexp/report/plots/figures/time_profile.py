@@ -23,12 +23,12 @@ SHOWN = {"contribution_mass": ("parts", BLUE), "contribution_sum": ("net", BLACK
 def draw(run: Run) -> Figure | None:
     steps = run.series("step_size", *SHOWN)
     times = steps["step_size"].to_numpy()
-    if not np.isfinite(run.metrics["loss"]).all():
-        return None  # what a diverging run does, it does in its last steps
     if len(steps) < len(run.metrics) - 1:
         return None  # contributions were not measured at every step
     if not times.sum() > 0 or not steps["contribution_mass"].sum() > 0:
         return None
+    if not np.isfinite(run.metrics["loss"]).all():
+        return None  # what a diverging run does, it does in its last steps
     shares = {name: profile(times, steps[name].to_numpy()) for name in SHOWN if steps[name].sum() > 0}
     figure = Figure(figsize=(NARROW, 2.3), layout="constrained")
     axes = figure.subplots()

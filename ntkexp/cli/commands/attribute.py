@@ -1,0 +1,26 @@
+"""The arguments of `ntkexp attribute`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.arguments import Trust
+
+
+def attribute(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder of a trace: ntkexp.follow(…, to=FOLDER).")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FUNCTION", help="A function that builds the followed module."),
+    ] = None,
+    trust: Trust = None,
+) -> None:
+    """Find what each example of a followed training added to the queries' outputs."""
+    from ntkexp.cli.attribute import attribute
+
+    attribute(folder, model, trust or [])

@@ -1,0 +1,149 @@
+"""What was found of a trace becomes a run folder, which all that reads runs can read: the queries are its probes.
+
+metrics.csv   a row per step and its proofs: factor and error of the gradient (a), error of the rule (b), closure (c)
+results.csv   how f_0 + Σ contributions + decay meets f_T at the queries: the machine `secant`
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
+from ntkexp.records.command import command
+from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
+from ntkexp.records.data import write_data
+from ntkexp.records.folder import CONFIG, DONE, RunFolder
+from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels
+from ntkexp.records.metrics import MetricsWriter
+from ntkexp.records.predictions import write_predictions
+from ntkexp.records.provenance import PROVENANCE
+from ntkexp.records.results import Result, write_results
+from ntkexp.records.version import package_version, results_version
+from ntkexp.report.painter import painter
+from ntkexp.shapes import Inputs
+from ntkexp.text import short
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+WRITTEN = (CONFIG, "data.npz", "metrics.csv", "results.csv", "predictions.zarr", KERNELS, "contributions.zarr")
+PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
+ROUNDS = 100  # eps: of sums of this size, as for the ladder of a run
+
+
+def save(folder: RunFolder, found: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None) -> None:
+    """Write what was found, and declare the folder finished."""
+    path = folder.path
+    with folder.claim():
+        (path / DONE).unlink(missing_ok=True)
+        start, change = found["start"].to_numpy(), found["change"].to_numpy()
+        made = start + found["contribution"].to_numpy().sum(2) + found["decay"].to_numpy()
+        result = compared(start, start + change, made)
+        write_data(path / "data.npz", examples(found, queries, gallery, decode))
+        write_metrics(folder, found)
+        write_results(path / "results.csv", [result])
+        predictions = {"f_0": start, "f_T": start + change, "secant": made}
+        write_predictions(path / "predictions.zarr", predictions)
+        points, outputs = start.shape
+        create_kernels(path / KERNELS, points, outputs, found.sizes["example"], room=0)
+        finish_kernels(path / KERNELS)
+        write_contributions(path / "contributions.zarr", {"secant": parts(found)}, found["example"].to_numpy().tolist())
+        if "effect" in found:
+            add_effect(path / "contributions.zarr", found["effect"].to_numpy(), found["effect"].attrs)
+        folder.write_sealed(PROVENANCE, provenance(folder))
+        steps, outcome = found.sizes["step"], told(found)
+        folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
+        with painter() as paint:
+            pictures = sorted(draw(folder, paint(path)))
+        folder.finish([*WRITTEN, *pictures], PROVENANCE, outcome=outcome, diverged=False, steps=steps)
+
+
+def parts(found: xr.Dataset) -> ContributionsByRule:
+    """What the secant says; decay where weights decayed."""
+    decay = found["decay"].to_numpy()
+    return ContributionsByRule(
+        parts=found["contribution"].to_numpy(),
+        decay=decay if decay.any() else None,
+        by_step=found["by_step"].to_numpy(),
+    )
+
+
+def compared(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any]) -> Result:
+    """How the sum meets the network at the queries."""
+    moved, missed = float(np.linalg.norm(end - start)), float(np.linalg.norm(made - end))
+    size = float(np.linalg.norm(start) + np.linalg.norm(end))
+    spread = float(np.square(end - end.mean(0)).sum())
+    return Result(
+        split="probe",
+        machine="secant",
+        detail="followed",
+        relative_error=missed / moved if moved else None,
+        floor=ROUNDS * float(np.finfo(end.dtype).eps) * size / moved if moved else None,
+        max_error=float(np.abs(made - end).max()),
+        r2=1 - missed**2 / spread if spread else None,
+        note="" if moved else "the network did not move here",
+    )
+
+
+def write_metrics(folder: RunFolder, found: xr.Dataset) -> None:
+    """Write a row per step."""
+    moved = np.linalg.norm(found["by_step"].to_numpy(), axis=(0, 1))
+    with MetricsWriter(folder.path / "metrics.csv", ("step", *PROOFS, "change")) as metrics:
+        for step in range(found.sizes["step"]):
+            proofs = {name: float(found[name][step]) for name in PROOFS}
+            metrics.write({"step": step, **proofs, "change": float(moved[step])})
+
+
+def examples(
+    found: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None
+) -> Mapping[str, NDArray[np.generic]]:
+    """The examples that were seen, and the queries, as a person looks at them."""
+    names = [str(name) for name in found["example"].to_numpy()]
+    arrays: dict[str, NDArray[Any]] = {"classes": np.array([], dtype=str)}
+    for split, called, rows in (
+        ("train", names, gallery.of(names)),
+        ("probe", [f"query {k}" for k in range(found.sizes["probe"])], shown(queries)),
+    ):
+        arrays |= {f"{split}_index": np.arange(len(called)), f"{split}_name": np.array(called, dtype=str)}
+        arrays[f"{split}_shown"] = rows
+        if decode is not None:
+            arrays[f"{split}_text"] = texts(rows, decode)
+    return arrays
+
+
+def told(found: xr.Dataset) -> str:
+    """What was proved of the steps, in words."""
+    gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
+    return (
+        f"{found.sizes['step']} steps of a loop were followed; at worst a gradient is off by {gradient} of itself, a "
+        f"step of its optimizer by {rule}, and a secant by {closure}"
+    )
+
+
+def provenance(folder: RunFolder) -> dict[str, Any]:
+    """What wrote the results, and where."""
+    return {
+        "command": command("attribute", [str(folder.path)]),
+        "folder": os.getcwd(),
+        "ntkexp": package_version(),
+        "results_version": results_version,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy")},
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def draw(folder: RunFolder, pictures: Iterable[tuple[str, str]]) -> Iterable[str]:
+    """Write the pictures; their names."""
+    for name, content in pictures:
+        folder.write(f"plots/{name}", content)
+        yield f"plots/{name}"
