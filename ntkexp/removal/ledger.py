@@ -76,7 +76,7 @@ class LedgerSweep:
             by_step = after.new_zeros(len(chosen), self.rerun.length)
             first = largest = float(adjoint.norm(dim=1).mean())
             for step, drawn, found, size in self.back(adjoint):
-                parts.index_add_(1, drawn.rows, found)
+                parts[:, drawn.rows] += found
                 by_step[:, step] = found.sum(1)
                 largest = max(largest, size)
                 tell(self.rerun.length - step)
@@ -132,9 +132,8 @@ class LedgerSweep:
     def left(self, drawn: Drawn) -> tuple[Pair, Pair]:
         """What examples weigh in a batch in both trainings, and what their gradients are divided by."""
         left = Pair(*(drawn.left(weight) for weight in self.weight))
-        whole = [end.sum() for end in left]
-        ours = [end if end else whole[1 - k] for k, end in enumerate(whole)]  # no mean of nothing: the other's
-        return left, Pair(*(self.rerun.divided(end) for end in ours))
+        ours = [end if end.any() else left[1 - k] for k, end in enumerate(left)]  # no mean of nothing: the other's
+        return left, Pair(*(self.rerun.divided(drawn, end) for end in ours))
 
     def parts(
         self, drawn: Drawn, left: Pair, divided: Pair, weights: Pair, pulled: Float[Tensor, "chosen weight"]

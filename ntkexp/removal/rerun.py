@@ -5,7 +5,8 @@ of step s is a mean over what is left of the batch (or a sum, where the loss is 
 
     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),        κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ    (scale, for a sum)
 
-and a step of whose batch nothing is left has the gradient zero: memory and decay move the weights as they would.
+and a step of whose batch nothing is left has the gradient zero: memory and decay move the weights as they would. With
+`renormalises=False` the mean stays one over the whole batch: then who leaves makes the step smaller.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Rerun:
     length: int  # that are taken
     seed: int
     memory_gb: float = 4.0
+    renormalises: bool = True  # whether a mean is one over what is left, or over the whole batch as it was
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
@@ -102,10 +104,13 @@ class Rerun:
         rows, times = torch.unique(drawn, return_counts=True)
         return Drawn(rows.to(self.inputs.device), times.to(self.targets))
 
-    def divided(self, whole: Float[Tensor, "*run"]) -> Float[Tensor, "*run"]:
-        """The factor c, given how much weight there is in the batch; where there is none, nothing is multiplied."""
+    def divided(self, drawn: Drawn, left: Float[Tensor, "*run row"]) -> Float[Tensor, "*run"]:
+        """The factor c, given what is left of a batch; where that is nothing, it multiplies nothing."""
+        whole = left.sum(-1)
         if self.loss.reduction == "sum":
             return torch.full_like(whole, self.scale)
+        if not self.renormalises:
+            return torch.full_like(whole, self.scale / float(drawn.times.sum()))
         return self.scale / torch.where(whole == 0, 1.0, whole)
 
     def size(self, step: int) -> float:

@@ -35,7 +35,7 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
     for step in range(rerun.length):
         drawn = rerun.batch(step)
         left = drawn.left(weight)
-        share = left * rerun.divided(left.sum(1))[:, None]
+        share = left * rerun.divided(drawn, left)[:, None]
         with torch.no_grad(), plain_kernels():
             gradient = gradients(rerun, weights, share, drawn.rows)
         before = weights

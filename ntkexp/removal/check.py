@@ -1,0 +1,63 @@
+"""The leave-out check: what effects predict is held against trainings that leave examples out.
+
+Left out are the most influential examples (1, 10, 5 % of them) and as many random ones, some twice. Leaving out a group
+is predicted to change an output by the sum of the effects of its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.records.leave_out import LeaveOut, LeftOut
+from ntkexp.removal.rerun import Rerun
+from ntkexp.removal.train import trained
+from ntkexp.stream import stream
+
+
+def sizes(examples: int) -> list[int]:
+    """How many examples are left out at a time: a quarter of them at most.
+
+    >>> sizes(1000), sizes(40), sizes(2)
+    ([1, 10, 50], [1, 2, 10], [])
+    """
+    return [size for size in sorted({1, 10, examples // 20}) if 0 < size <= examples / 4]
+
+
+def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]:
+    """Choose who is left out: by influence, and by chance once or twice."""
+    order, count = influence.argsort(descending=True, stable=True).tolist(), len(influence)
+    found = [LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)]
+    generator = stream("removals", seed)
+    for size in sizes(count):
+        for _ in range(1 if size == 1 else 2):
+            chance = torch.randperm(count, generator=generator)[:size].tolist()
+            found.append(LeftOut(influential=False, examples=tuple(chance)))
+    return tuple(found)
+
+
+def changes(
+    rerun: Rerun, removals: Sequence[Sequence[int]], inputs: Float[Tensor, "point *shape"]
+) -> Float[Tensor, "removal point out"]:
+    """How the outputs change when each of these groups is left out: all are trained at once."""
+    weight = torch.stack([rerun.everyone, *(rerun.without(list(group)) for group in removals)])
+    with torch.no_grad(), plain_kernels():
+        outputs = torch.stack([rerun.outputs(end, inputs) for end in trained(rerun, weight)])
+    return outputs[1:] - outputs[0]
+
+
+def leave_out(
+    rerun: Rerun, effect: Float[Tensor, "point out train"], inputs: Float[Tensor, "point *shape"]
+) -> LeaveOut:
+    """Hold effects (NaN where they were not computed) against trainings."""
+    known = effect.nan_to_num()
+    removals = groups(known.square().sum((0, 1)).sqrt(), rerun.seed)
+    predicted = [effect[:, :, list(each.examples)].sum(2) for each in removals]
+    actual = changes(rerun, [each.examples for each in removals], inputs)
+    return LeaveOut(
+        removals=removals, predicted=torch.stack(predicted).double().cpu().numpy(), actual=actual.double().cpu().numpy()
+    )
