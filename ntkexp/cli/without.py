@@ -40,9 +40,11 @@ def leave_out(
 
         sys.stdout.write(to_text({"ledger": [entry.as_json for entry in made]}))
         return
+    from ntkexp.report.effects import known_effects
     from ntkexp.report.ledger_text import ledger_told
 
-    sys.stdout.write(ledger_told(explained(made), found, top))
+    known = known_effects(run)
+    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top))
 
 
 def influences(run: Run, points: Sequence[int]) -> NDArray[np.float64]:

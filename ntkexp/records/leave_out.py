@@ -32,8 +32,16 @@ class LeaveOut:
     """Several groups were left out, one at a time."""
 
     removals: tuple[LeftOut, ...]
+    probe: tuple[int, ...]
     predicted: NDArray[np.float64]
     actual: NDArray[np.float64]
+
+    def alone(self, examples: int) -> NDArray[np.float64] | None:
+        """The actual changes when each example is left out by itself, [probe, out, example], if all of them were."""
+        singles = {each.examples[0]: k for k, each in enumerate(self.removals) if len(each.examples) == 1}
+        if len(singles) < examples:
+            return None
+        return np.moveaxis(self.actual[[singles[k] for k in range(examples)]], 0, -1)
 
 
 def write_leave_out(path: Path, found: LeaveOut) -> None:
@@ -41,6 +49,7 @@ def write_leave_out(path: Path, found: LeaveOut) -> None:
     store = create_store(path)
     put_array(store, "predicted", np.asarray(found.predicted, dtype=np.float64), CHANGES, {})
     put_array(store, "actual", np.asarray(found.actual, dtype=np.float64), CHANGES, {})
+    put_array(store, "probe", np.array(found.probe, dtype=np.int64), ("probe",), {})
     everyone = np.array([k for each in found.removals for k in each.examples], dtype=np.int64)
     put_array(store, "example", everyone, ("place",), {})
     counts = np.array([len(each.examples) for each in found.removals], dtype=np.int64)
@@ -51,12 +60,11 @@ def write_leave_out(path: Path, found: LeaveOut) -> None:
 def read_leave_out(path: Path) -> LeaveOut:
     """Read it as it was written."""
     store = open_store(path)
-    everyone, counts, kinds, predicted, actual = (
-        np.asarray(get_array(store, name)[...]) for name in ("example", "count", "influential", "predicted", "actual")
-    )
+    parts = ("example", "count", "influential", "probe", "predicted", "actual")
+    everyone, counts, kinds, probe, predicted, actual = (np.asarray(get_array(store, part)[...]) for part in parts)
     groups = np.split(everyone, np.cumsum(counts)[:-1])
     removals = tuple(
         LeftOut(influential=bool(kind), examples=tuple(group.tolist()))
         for kind, group in zip(kinds, groups, strict=True)
     )
-    return LeaveOut(removals=removals, predicted=predicted, actual=actual)
+    return LeaveOut(removals=removals, probe=tuple(probe.tolist()), predicted=predicted, actual=actual)

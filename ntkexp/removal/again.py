@@ -27,4 +27,5 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
         length=length,
         seed=experiment.seed,
         memory_gb=experiment.memory_gb,
+        renormalises=experiment.path.mean == "renormalised",
     )

@@ -1,7 +1,8 @@
 """The leave-out check: what effects predict is held against trainings that leave examples out.
 
 Left out are the most influential examples (1, 10, 5 % of them) and as many random ones, some twice. Leaving out a group
-is predicted to change an output by the sum of the effects of its members.
+is predicted to change an output by the sum of the effects of its members. Where trainings are cheaper than effects,
+every example is left out by itself as well: then nothing has to be predicted.
 """
 
 from __future__ import annotations
@@ -45,19 +46,31 @@ def changes(
 ) -> Float[Tensor, "removal point out"]:
     """How the outputs change when each of these groups is left out: all are trained at once."""
     weight = torch.stack([rerun.everyone, *(rerun.without(list(group)) for group in removals)])
+    ends = (end for some in torch.split(weight, rerun.directions) for end in trained(rerun, some))
     with torch.no_grad(), plain_kernels():
-        outputs = torch.stack([rerun.outputs(end, inputs) for end in trained(rerun, weight)])
+        outputs = torch.stack([rerun.outputs(end, inputs) for end in ends])
     return outputs[1:] - outputs[0]
 
 
 def leave_out(
-    rerun: Rerun, effect: Float[Tensor, "point out train"], inputs: Float[Tensor, "point *shape"]
+    rerun: Rerun,
+    effect: Float[Tensor, "point out train"],
+    inputs: Float[Tensor, "point *shape"],
+    probe: Sequence[int],
+    *,
+    everyone: bool,
 ) -> LeaveOut:
-    """Hold effects (NaN where they were not computed) against trainings."""
+    """Hold effects (NaN at outputs whose effects were not computed) against trainings; `probe` names the points."""
     known = effect.nan_to_num()
     removals = groups(known.square().sum((0, 1)).sqrt(), rerun.seed)
+    if everyone:
+        alone = (LeftOut(influential=False, examples=(k,)) for k in range(rerun.examples))
+        removals = (*alone, *(each for each in removals if len(each.examples) > 1))
     predicted = [effect[:, :, list(each.examples)].sum(2) for each in removals]
     actual = changes(rerun, [each.examples for each in removals], inputs)
     return LeaveOut(
-        removals=removals, predicted=torch.stack(predicted).double().cpu().numpy(), actual=actual.double().cpu().numpy()
+        removals=removals,
+        probe=tuple(probe),
+        predicted=torch.stack(predicted).double().cpu().numpy(),
+        actual=actual.double().cpu().numpy(),
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ntkexp.records.leave_out import STORE, LeaveOut, read_leave_out
+from ntkexp.report.leave_out import Agreement, held_against
 from ntkexp.report.run import Run
 
 Array: TypeAlias = NDArray[np.float64]
@@ -20,6 +24,41 @@ def effects(run: Run) -> Array | None:
     if EFFECT not in run.contributions:
         return None
     return np.asarray(run.contributions[EFFECT].to_numpy(), dtype=float)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownEffects:
+    """What would change if examples were left out, and whether that is to be believed."""
+
+    predicted: Array  # [probe, out, example]
+    check: LeaveOut | None
+    agreement: Agreement | None
+
+    def at(self, probe: int, out: int) -> tuple[Array, bool] | None:
+        """Find the change of an output without each example, and whether it came of trainings; None: not known."""
+        count = self.predicted.shape[2]
+        actual = None if self.check is None else self.check.alone(count)
+        if self.check is not None and actual is not None and probe in self.check.probe:
+            return actual[self.check.probe.index(probe), out], True
+        found = self.predicted[probe, out]
+        return (found, False) if np.isfinite(found).all() else None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether predictions failed where they were checked."""
+        return self.agreement is not None and not self.agreement.believed
+
+
+def known_effects(run: Run) -> KnownEffects | None:
+    """Read what a run knows of its effects."""
+    predicted = effects(run)
+    if predicted is None:
+        return None
+    if not (run.path / STORE).exists():
+        return KnownEffects(predicted, None, None)
+    check = read_leave_out(run.sealed(STORE))
+    growth = float(run.contributions[EFFECT].attrs.get("growth") or inf)  # JSON knows no infinity
+    return KnownEffects(predicted, check, held_against(check, growth))
 
 
 def influence(parts: Array) -> Array:

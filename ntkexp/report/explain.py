@@ -8,7 +8,7 @@ the network gives the point is explained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.contributions import DECAY, explained_rule
+from ntkexp.report.effects import known_effects
 from ntkexp.report.half_time import halfway
 from ntkexp.report.run import Run
 from ntkexp.text import short
@@ -45,6 +46,7 @@ class Part:
     example: Example
     added: float
     halfway: float
+    left_out: float | None = None  # the change without it, where that is known
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Explanation:
     decay: float
     rest: float
     parts: tuple[Part, ...]  # the largest first
+    left_out_is_actual: bool = False  # whether trainings without them tell that, or their effects
+    warning: str = ""  # why what they would change is withheld
 
     @property
     def mass(self) -> float:
@@ -105,7 +109,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     contributions = parts[out]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
     decay = decay_of(run, rule, k, out)
-    times = halfway(run, rule, k, out)
+    times, without = halfway(run, rule, k, out), left_out(run, k, out)
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
         split=split,
@@ -118,8 +122,34 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         sum=total,
         decay=decay,
         rest=float(end[out]) - start - total - decay,
-        parts=tuple(Part(example(run, "train", i), float(contributions[i]), float(times[i])) for i in order),
+        parts=tuple(
+            Part(example(run, "train", i), float(contributions[i]), float(times[i]), without.changes.get(i))
+            for i in order
+        ),
+        left_out_is_actual=without.is_actual,
+        warning=without.warning,
     )
+
+
+@dataclass(frozen=True)
+class LeftOutChanges:
+    """By how much an output changes without each example: in trainings, or by effects that are believed."""
+
+    changes: Mapping[int, float]
+    is_actual: bool = False
+    warning: str = ""
+
+
+def left_out(run: Run, k: int, out: int) -> LeftOutChanges:
+    """Find what is known of leaving each example out."""
+    known = known_effects(run)
+    found = None if known is None else known.at(k, out)
+    if known is None or found is None:
+        return LeftOutChanges({})
+    changes, is_actual = found
+    if known.withheld and not is_actual and known.agreement is not None:
+        return LeftOutChanges({}, warning=known.agreement.sentence)
+    return LeftOutChanges(dict(enumerate(map(float, changes))), is_actual)
 
 
 def numbered(run: Run, split: str, number: int) -> int:

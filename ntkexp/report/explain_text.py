@@ -24,7 +24,17 @@ def told(explanation: Explanation, top: int) -> str:
         "rest": explanation.rest,
     }
     made = aligned(("made of", ""), [(name, signed(value)) for name, value in pieces.items()], (False, True))
-    return f"{head}\n\n{made}\n\n{examples(explanation, top)}"
+    return "\n\n".join([head, made, examples(explanation, top), *notes(explanation)])
+
+
+def notes(explanation: Explanation) -> list[str]:
+    """Say what the columns mean, where two might be taken for one another."""
+    if explanation.warning:
+        return [f"if left out: withheld; {explanation.warning}"]
+    if all(part.left_out is None for part in explanation.parts):
+        return []
+    how = "found by training without it" if explanation.left_out_is_actual else "predicted by its effect"
+    return [f"added: on the way, in this training; if left out: how much the output would change without it, {how}"]
 
 
 def examples(explanation: Explanation, top: int) -> str:
@@ -32,6 +42,7 @@ def examples(explanation: Explanation, top: int) -> str:
     parts, rest = explanation.parts[:top], explanation.parts[top:]
     mass = explanation.mass or 1.0
     says = any(part.example.text for part in parts)
+    tells = any(part.left_out is not None for part in explanation.parts)
     rows = [
         (
             called(part.example),
@@ -39,14 +50,22 @@ def examples(explanation: Explanation, top: int) -> str:
             signed(part.added),
             percent(abs(part.added) / mass),
             when(part),
+            *([without(part)] if tells else []),
         )
         for part in parts
     ]
     if rest:
         shares = sum(abs(part.added) for part in rest) / mass
         rows.append((f"{len(rest)} others", "", signed(sum(part.added for part in rest)), percent(shares), MISSING))
-    header = ("example", "holds" if says else "target", "added", "of all parts", "half by")
-    return aligned(header, rows, (False, False, True, True, True))
+        rows[-1] = (*rows[-1], *([MISSING] if tells else []))
+    known = ["if left out"] if tells else []
+    header = ("example", "holds" if says else "target", "added", "of all parts", "half by", *known)
+    return aligned(header, rows, (False, False, *[True] * (len(header) - 2)))
+
+
+def without(part: Part) -> str:
+    """Spell by how much the output would change without an example: it adds up to nothing with others."""
+    return MISSING if part.left_out is None else signed(part.left_out)
 
 
 def called(example: Example) -> str:

@@ -68,7 +68,7 @@ def off(size: float) -> str:
     return f"{percent(abs(size - 1))} too {'small' if size < 1 else 'large'}"
 
 
-def agreement(found: LeaveOut, growth: float) -> Agreement:
+def held_against(found: LeaveOut, growth: float) -> Agreement:
     """Compare all predictions with what came of them; points whose effects are not known say nothing."""
     known = ~np.isnan(found.predicted)
     predicted, actual = pairs(found, known) if np.isfinite(found.actual[known]).all() else (np.zeros(0), np.zeros(0))

@@ -10,6 +10,7 @@ import numpy as np
 from ntkexp.records.removal import Removal
 from ntkexp.report.effects import NOT_COMPUTED
 from ntkexp.report.explain_text import signed
+from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.text import aligned, percent, short
 
@@ -17,9 +18,10 @@ STRETCHES = 10
 CHAOS = 1e3  # of the growth of the sweep: beyond it, single shares are those of rounding and of chance
 
 
-def ledger_told(entries: Sequence[LedgerEntry], found: Removal, top: int) -> str:
+def ledger_told(entries: Sequence[LedgerEntry], found: Removal, agreement: Agreement | None, top: int) -> str:
     """Tell what leaving the group out changed: first of all points, then of each."""
-    return "\n\n".join([head(found), *(entry_told(entry, top) for entry in entries)]) + "\n"
+    checked = [] if agreement is None else [agreement.sentence]
+    return "\n\n".join([head(found), *checked, *(entry_told(entry, top) for entry in entries)]) + "\n"
 
 
 def head(found: Removal) -> str:

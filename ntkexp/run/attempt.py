@@ -14,6 +14,7 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
 from ntkexp.records.kernels import KERNELS, create_kernels
+from ntkexp.records.leave_out import STORE as LEFT_OUT
 from ntkexp.records.metrics import RETRACED
 from ntkexp.records.provenance import PROVENANCE
 from ntkexp.records.timings import MACHINE, write_timings
@@ -36,6 +37,7 @@ SAME_BYTES = (
     "kernels.zarr",
     "contributions.zarr",
 )
+SOMETIMES = (RETRACED, LEFT_OUT)
 OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 
@@ -132,9 +134,9 @@ def finish(folder: RunFolder, attempted: Attempted) -> None:
     write_timings(folder.path / "timings.csv", attempted.clock.seconds | machines)
     steps = setting.experiment.steps
     folder.write_sealed("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
-    retraced = [RETRACED] if (folder.path / RETRACED).is_file() else []
+    some = [name for name in SOMETIMES if (folder.path / name).exists()]
     folder.finish(
-        [*SAME_BYTES, *retraced, *attempted.pictures],
+        [*SAME_BYTES, *some, *attempted.pictures],
         *OTHERS,
         outcome=outcome.sentence,
         diverged=outcome.diverged,

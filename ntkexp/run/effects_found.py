@@ -10,10 +10,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.caveats import Caveats
+from ntkexp.records.leave_out import LeaveOut
 from ntkexp.removal.again import again
 from ntkexp.removal.agreement import agreement
+from ntkexp.removal.check import leave_out, sizes
+from ntkexp.removal.rerun import Rerun
+from ntkexp.report.leave_out import held_against
 from ntkexp.run.effects_pass import EffectsPass
 from ntkexp.run.state import RunState
+
+RETRAININGS = 2
+"""A sweep back for one output takes as long as so many trainings, or longer."""
+
+EVERYONE = "every example was left out alone, which costs less than effects: `explain` tells what came of it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +32,7 @@ class EffectsFound:
     values: Float[Tensor, "point out train"]
     facts: Mapping[str, float | str]
     caveats: list[str]
+    check: LeaveOut | None  # of trainings without examples; None: there was no step, or nobody to leave out
 
 
 def effects_found(state: RunState) -> EffectsFound | None:
@@ -35,7 +45,9 @@ def effects_found(state: RunState) -> EffectsFound | None:
     )
     for place, output in enumerate(setting.domain.integrated):
         values[found.asked.points, output] = found.effects[:, place].double()
-    agrees = agreement_of(state, found)
+    rerun = rerun_of(state)
+    agrees = agreement_of(state, found, rerun)
+    check = check_of(found, rerun, values) if state.step and sizes(setting.points.train) else None
     caveats = Caveats(
         growth=found.growth,
         agreement=agrees,
@@ -43,16 +55,39 @@ def effects_found(state: RunState) -> EffectsFound | None:
         eps=None if (spread := setting.experiment.optimizer.spread_at(0)) is None else spread.eps,
     )
     facts = {"mean": setting.experiment.path.mean, "growth": found.growth}
+    told = [*caveats.sentences, *([] if check is None else [checked(check, found.growth, setting.points.train)])]
     return EffectsFound(
-        values=values, facts=facts if agrees is None else facts | {"agreement": agrees}, caveats=caveats.sentences
+        values=values,
+        facts=facts if agrees is None else facts | {"agreement": agrees},
+        caveats=told,
+        check=check,
     )
 
 
-def agreement_of(state: RunState, found: EffectsPass) -> float | None:
+def checked(check: LeaveOut, growth: float, train: int) -> str:
+    """Say what the check has found, and that it went further than a check where that was cheap."""
+    said = held_against(check, growth).sentence
+    return said if check.alone(train) is None else f"{said} ({EVERYONE})"
+
+
+def rerun_of(state: RunState) -> Rerun:
+    """The training, to be carried out again."""
+    setting = state.setting
+    return again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
+
+
+def check_of(found: EffectsPass, rerun: Rerun, values: Float[Tensor, "point out train"]) -> LeaveOut:
+    """Effects at the points where they were computed, held against trainings without examples."""
+    points, domain = found.asked.points, found.setting.domain
+    probe = (points - domain.read.start).tolist()
+    cheap = rerun.examples <= RETRAININGS * len(points) * len(domain.integrated)
+    return leave_out(rerun, values[points], found.setting.problem.inputs[points], probe, everyone=cheap)
+
+
+def agreement_of(state: RunState, found: EffectsPass, rerun: Rerun) -> float | None:
     """Whether half of a removal does half of it, in the convention of the mean in which trainings are taken again."""
     setting = state.setting
     if setting.experiment.path.mean != "renormalised" or not state.step:
         return None
-    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
     inputs = setting.problem.inputs[found.asked.points]
     return agreement(rerun, rerun.flat.vector(state.weights), inputs, setting.domain.integrated)

@@ -15,6 +15,7 @@ from ntkexp.records.atomic import being_written
 from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import finish_kernels, write_array
+from ntkexp.records.leave_out import STORE, write_leave_out
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.results import write_results
 from ntkexp.run.outcome import Outcome
@@ -34,6 +35,8 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     write_contributions(path / "contributions.zarr", parts, setting.problem.data.train.index.tolist())
     if outcome.effects is not None:
         add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
+        if outcome.effects.check is not None:
+            write_leave_out(path / STORE, outcome.effects.check)
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
     write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})

@@ -14,7 +14,7 @@ from ntkexp.records.leave_out import LeaveOut, LeftOut, read_leave_out, write_le
 from ntkexp.removal.check import changes, groups, leave_out
 from ntkexp.removal.rerun import Rerun
 from ntkexp.removal.train import trained
-from ntkexp.report.leave_out import Agreement, agreement
+from ntkexp.report.leave_out import Agreement, held_against
 from tests.removal.problems import CASES, GROUP, rerun, split
 
 
@@ -29,15 +29,26 @@ def derivative(training: Rerun, points: Tensor) -> Tensor:
 def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() -> None:
     training, points = rerun("sgd", "tanh", "data.train=48", "steps=6")
     effect = derivative(training, points)
-    right = agreement(leave_out(training, effect, points), growth=1.0)
+    right = held_against(leave_out(training, effect, points, range(3), everyone=False), growth=1.0)
     assert right.correlation > 0.9
     assert right.believed
     assert "correlate 0.9" in right.sentence
     assert right.removals == 8  # 1, 2 and 10 of 48 by influence; 1, 2, 2, 10 and 10 by chance
-    wrong = agreement(leave_out(training, effect.flip(1), points), growth=1.0)
+    wrong = held_against(leave_out(training, effect.flip(1), points, range(3), everyone=False), growth=1.0)
     assert not wrong.believed
     assert "not predictable" in wrong.sentence
     assert not replace(right, growth=1e4).believed
+
+
+@pytest.mark.slow
+def test_where_it_is_cheap_everyone_is_left_out_alone() -> None:
+    training, points = rerun("sgd", "tanh")
+    found = leave_out(training, derivative(training, points), points, range(3), everyone=True)
+    alone = found.alone(training.examples)
+    assert alone is not None
+    assert found.alone(training.examples + 1) is None
+    assert np.allclose(alone[..., 7], changes(training, [[7]], points)[0].numpy(), rtol=1e-9, atol=1e-13)
+    assert held_against(found, 1.0).believed
 
 
 def test_the_most_influential_are_left_out_and_others_by_chance() -> None:
@@ -58,7 +69,7 @@ def synthetic(removals: int = 4, seed: int = 0) -> LeaveOut:
     actual = sizes * generator.standard_normal((removals, 5, 2))
     predicted = 0.8 * actual + 0.1 * sizes * generator.standard_normal(actual.shape)
     who = tuple(LeftOut(influential=k == 0, examples=tuple(range(k + 1))) for k in range(removals))
-    return LeaveOut(removals=who, predicted=predicted, actual=actual)
+    return LeaveOut(removals=who, probe=tuple(range(5)), predicted=predicted, actual=actual)
 
 
 @pytest.mark.parametrize("turned", range(4))
@@ -66,7 +77,7 @@ def test_the_line_speaks_of_every_removal(turned: int) -> None:
     found = synthetic()
     predicted = found.predicted.copy()
     predicted[turned] *= -1
-    right, wrong = (agreement(replace(found, predicted=p), 1.0) for p in (found.predicted, predicted))
+    right, wrong = (held_against(replace(found, predicted=p), 1.0) for p in (found.predicted, predicted))
     assert right.correlation == pytest.approx(0.98, abs=0.01)
     assert right.size == pytest.approx(0.8, rel=0.05)
     assert wrong.correlation < 0.7  # however small the changes of the one that was turned
@@ -77,21 +88,21 @@ def test_points_whose_effects_are_not_known_say_nothing() -> None:
     found = synthetic()
     wider = [np.concatenate([part, np.full((4, 2, 2), np.nan)], axis=1) for part in (found.predicted, 7 * found.actual)]
     wider[1][:, :5], wider[1][:, 5:] = found.actual, 7.0
-    assert agreement(replace(found, predicted=wider[0], actual=wider[1]), 1.0) == agreement(found, 1.0)
+    assert held_against(replace(found, predicted=wider[0], actual=wider[1]), 1.0) == held_against(found, 1.0)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_what_diverged_is_not_called_agreement(value: float) -> None:
+def test_what_diverged_is_not_called_held_against(value: float) -> None:
     found = synthetic()
     found.actual[1, 0, 0] = value
-    told = agreement(found, 1.0)
+    told = held_against(found, 1.0)
     assert not told.believed
     assert "cannot be held against actual ones" in told.sentence
 
 
 def test_nobody_moved_anything() -> None:
     found = synthetic()
-    none = agreement(replace(found, actual=0 * found.actual, predicted=0 * found.predicted), 1.0)
+    none = held_against(replace(found, actual=0 * found.actual, predicted=0 * found.predicted), 1.0)
     assert none.sentence.endswith("cannot be held against actual ones, which are none or not finite")
     assert not Agreement(1, 0.9, 1.0, float("nan")).believed
 
@@ -100,7 +111,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = synthetic()
     write_leave_out(tmp_path / "leave_out.zarr", found)
     again = read_leave_out(tmp_path / "leave_out.zarr")
-    assert again.removals == found.removals
+    assert (again.removals, again.probe) == (found.removals, found.probe)
     assert np.array_equal(again.predicted, found.predicted)
     assert np.array_equal(again.actual, found.actual)
 

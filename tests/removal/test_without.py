@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ntkexp.report.effects
 import ntkexp.run.attempt
 import ntkexp.run.without
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
+from ntkexp.records.leave_out import STORE, read_leave_out
 from ntkexp.records.predictions import read_predictions
 from ntkexp.records.removal import FOLDER, key
+from ntkexp.report.effects import known_effects
 from ntkexp.report.group import group
 from ntkexp.report.run import load_run
 from ntkexp.run.execute import execute
@@ -152,3 +156,46 @@ def test_a_group_that_cannot_be_is_one_line(
 def test_a_run_that_cannot_be_trained_again_is_one_line(tmp_path: Path, words: tuple[str, ...], advice: str) -> None:
     with pytest.raises(Mistake, match=advice):
         without(trained(tmp_path, *words), GROUP, [0], Silent())
+
+
+@pytest.fixture(scope="module")
+def effective(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smooth run with effects, at fewer outputs than would be cheap to train for."""
+    smooth = ("model.activation=tanh", "path.effects=true", "path.attributed=6", "data.train=40", "optimizer=sgd")
+    return trained(tmp_path_factory.mktemp("outputs"), *smooth, "optimizer.step_size=0.1", "optimizer.batch=10")
+
+
+@pytest.mark.slow
+def test_effects_are_checked_and_stand_beside_what_was_added(
+    effective: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load_run(effective)
+    known = known_effects(loaded)
+    assert known is not None
+    assert known.agreement is not None
+    assert known.agreement.sentence in loaded.outcome
+    assert STORE in loaded.facts["sizes"]
+    assert known.agreement.correlation > 0.9
+    status, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0")
+    assert (status, "if left out" in out) == (0, True)
+    assert "predicted by its effect" in out
+    status, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0", "--without=top:3", "--json")
+    (entry,) = json.loads(out)["ledger"]
+    effect = loaded.contributions["effect"].to_numpy()[40, 0]
+    strongest = np.argsort(-np.abs(effect), kind="stable")[:3]
+    assert sorted(entry["shares"]) == sorted(str(k) for k in strongest)
+    assert entry["predicted"] == pytest.approx(effect[strongest].sum(), rel=1e-12)
+    assert abs(entry["predicted"] - entry["actual"]) < 0.5 * abs(entry["actual"])
+
+
+@pytest.mark.slow
+def test_effects_that_foretold_nothing_are_withheld(
+    effective: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = read_leave_out(effective / STORE)
+    turned = replace(real, predicted=-real.predicted)
+    monkeypatch.setattr(ntkexp.report.effects, "read_leave_out", lambda path: turned)
+    _, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0")
+    assert "if left out: withheld; 8 retrainings" in out
+    assert "not predictable here" in out
+    assert "target  added  of all parts  half by\n" in out.replace("   ", "  ").replace("   ", "  ")
