@@ -133,7 +133,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
 
 @dataclass(frozen=True)
 class LeftOutChanges:
-    """By how much an output changes without each example: in trainings, or by effects that are believed."""
+    """An output changes by so much without each example: in trainings, or by effects that are believed."""
 
     changes: Mapping[int, float]
     is_actual: bool = False

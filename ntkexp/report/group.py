@@ -45,23 +45,25 @@ def meant(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.fl
         if last < first:
             raise WrongArgument(f"without={word}: it counts downwards; write {last}..{first}", "without")
         return range(first, place(last, word, count) + 1)
-    if re.fullmatch(r"\d+", word) and int(word) < count:
-        return [int(word)]
+    if re.fullmatch(r"\d+", word):
+        return [place(int(word), word, count)]
     if re.fullmatch(r"#\d+", word):
         return from_source(run, word)
-    return named(run, word, count)
+    return named(run, word)
 
 
 def place(number: int, word: str, count: int) -> int:
     """Take a place, if there is such a one."""
     if number >= count:
-        raise WrongArgument(f"without={word}: the training examples have places 0 to {count - 1}", "without")
+        said = f"without={word}: the training examples have places 0 to {count - 1}"
+        raise WrongArgument(f"{said}; #{number} is the one of that number in the source", "without")
     return number
 
 
 def from_source(run: Run, word: str) -> list[int]:
     """Find the examples of a number in the source."""
-    found = np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
+    found = [k for k, name in enumerate(example_names(run)) if name == word[1:]]
+    found = found or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
     if not found:
         raise WrongArgument(f"without={word}: no training example has this number in the source", "without")
     return list(map(int, found))
@@ -86,13 +88,11 @@ def top(word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> 
     return [int(k) for k in np.argsort(-influence(), kind="stable")[: int(number)]]
 
 
-def named(run: Run, word: str, count: int) -> list[int]:
+def named(run: Run, word: str) -> list[int]:
     """Find the example of a name, or of a name that begins so."""
     names = example_names(run)
     found = [k for k, name in enumerate(names) if name == word]
     found = found or [k for k, name in enumerate(names) if len(word) >= SHORTEST and name.startswith(word)]
-    if word.isdigit() and not found:
-        place(int(word), word, count)
     if not found:
         raise WrongArgument(f"without={word}: no training example is called that; {FORMS}", "without")
     if len({names[k] for k in found}) > 1:
@@ -103,6 +103,6 @@ def named(run: Run, word: str, count: int) -> list[int]:
 def example_names(run: Run) -> list[str]:
     """Name the training examples as the contributions do, or else by their places."""
     names = run.contributions.coords["example"].to_numpy()
-    if names.dtype.kind not in "iu":  # numbers in the source are asked for otherwise
+    if names.dtype.kind not in "iu" and len(set(names)) == len(names):  # numbers in the source are asked for otherwise
         return [str(name) for name in names]
     return list(map(str, range(len(run.data["train_index"]))))

@@ -30,6 +30,7 @@ class LedgerEntry:
     before: float
     predicted: float | None
     actual: float
+    places: tuple[int, ...]
     names: tuple[str, ...]
     examples: tuple[Example, ...]
     shares: Array
@@ -47,6 +48,7 @@ class LedgerEntry:
             "predicted": self.predicted,
             "actual": self.actual,
             "shares": {name: float(share) for name, share in zip(self.names, self.shares, strict=True)},
+            "places": self.places,
             "by_step": [float(share) for share in self.by_step],
             "cancellation": self.cancellation,
             "growth": self.growth,
@@ -71,6 +73,7 @@ def entries(run: Run, split: str, numbers: list[int], found: Removal) -> list[Le
                     before=float(before[k, out]),
                     predicted=predicted if predicted is not None and np.isfinite(predicted) else None,
                     actual=float(found.actual[row, column]),
+                    places=found.example,
                     names=tuple(names[i] for i in group),
                     examples=tuple(example(run, "train", i) for i in group),
                     shares=found.shares[row, column],

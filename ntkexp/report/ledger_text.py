@@ -58,7 +58,7 @@ def shares(entry: LedgerEntry, top: int) -> str:
     order = np.argsort(-np.abs(entry.shares), kind="stable")
     mass = float(np.abs(entry.shares).sum()) or 1.0
     rows = [
-        (f"{entry.names[k]} (#{entry.examples[k].index})", entry.examples[k].name, signed(float(entry.shares[k])),
+        (f"{entry.places[k]} (#{entry.examples[k].index})", entry.examples[k].name, signed(float(entry.shares[k])),
          percent(abs(float(entry.shares[k])) / mass))
         for k in order[:top]
     ]  # fmt: skip
