@@ -56,7 +56,7 @@ class Budget:
 
     @property
     def read_outputs(self) -> int:
-        """At how many outputs points are read: kernels are between all."""
+        """How many outputs of a point are read: kernels are between all."""
         return self.outputs if self.keeps_kernels else self.integrated
 
     @property

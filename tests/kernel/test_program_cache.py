@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.read import found
 from ntkexp.kernel.read import program_cache as chapter
 from ntkexp.kernel.read import reader as reading
 from ntkexp.kernel.read.found import Found
@@ -222,7 +223,7 @@ def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, largest = REGIMES[name]
     monkeypatch.setattr(chapter, "LARGEST", largest)
     monkeypatch.setattr(chapter, "LATEST", 4)
-    monkeypatch.setattr(reading, "LATEST", 4)
+    monkeypatch.setattr(found, "LATEST", 4)
     given = make()
     batches = [batch(given.generator) for _ in range(6)] if given.x.dim() == 3 else [given.x]
     reader = cached(given)
