@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible, polite_kill
 from ntkexp.cli.repeat import options, trusted
 from ntkexp.cli.train import ensure_writable
-from ntkexp.mistake import WrongArgument
+from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.command import command
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def claims(asked: ClaimsRequest) -> int:
 
 
 def judge(asked: ClaimsRequest) -> int:
-    """Carry claims out and show what is found."""
+    """Carry claims out and show what is found; the status is 1 if one of several could not be judged."""
     from ntkexp.engine.choose import choose
 
     size, engine = asked.size, choose(asked.engine, asked.workers)
@@ -72,12 +72,13 @@ def judge(asked: ClaimsRequest) -> int:
 
     out = ensure_writable(asked.out.expanduser()).absolute() / FOLDER
     with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
-        found = list(judged(asked, size, engine, out))
+        outcomes = list(judged(asked, size, engine, out))
+    found = [record for record in outcomes if record is not None]
     show(found, asked)
     page = write_page(out, command("claims", asked.names, [*[f"--{size}"] * (size != "default"), *asked.repeated]))
     if not (asked.quiet or asked.as_json):
         sys.stdout.write(f"{page}\n")
-    return 0
+    return 0 if len(found) == len(outcomes) else 1
 
 
 def write_page(claims: Path, repeat: str) -> Path:
@@ -88,8 +89,8 @@ def write_page(claims: Path, repeat: str) -> Path:
     return write_claims(claim_records(claims), claims.parent / "report", repeat)
 
 
-def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) -> Iterator[ClaimRecord]:
-    """Judge one claim after the other, all of them read before any is run."""
+def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) -> Iterator[ClaimRecord | None]:
+    """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged."""
     from ntkexp.claim.carry_out import Workshop, carry_out
     from ntkexp.claim.judge import judge_claim
     from ntkexp.claim.planned import plan_claim
@@ -98,13 +99,19 @@ def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) 
     from ntkexp.cli.sweep_progress import listener
     from ntkexp.config.compose import composer
 
-    made = composer(asked.config_dir, asked.trust)
+    made, trust = composer(asked.config_dir, asked.trust), trusted(asked.trust)
     read = [read_claim(name, made.builder, size) for name in asked.names or claim_names(made.builder.choices)]
-    workshop = Workshop(engine, listener(asked.quiet), trusted(asked.trust), asked.retry_failed)
+    workshop = Workshop(engine, listener(asked.quiet), trust, asked.retry_failed)
     for claim in read:
-        repeat = replace(asked, out=asked.out).repeated
-        planned = plan_claim(claim, made, out, trusted(asked.trust), repeat)
-        record = judge_claim(planned, carry_out(planned, workshop), size)
+        try:
+            planned = plan_claim(claim, made, out, trust, asked.repeated)
+            record = judge_claim(planned, carry_out(planned, workshop), size)
+        except Mistake as mistake:
+            if len(read) == 1:
+                raise
+            sys.stderr.write(f"{claim.name}: {mistake}\n")  # the others are judged all the same
+            yield None
+            continue
         if not asked.quiet and len(read) > 1:
             sys.stderr.write(f"{line(record)}\n")
         yield record
