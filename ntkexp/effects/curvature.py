@@ -15,13 +15,13 @@ Forward over reverse (Pearlmutter 1994): no gradient of a single example is made
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import grad, jvp, vmap
+from torch.func import grad, jacrev, jvp, vmap
 
 from ntkexp.effects.trajectory import TakenBatch
 from ntkexp.kernel.record.taping import plain_kernels
@@ -51,6 +51,16 @@ def curvature(
     with plain_kernels():
         found: tuple[Tensor, Tensor] = vmap(along, chunk_size=together)(vectors)
     return found
+
+
+def row_gradients(
+    batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]
+) -> Iterator[Float[Tensor, "row weight"]]:
+    """∇ℓ of every row by itself, batch by batch."""
+    for batch in batches:
+        with plain_kernels():
+            found: Tensor = jacrev(batch.losses)(weights)
+        yield found
 
 
 @cache

@@ -24,6 +24,9 @@ from torch import Tensor
 
 from ntkexp.effects.trajectory import TakenBatch
 
+Effects: TypeAlias = Literal["one_step"] | bool
+"""Whether effects are asked for, and whether by steps that are taken without an example."""
+
 MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 

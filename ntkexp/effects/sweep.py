@@ -5,6 +5,7 @@
 
 This is the derivative of F(θ_T) by the weight of every example, through the whole map of training: through every
 gradient, the optimizer's memory, its scalings, its clipping and its decay (Engstrom et al. 2025 call it metagradient).
+What leaving an example out would change is −∂F/∂wᵢ to first order; `one_step` takes the first step of that exactly.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ntkexp.effects.adjoint import Adjoint
 from ntkexp.effects.clipping import Clipping
 from ntkexp.effects.curvature import curvature, gradient
 from ntkexp.effects.mean import AbstractMean
+from ntkexp.effects.one_step import one_step_effects
 from ntkexp.effects.trajectory import AbstractTrajectory, TrainedStep
 
 
@@ -31,8 +33,9 @@ class AdjointSweep:
     trajectory: AbstractTrajectory
     mean: AbstractMean
     adjoint: Adjoint
-    slopes: Float[Tensor, "vector example"]  # ∂F/∂w
+    effects: Float[Tensor, "vector example"]  # −∂F/∂w, or what one step without each example does to F
     left: int
+    one_step: bool = False
     together: int | None = None  # vectors in one pass; None: all
     sizes: list[float] = field(default_factory=list)  # from the end on
 
@@ -47,6 +50,9 @@ class AdjointSweep:
         """Take one step back."""
         step = self.trajectory.step(index)
         clipping = Clipping(self.gradient(step), step.clip_norm)
+        if self.one_step and step.batches:
+            examples, found = one_step_effects(step, self.adjoint, clipping.gradient, self.mean)
+            self.effects.index_add_(1, examples, found)
         pulled = clipping.back(self.adjoint.back(step, clipping.factor * clipping.gradient))
         if step.batches:
             self.take_in(step, pulled)
@@ -62,21 +68,23 @@ class AdjointSweep:
     def take_in(self, step: TrainedStep, pulled: Float[Tensor, "vector weight"]) -> None:
         """What is pulled on the gradient pulls on the examples, and on the weights that it was made at."""
         curved, along = curvature(step.batches, step.weights, pulled, self.together)
+        self.adjoint.weights += curved
+        if self.one_step:
+            return
         rows = torch.split(along, [len(batch.examples) for batch in step.batches], dim=1)
         for part, batch in zip(rows, step.batches, strict=True):
-            self.slopes.index_add_(1, batch.examples, self.mean.slopes(part, batch))
-        self.adjoint.weights += curved
+            self.effects.index_add_(1, batch.examples, self.mean.slopes(part, batch), alpha=-1)
 
     @property
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs."""
-        return {"left": self.left, "sizes": self.sizes, "slopes": self.slopes, "adjoint": self.adjoint.state}
+        return {"left": self.left, "sizes": self.sizes, "effects": self.effects, "adjoint": self.adjoint.state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
         self.left, self.sizes = state["left"], list(state["sizes"])
-        self.slopes = state["slopes"].to(self.slopes.device)
-        rows = {name: row.to(self.slopes.device) for name, row in state["adjoint"].items()}
+        self.effects = state["effects"].to(self.effects.device)
+        rows = {name: row.to(self.effects.device) for name, row in state["adjoint"].items()}
         self.adjoint = Adjoint(**rows)
 
 
@@ -85,17 +93,19 @@ def sweep_from(
     end: Float[Tensor, "vector weight"],
     mean: AbstractMean,
     together: int | None = None,
+    *,
+    one_step: bool = False,
 ) -> AdjointSweep:
     """The sweep before its first step back, from ∂F/∂θ_T."""
     adjoint = Adjoint(weights=end.clone())
-    slopes = end.new_zeros(len(end), trajectory.examples)
     return AdjointSweep(
         trajectory=trajectory,
         mean=mean,
         adjoint=adjoint,
-        slopes=slopes,
+        effects=end.new_zeros(len(end), trajectory.examples),
         left=trajectory.length,
         together=together,
+        one_step=one_step,
         sizes=[size(adjoint)],
     )
 

@@ -25,18 +25,24 @@ class SweepPlan:
     adjoints: int  # of an output: of the weights, and of what the optimizer remembers
     tape_bytes: float  # per example
     number_bytes: int
+    taken_out: int = 0  # rows whose gradients are needed one by one
 
     @property
     def chunk(self) -> int:
         """How many points at once."""
         each = self.outputs * self.per_output
-        if self.free / 2 < max(each, self.per_pass):
-            needed = (2 * max(each, self.per_pass) - self.free) / 1e9
+        if self.free / 2 < max(each, self.least_pass):
+            needed = (2 * max(each, self.least_pass) - self.free) / 1e9
             raise Mistake(
                 f"path.effects: a sweep for one point needs {needed:.1f} GB more; raise memory_gb, or lower "
                 "model.width, data.train or optimizer.batch"
             )
         return max(1, min(self.points, int(self.free / 2 / each)))
+
+    @property
+    def least_pass(self) -> float:
+        """Bytes of a pass of one output, and of the gradients of single rows."""
+        return max(self.per_pass, PASS * self.taken_out * self.parameters * self.number_bytes)
 
     @property
     def together(self) -> int:

@@ -28,7 +28,13 @@ class FollowedEffects(NamedTuple):
 
 
 def followed_effects(
-    training: AbstractTrajectory, function: Function, queries: Inputs, mean: AbstractMean, memory_gb: float
+    training: AbstractTrajectory,
+    function: Function,
+    queries: Inputs,
+    mean: AbstractMean,
+    memory_gb: float,
+    *,
+    one_step: bool = False,
 ) -> FollowedEffects:
     """Sweep back for so many queries at a time as there is memory for."""
     end = training.end
@@ -36,10 +42,10 @@ def followed_effects(
     at_once = max(1, int(memory_gb * 1e9 / (ROWS * end.nbytes)))
     effects, sizes = [], []
     for vectors in torch.split(torch.cat(gradients), at_once):
-        sweep = sweep_from(training, vectors, mean, max(1, IN_CACHE // len(end)))
+        sweep = sweep_from(training, vectors, mean, max(1, IN_CACHE // len(end)), one_step=one_step)
         for _ in sweep.steps_back():
             continue
-        effects.append(-sweep.slopes)
+        effects.append(sweep.effects)
         sizes.append(torch.tensor(sweep.sizes))
     total = torch.stack(sizes).sum(0)
     values = torch.cat(effects).view(len(gradients), -1, training.examples)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ntkexp.effects.mean import MEANS, MeanName
+from ntkexp.effects.mean import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.followed_effects import FollowedEffects, followed_effects
@@ -56,7 +56,7 @@ class Trace:
         if not self.examples:
             raise Mistake("the model was never called with gradients enabled; follow the module that the loop calls")
 
-    def effects(self, mean: MeanName, memory_gb: float) -> FollowedEffects:
+    def effects(self, mean: MeanName, memory_gb: float, *, one_step: bool) -> FollowedEffects:
         """What would change without each example, if the loss is known."""
         if self.loss is None:
             raise Mistake(
@@ -64,21 +64,21 @@ class Trace:
                 "loss=, a function of outputs and call that gives one loss for each example"
             )
         training = FollowedTraining(steps=self.steps, function=self.function, loss=self.loss, names=self.examples)
-        return followed_effects(training, self.function, self.queries, MEANS[mean], memory_gb)
+        return followed_effects(training, self.function, self.queries, MEANS[mean], memory_gb, one_step=one_step)
 
     def attribute(
         self,
         *,
-        effects: bool = False,
+        effects: Effects = False,
         mean: MeanName = "renormalised",
         memory_gb: float = 4.0,
         decode: Decode | None = None,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
-        With `effects`, also by how much the output would change if the example were left out, as the derivative of the
-        whole training foretells it; `mean` says whether the others of a batch then share what is left (renormalised),
-        or keep their shares (fixed).
+        With `effects`, also by how much the output would change if the example were left out: as the derivative of the
+        whole training foretells it, or with 'one_step' as steps without the example do. `mean` says whether the others
+        of a batch then share what is left (renormalised), or keep their shares (fixed).
 
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
         tokens, `decode` gives their text, as that of a tokenizer does.
@@ -86,8 +86,12 @@ class Trace:
         gallery = Gallery()
         found = self.found(gallery)
         if effects:
-            would = self.effects(mean, memory_gb)
-            facts = {"mean": mean, "growth": would.growth}
+            would = self.effects(mean, memory_gb, one_step=effects == "one_step")
+            facts = {
+                "kind": "one_step" if effects == "one_step" else "derivative",
+                "mean": mean,
+                "growth": would.growth,
+            }
             found["effect"] = (("probe", "out", "example"), would.values.cpu().numpy(), facts)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from ntkexp.component import LONGEST, Component, Count, CountOrNone, Steps
-from ntkexp.effects.mean import MeanName
+from ntkexp.effects.mean import Effects, MeanName
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
@@ -27,7 +27,7 @@ class Path(Component):
     outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
     error_samples: CountOrNone = 16
     attributed: Count = 64
-    effects: bool = False
+    effects: Effects = False
     mean: MeanName = "renormalised"
     every: Literal[1, "snapshots"] = 1
     schedule: Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=LONGEST)], ...] = "log"

@@ -7,7 +7,7 @@
     decay          [probe, out]            what decay of the weights took away, where they decay
     by_step        [probe, out, step]      both together, step by step, where that is known
     effect         [probe, out, example]   by how much the output would change without the example, as the derivative of
-                                           training foretells it; attributes: `mean`, `growth`, `agreement`
+                                           training foretells it; attributes: `kind`, `mean`, `growth`, `agreement`
 
 These are by the rule that explains best; what others say has their names behind, as `contribution_left`. The attribute
 `example` of the store says who the examples are: their numbers in the source, their names, or what they hold, digested.

@@ -18,11 +18,14 @@ from ntkexp.removal.rerun import Rerun
 from ntkexp.report.leave_out import held_against
 from ntkexp.run.effects_pass import EffectsPass
 from ntkexp.run.state import RunState
+from ntkexp.shapes import Weights
 
 RETRAININGS = 2
 """A sweep back for one output takes as long as so many trainings, or longer."""
 
 EVERYONE = "every example was left out alone, which costs less than effects: `explain` tells what came of it"
+
+UNCHECKED = "effects of path.mean=fixed were not checked, as trainings without examples renormalise their means"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +48,20 @@ def effects_found(state: RunState) -> EffectsFound | None:
     )
     for place, output in enumerate(setting.domain.integrated):
         values[found.asked.points, output] = found.effects[:, place].double()
-    rerun = rerun_of(state)
-    agrees = agreement_of(state, found, rerun)
-    check = check_of(found, rerun, values) if state.step and sizes(setting.points.train) else None
+    rerun, mean = rerun_of(state), setting.experiment.path.mean
+    comparable = state.step > 0 and mean == "renormalised"  # as trainings again are
+    agrees = agreement_of(found, rerun, state.weights) if comparable else None
+    check = check_of(found, rerun, values) if comparable and sizes(setting.points.train) else None
     caveats = Caveats(
         growth=found.growth,
         agreement=agrees,
         kinks=found.asked.kinks,
         eps=None if (spread := setting.experiment.optimizer.spread_at(0)) is None else spread.eps,
     )
-    facts = {"mean": setting.experiment.path.mean, "growth": found.growth}
+    kind = "one_step" if setting.experiment.path.effects == "one_step" else "derivative"
+    facts: dict[str, float | str] = {"kind": kind, "mean": mean, "growth": found.growth}
     told = [*caveats.sentences, *([] if check is None else [checked(check, found.growth, setting.points.train)])]
+    told += [UNCHECKED] if mean != "renormalised" else []
     return EffectsFound(
         values=values,
         facts=facts if agrees is None else facts | {"agreement": agrees},
@@ -84,10 +90,7 @@ def check_of(found: EffectsPass, rerun: Rerun, values: Float[Tensor, "point out 
     return leave_out(rerun, values[points], found.setting.problem.inputs[points], probe, everyone=cheap)
 
 
-def agreement_of(state: RunState, found: EffectsPass, rerun: Rerun) -> float | None:
-    """Whether half of a removal does half of it, in the convention of the mean in which trainings are taken again."""
-    setting = state.setting
-    if setting.experiment.path.mean != "renormalised" or not state.step:
-        return None
-    inputs = setting.problem.inputs[found.asked.points]
-    return agreement(rerun, rerun.flat.vector(state.weights), inputs, setting.domain.integrated)
+def agreement_of(found: EffectsPass, rerun: Rerun, end: Weights) -> float:
+    """Whether half of a removal does half of it."""
+    inputs = found.setting.problem.inputs[found.asked.points]
+    return agreement(rerun, rerun.flat.vector(end), inputs, found.setting.domain.integrated)

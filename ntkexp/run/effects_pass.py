@@ -62,7 +62,8 @@ class EffectsPass:
         """The sweep of a chunk, where it stands."""
         vectors = self.end_gradients(training, self.asked.points[chunk])
         mean = MEANS[self.setting.experiment.path.mean]
-        sweep = sweep_from(training, vectors, mean, self.asked.plan.together)
+        one_step = self.setting.experiment.path.effects == "one_step"
+        sweep = sweep_from(training, vectors, mean, self.asked.plan.together, one_step=one_step)
         if self.saved is not None:
             sweep.restore(self.saved)
             self.saved = None
@@ -70,7 +71,7 @@ class EffectsPass:
 
     def end(self, sweep: AdjointSweep, chunk: slice) -> None:
         """Take in what a sweep has found."""
-        self.effects[chunk] = -sweep.slopes.view(-1, *self.effects.shape[1:])
+        self.effects[chunk] = sweep.effects.view(-1, *self.effects.shape[1:])
         sizes = torch.tensor(sweep.sizes, dtype=torch.float64)
         self.sizes = sizes if self.sizes is None else self.sizes + sizes
         self.done, self.sweep = self.done + 1, None

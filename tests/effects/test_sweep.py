@@ -60,7 +60,7 @@ def slopes(found: Trained, mean: MeanName, vectors: Tensor) -> Tensor:
     sweep = sweep_from(found.trajectory, vectors, MEANS[mean])
     for _ in sweep.steps_back():
         continue
-    return sweep.slopes
+    return -sweep.effects
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_a_sweep_that_was_left_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     resumed.restore(state)
     for _ in resumed.steps_back():
         continue
-    assert torch.equal(resumed.slopes, slopes(found, "fixed", end))
+    assert torch.equal(-resumed.effects, slopes(found, "fixed", end))
