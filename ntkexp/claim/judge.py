@@ -60,7 +60,8 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
     """Judge one look; of what failed, the first reason is said."""
     table = look.quantity.of(measured)
     found = together([part.judge(table) for part in look.expectation])
-    failed = measured.table[measured.table["state"] != "done"] if "state" in measured.table else measured.table[:0]
+    states = measured.table["state"] if "state" in measured.table else pd.Series("done", measured.table.index)
+    failed = measured.table[states.fillna("done") != "done"]  # rows of a trial have no state
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
         found = found.doubted(f"{len(failed)} of {len(measured.table)} runs have no result: {reason}")

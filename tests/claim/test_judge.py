@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ntkexp.claim.claim import Look
 from ntkexp.claim.expectation.identity import Identity
 from ntkexp.claim.expectation.location import Location
 from ntkexp.claim.expectation.order import Order
 from ntkexp.claim.expectation.slope import Slope
 from ntkexp.claim.finding import CHANCE, Finding, decide, together
+from ntkexp.claim.judge import judge_look
 from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity.column import Column
 from ntkexp.claim.quantity.columns import Columns
@@ -152,3 +154,18 @@ def test_columns_leave_out_what_runs_were_not_asked_for() -> None:
 def kept(folder: Path) -> dict[str, bytes]:
     """Everything in the folder of a claim but the time that it took."""
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != TIMINGS}
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("done", "supported"), ("failed", "undecided")])
+def test_rows_of_a_trial_beside_runs_have_no_state(state: str, verdict: str) -> None:
+    table = pd.DataFrame(
+        {
+            "runs": ["runs", "trial"],
+            "state": [state, np.nan],
+            "reason": ["", np.nan],
+            "seed": [0, 0],
+            "error": [0.0, 0.0],
+        }
+    )
+    look = Look({}, None, (0, 1), Column(column="error"), (Identity(),))
+    assert judge_look(look, Measured(table, {}))[1].verdict == verdict
