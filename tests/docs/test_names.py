@@ -1,6 +1,7 @@
 """One word, one meaning: a class of one chapter is called like none of another.
 
-Components are spared: they go by their chapter, in configurations as in `ntkexp.loss.Squared`.
+Components are spared: they go by their chapter, in configurations as in `ntkexp.loss.Squared`. So are callbacks, which go
+by the library that they are for, as in `ntkexp.lightning.Follow`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ast
 from collections import defaultdict
 from importlib import import_module
 
+import ntkexp
 from ntkexp.component import Component
 from tests.docs.readme import ROOT
 
@@ -16,7 +18,8 @@ from tests.docs.readme import ROOT
 def modules_by_class() -> dict[str, list[str]]:
     """The modules in which a class of this name is written."""
     found = defaultdict(list)
-    for file in sorted((ROOT / "ntkexp").rglob("*.py")):
+    files = sorted((ROOT / "ntkexp").rglob("*.py"))
+    for file in (each for each in files if each.stem not in ntkexp.CALLBACKS or each.parent.name != "ntkexp"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(".".join(file.relative_to(ROOT).with_suffix("").parts))

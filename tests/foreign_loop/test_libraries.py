@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from importlib import import_module
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import ntkexp
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 
@@ -83,6 +85,30 @@ def test_lightning_with_clipping_and_one_cycle(tmp_path: Path) -> None:
     assert not module.net._forward_hooks
 
 
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_a_missing_library_is_asked_for_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = {"lightning": "ntkexp.lightning", "transformers": "ntkexp.huggingface"}[name]
+    for loaded in [each for each in sys.modules if each.split(".")[0] == name] + [name]:
+        monkeypatch.setitem(sys.modules, loaded, None)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    extra = module.removeprefix("ntkexp.")
+    with pytest.raises(Mistake, match=rf"needs {name}, which cannot be imported .*: pip install 'ntkexp\[{extra}\]'"):
+        import_module(module)
+
+
+def test_a_compiled_model_is_followed_as_it_was() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), torch.randn(6, 3).double()
+    fast, before = torch.compile(net, backend="eager"), deepcopy(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    with ntkexp.follow(fast, optimizer, queries=x) as trace:
+        for _ in range(3):
+            optimizer.zero_grad()
+            fast(x).square().sum().backward()
+            optimizer.step()
+    with torch.no_grad():
+        closes(trace, net(x) - before(x), EXACT)
+
+
 def test_trainer_with_a_language_model(transformers: Any, tmp_path: Path) -> None:
     """Two batches a step, whose divisor is the number of all their words, clipping and a warm-up."""
     sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -98,16 +124,27 @@ def test_trainer_with_a_classifier_of_texts(transformers: Any, tmp_path: Path) -
     configuration = transformers.BertConfig(**sizes, **still, intermediate_size=32, max_position_embeddings=8)
     model = transformers.BertForSequenceClassification(configuration)
     texts = [{"input_ids": text, "labels": text.sum() % 3} for text in torch.randint(11, (12, 6))]
-    trained(model, texts, tmp_path, weight_decay=0.1)
+    trained(model, texts, tmp_path, {"to": tmp_path / "trace"}, weight_decay=0.1)
 
 
-def trained(model: Any, texts: list[dict[str, Tensor]], folder: Path, **settings: Any) -> None:
+def test_trainer_under_autocast_is_refused(transformers: Any, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    still = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (4, 6))]
+    with pytest.raises(Mistake, match=r"step 0: layer 'transformer\.wte' runs under autocast to bfloat16"):
+        trained(model, texts, tmp_path, bf16=True)
+
+
+def trained(
+    model: Any, texts: list[dict[str, Tensor]], folder: Path, options: dict[str, Any] | None = None, **settings: Any
+) -> None:
     """Train by the library, and hold the trace against what that did."""
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415  slow
 
     import ntkexp.huggingface  # noqa: PLC0415
 
-    seen, before = ntkexp.huggingface.Follow(queries=TOKENS, output="logits"), deepcopy(model).eval()
+    seen, before = ntkexp.huggingface.Follow(queries=TOKENS, output="logits", **(options or {})), deepcopy(model).eval()
     off = dict.fromkeys(("save_strategy", "logging_strategy"), "no")
     arguments = TrainingArguments(
         **{"output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True, "learning_rate": 1e-2},

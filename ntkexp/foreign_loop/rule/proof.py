@@ -1,15 +1,14 @@
-"""Proof (b): what a rule makes of the gradient is what the optimizer made of it, in its memory and in the weights.
+"""Proof (b): what a rule makes of the gradients is what the optimizer made of them.
 
-It is read at every step of somebody's training, so it is quick first: no row is off by more than rounding of the
+The memory is summed here too, of the gradients alone: one that was changed by hand shows in the step that uses it. All
+this happens at every step of somebody's training, so it is quick first: no row is off by more than rounding of the
 typical element. Where one is, every element is held against the sizes of the numbers that it was made of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ FEW = 4096  # numbers that tell of what size the others are
 
 @dataclass
 class RuleProof:
-    """`memory` is what the optimizer remembered after the latest step of a parameter, by its name; `moved` says how
+    """`memory` is what the optimizer remembers after the latest step of a parameter, by its name; `moved` says how
     often it has moved. `place` is where differences are formed: fresh memory for each costs more than they do."""
 
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -39,16 +38,20 @@ class RuleProof:
         ends: tuple[Tensor, Tensor],
         kept: Tensor | None,
     ) -> float:
-        """Refuse a step between these weights, or a memory `kept` after it, that the rule does not explain; how far
-        the weights are from where it leads, relative to them."""
+        """Refuse a step between these weights that the rule does not explain; how far they are from where it leads,
+        relative to them. What the optimizer has `kept` is asked where it decides."""
         (before, after), known = ends, self.memory.get(name)
         memory, there = step.memory(gradient, before, known, out=known), self.there(before)
-        about = partial(sizes, step, gradient, before, memory)
-        missed = refuse_unexplained(where, after, step.after(gradient, before, memory, out=there), lambda: about()[1])
         if kept is not None:
-            refuse_unexplained(where, kept.detach(), there.copy_(memory), lambda: about()[0])
-            self.memory[name] = memory.copy_(kept.detach())
-        return missed
+            self.memory[name] = memory
+        missed, typical = off(after, step.after(gradient, before, memory, out=there)), root_mean_square(after)
+        if missed <= bound(after) * typical < math.inf:
+            return missed / typical if missed else 0.0
+        made, reached = sizes(step, gradient, before, memory)
+        if kept is not None:  # two sums of the same, each with its own rounding of what came in long ago
+            refuse_unexplained(where, kept, there.copy_(memory), made.clamp_(min=float(made.mean())))
+            memory.copy_(kept)
+        return refuse_unexplained(where, after, step.after(gradient, before, memory, out=there), reached)
 
     def there(self, like: Tensor) -> Tensor:
         """The place for a difference of this shape."""
@@ -71,25 +74,29 @@ def sizes(step: LinearStep, gradient: Tensor, before: Tensor, memory: Tensor) ->
     return made, before.abs() + step.scale * made + step.ahead * pulled
 
 
-def refuse_unexplained(where: str, found: Tensor, expected: Tensor, size: Callable[[], Tensor]) -> float:
+def bound(found: Tensor) -> float:
+    """How far rounding takes numbers of size one."""
+    return ROUNDING * torch.finfo(found.dtype).eps
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    """No element is further than this from what was expected, which is overwritten by the difference."""
+    return largest_row(expected.sub_(found)) if found.numel() else 0.0
+
+
+def refuse_unexplained(where: str, found: Tensor, expected: Tensor, size: Tensor) -> float:
     """Refuse numbers that are not where a rule leads, where rounding of numbers of this size does not explain it; how
-    far they are from there, relative to them. What was expected is overwritten."""
-    if not found.numel():
-        return 0.0
-    bound, off = ROUNDING * torch.finfo(found.dtype).eps, expected.sub_(found)
-    most, typical = largest_row(off), root_mean_square(found.flatten()[:FEW])
-    if most <= bound * typical < math.inf:
-        return most / typical if most else 0.0
+    far they are from there, relative to them."""
     if not found.isfinite().all():
         raise Mistake(f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones")
-    sized = size()
-    beyond = off.abs_().sub_(sized, alpha=bound)
-    if not float(beyond.max()) <= 0:
+    missed = expected.sub_(found).abs_()
+    beyond = float((missed - bound(found) * size).max())
+    if not beyond <= 0:
         raise Mistake(
-            f"{where} is not where its optimizer's rule leads, by {float(beyond.max()):.2g} or more; was its gradient "
-            "changed in the step, or the weight after it, or by a write to its .data?"
+            f"{where} is not where its optimizer's rule leads, by {beyond:.2g} or more; was its gradient changed in "
+            "the step, or its memory, or the weight after it, or by a write to its .data?"
         )
-    return most / float(sized.max())
+    return float(missed.max()) / float(size.max())
 
 
 def largest_row(values: Tensor) -> float:
@@ -102,9 +109,10 @@ def largest_row(values: Tensor) -> float:
 
 
 def root_mean_square(values: Tensor) -> float:
-    """The root of the mean square, which is no larger than the largest.
+    """The root of the mean square of the first few, which is no larger than the largest.
 
     >>> root_mean_square(torch.tensor([3.0, -3.0]))
     3.0
     """
-    return math.sqrt(float(values @ values) / len(values))
+    few = values.flatten()[:FEW]
+    return math.sqrt(float(few @ few) / max(1, len(few)))
