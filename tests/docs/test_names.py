@@ -1,7 +1,7 @@
 """One word, one meaning: a class of one chapter is called like none of another.
 
-Components are spared: they go by their chapter, in configurations as in `ntkexp.loss.Squared`. So are callbacks, which go
-by the library that they are for, as in `ntkexp.lightning.Follow`.
+Components are spared: they go by their chapter, in configurations as in `ntkexp.loss.Squared`. So are callbacks, which
+go by the library that they are for, as in `ntkexp.lightning.Follow`.
 """
 
 from __future__ import annotations
