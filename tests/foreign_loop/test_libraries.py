@@ -98,7 +98,8 @@ def test_a_missing_library_is_asked_for_in_one_line(name: str, monkeypatch: pyte
 
 def test_a_compiled_model_is_followed_as_it_was() -> None:
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), torch.randn(6, 3).double()
-    fast, before = torch.compile(net, backend="eager"), deepcopy(net)
+    fast: Any = torch.compile(net, backend="eager")
+    before = deepcopy(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     with ntkexp.follow(fast, optimizer, queries=x) as trace:
         for _ in range(3):
