@@ -21,6 +21,7 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.sealed_log import SealedLog
 from tests.foreign_loop import bugs, loops
+from tests.foreign_loop.bugs import RECORDED
 from tests.foreign_loop.loops import Body, Loop, Maker, batches, followed, loop
 
 QUICK = ((loops.adamw, loops.scheduled_and_clipped), (loops.several, loops.plain))
@@ -54,7 +55,7 @@ def test_a_trace_on_disk_tells_the_same(optimizers: Maker, body: Body, every: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", [bugs.never_zeroed, bugs.frozen_half_way, bugs.clipped_in_part, bugs.doubled_step])
+@pytest.mark.parametrize("body", RECORDED, ids=lambda body: body.__name__)
 def test_and_of_what_went_wrong(body: Body, tmp_path: Path) -> None:
     trace = followed(loop(loops.momentum), body, to=tmp_path / "run", every=3)
     same_parts(followed(loop(loops.momentum), body), trace)
