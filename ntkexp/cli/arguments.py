@@ -39,6 +39,20 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
+def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer in the shell the names of claims, each once."""
+    from ntkexp.config.choices import Choices
+    from ntkexp.config.folders import folders
+    from ntkexp.mistake import Mistake
+
+    given, said = context.params.get("config_dir"), context.params.get("names") or []
+    try:
+        known = Choices(folders(given and Path(given))).options("claim")
+    except Mistake:
+        return []
+    return [name for name in [*known, "list", "judge"] if name.startswith(incomplete) and name not in said]
+
+
 def require_tensorboard(wanted: bool) -> bool:
     """TensorBoard is missed before an hour of training, not after it."""
     if wanted:

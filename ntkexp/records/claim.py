@@ -83,7 +83,7 @@ class ClaimRecord:
 
     @property
     def told(self) -> dict[str, Json]:
-        """The claim as `claims --json` tells it: its own look first, the others by name."""
+        """The claim as a program is told of it: its own look first, the others by name."""
         others = {name: look.fields for name, look in self.looks.items() if name != "main"}
         return {**{key: value for key, value in self.fields.items() if key != "looks"}, **self.main.fields, **others}
 

@@ -126,8 +126,15 @@ def test_a_run_loads_no_compiler() -> None:
     ("line", "offered"),
     [
         ("ntkexp tr", ["train"]),
-        ("ntkexp ", ["train", "sweep", "config", "resume", "report", "explain", "compare", "runs", "kernel"]),
+        (
+            "ntkexp ",
+            [
+                *("train", "sweep", "claims", "config", "resume", "report", "explain", "attribute", "compare", "runs"),
+                "kernel",
+            ],
+        ),
         ("ntkexp sweep wi", ["width"]),
+        ("ntkexp claims kernel_st", ["kernel_stays"]),
         ("ntkexp sweep width model.wi", ["model.width=", "model.width=512"]),
         ("ntkexp train model.wi", ["model.width=", "model.width=512"]),
         ("ntkexp train los", ["loss=", "loss.reduction="]),

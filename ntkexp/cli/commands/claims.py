@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import ConfigDir, Engine, Quiet, Trust
+from ntkexp.cli.arguments import ConfigDir, Engine, Quiet, Trust, offer_claims
 
 
 def claims(
@@ -16,6 +16,7 @@ def claims(
         typer.Argument(
             metavar="[list|judge|NAME]...",
             help="Claims by name, all if none is given; list: show them; judge: try the rules of judging.",
+            autocompletion=offer_claims,
             show_default=False,
         ),
     ] = None,
