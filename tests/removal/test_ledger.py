@@ -5,17 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 from math import factorial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
+from ntkexp.progress import Silent
 from ntkexp.removal.again import again
+from ntkexp.removal.group import ledger_between
+from ntkexp.removal.pair import Pair
 from ntkexp.removal.rerun import Rerun
 from ntkexp.removal.train import trained
+from ntkexp.run.setting import prepare
+from tests.config.components import OWN, asked_for, networks
 from tests.removal.problems import CASES, GROUP, rerun, split
-from tests.run.small import ran
+from tests.run.small import ran, small
 
 CLOSES = 1e-11  # ten steps of some hundred roundings each, and by Adam quotients of small numbers
 
@@ -49,6 +56,21 @@ def test_shares_add_up_to_what_retraining_changed(case: str, activation: str) ->
     assert not found.shares[:, untouched].any()
     drawn = {k for step in range(training.length) for k in training.batch(step).rows.tolist()}
     assert [k for k in GROUP if found.shares[:, k].any()] == [k for k in GROUP if k in drawn] != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", networks())
+def test_shares_add_up_in_every_architecture(model: str) -> None:
+    words = ("model.width=8", "steps=3", "data.train=6", "data.probe=2", "data.test=2", "optimizer=sgd")
+    experiment = small(*asked_for("model", model), *words, "optimizer.batch=3", trust=[str(OWN)])
+    setting = prepare(experiment)
+    training = again(experiment, setting.problem, setting.descent.step_size, experiment.steps)
+    points = setting.problem.inputs[6:8]
+    with TemporaryDirectory() as folder:
+        weight = Pair(training.everyone, training.without([0, 1, 2]))
+        found = ledger_between(training, weight, points, torch.tensor([[0, 0], [1, 0]]), Path(folder), Silent())
+    assert found.actual.any()
+    assert found.closure < CLOSES
 
 
 def test_without_the_correction_shares_would_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
