@@ -116,6 +116,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert np.array_equal(again.actual, found.actual)
 
 
+@pytest.mark.slow
 def test_several_removals_at_once_are_those_one_by_one() -> None:
     training, points = rerun("adam", "relu")
     together = changes(training, [GROUP, [1]], points)
@@ -123,7 +124,8 @@ def test_several_removals_at_once_are_those_one_by_one() -> None:
         assert torch.allclose(changes(training, [group], points)[0], change, rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.parametrize("case", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["sgd", "adam"])
 def test_a_mean_over_the_whole_batch_shrinks_steps_instead(case: str) -> None:
     """Halving all weights halves every gradient, which a mean over what is left does not notice."""
     assert case in CASES

@@ -33,7 +33,7 @@ def at(training: Rerun, points: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([training.outputs(end, points).flatten() for end in ends])
 
 
-FAST = {"gd", "clipped", "one by one", "adam", "amsgrad"}
+FAST = {"gd", "adam", "amsgrad"}
 EVERY = [
     pytest.param(case, activation, marks=() if activation == "relu" and case in FAST else pytest.mark.slow)
     for case in CASES
@@ -101,7 +101,9 @@ def test_copies_get_the_same_share(case: str) -> None:
     assert not torch.allclose(found[:, 0], found[:, 3], rtol=1e-3)
 
 
-@pytest.mark.parametrize("case", ["clipped", pytest.param("adam", marks=pytest.mark.slow), "amsgrad"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("clipped", marks=pytest.mark.slow), pytest.param("adam", marks=pytest.mark.slow), "amsgrad"]
+)
 def test_between_trainings_that_hardly_differ_shares_are_derivatives(case: str) -> None:
     """The difference quotient of the ledger at distance h, and of training at ±h: both are off by h²."""
     training, points = rerun(case, "tanh", "optimizer.eps=1e-4") if case != "clipped" else rerun(case, "tanh")
