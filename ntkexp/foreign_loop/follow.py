@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.example_loss import ExampleLoss
+from ntkexp.foreign_loop.fixed import Fixed
 from ntkexp.foreign_loop.keeper import KeeperInMemory
 from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
 from ntkexp.foreign_loop.kept.open import keeper_in
@@ -68,7 +69,7 @@ def follow(
         keeper = keeper_in(
             to, inner, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
         )
-    watch = Watch(model, optimizers, output, ids, keeper)
+    watch = Watch(model, optimizers, output, ids, keeper, Fixed(inner, module))
     try:
         watch.begin()
         yield Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder)

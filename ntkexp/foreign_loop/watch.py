@@ -17,6 +17,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.fixed import Fixed
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.members import Members
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
@@ -45,6 +46,7 @@ class Watch:
     output: str | int | None
     ids: Ids
     keeper: AbstractKeeper
+    fixed: Fixed
     calls: list[ModelCall] = field(default_factory=list)
     untouched: Untouched = field(default_factory=Untouched)
     proof: RuleProof = field(default_factory=RuleProof)
@@ -121,8 +123,11 @@ class Watch:
         if not output.requires_grad:
             return
         self.untouched.refuse_writes(self.keeper.count, self.members)
+        self.fixed.refuse_writes(self.keeper.count, self.untouched.weights)
         if reasons := list(training_modes(self.model)):
-            raise Mistake(f"step {self.keeper.count}: {reasons[0]}, which is not followed; train with model.eval()")
+            raise Mistake(
+                f"step {self.keeper.count}: {reasons[0]}, which is not followed; train with model.eval(), or without"
+            )
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids))
         output.register_hook(partial(self.on_gradient, call))  # type: ignore[no-untyped-call]  # torch's own
@@ -141,6 +146,7 @@ class Watch:
     def on_start(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """A step begins: nobody else has moved its weights since the last one."""
         self.untouched.refuse_writes(self.keeper.count, self.members.of(optimizer).items())
+        self.fixed.refuse_writes(self.keeper.count, self.untouched.weights)
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step that was taken, and prove that it is the optimizer's."""

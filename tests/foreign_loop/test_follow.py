@@ -169,6 +169,7 @@ def test_examples_may_have_names() -> None:
         (lambda: followed(stepped(), plain), "has taken steps already"),
         (lambda: followed(loop(lambda m: [torch.optim.SGD(m.parameters(), maximize=True)]), plain), "maximize=True"),
         (lambda: followed(loop(all_but_one), given_one_more), "step 4: '4.bias' was given to the optimizer"),
+        (lambda: followed(loop(all_but_one), moved_by_hand), "step 1: '4.bias', which no followed optimizer moves"),
         (lambda: followed(loop(sgd), plain, ids="name"), "not called with such a keyword"),
         (lambda: followed(loop(sgd), plain, memory_gb=1e-5), "step 3: the steps followed so far take more"),
     ],
@@ -190,6 +191,12 @@ def given_one_more(given: Loop, batch: torch.Tensor) -> None:
     if given.done == 4:
         given.optimizers[0].add_param_group({"params": [given.model[4].get_parameter("bias")]})
     plain(given, batch)
+
+
+def moved_by_hand(given: Loop, batch: torch.Tensor) -> None:
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[4].get_parameter("bias").add_(0.1)
 
 
 def stepped() -> Loop:

@@ -1,0 +1,54 @@
+"""What no followed optimizer moves stays as it was: frozen parameters, and buffers.
+
+The trace asks a copy of the model, in which these are as they were when following began. A readout's bias that somebody
+else moves changes no gradient, so that no other proof would show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ntkexp.mistake import Mistake
+
+
+@dataclass
+class Fixed:
+    """`copy` is the model as it was; `counts` are the writes to a tensor that are known to have changed nothing."""
+
+    model: nn.Module
+    copy: nn.Module
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.counts.update((name, tensor._version) for name, tensor in named_tensors(self.model).items())
+
+    def refuse_writes(self, step: int, moved: Container[str]) -> None:
+        """Refuse what was written to and is not what it was, beside what is moved.
+
+        >>> net = nn.Linear(2, 1)
+        >>> fixed = Fixed(net, nn.Linear(2, 1))
+        >>> fixed.refuse_writes(0, set())
+        >>> nn.init.zeros_(net.bias) is net.bias
+        True
+        >>> fixed.refuse_writes(0, {"bias"})
+        >>> fixed.refuse_writes(0, set())
+        Traceback (most recent call last):
+        ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
+        """
+        for name, tensor in named_tensors(self.model).items():
+            if name in moved or tensor._version == self.counts.get(name):
+                continue
+            if name not in self.counts or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):
+                raise Mistake(
+                    f"step {step}: '{name}', which no followed optimizer moves, was changed; follow what moves it too"
+                )
+            self.counts[name] = tensor._version
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by their names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
