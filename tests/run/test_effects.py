@@ -99,6 +99,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_bits(words: tuple[str, ...], a
     assert resumed.facts == undisturbed.facts
 
 
+@pytest.mark.slow
 def test_kinks_and_disagreement_are_told() -> None:
     found = effects_of(prepare(small(*QUICK, "model.activation=relu", "optimizer=gd")))
     assert any("relu" in sentence for sentence in found.caveats)
