@@ -37,8 +37,7 @@ def gradients(
     rerun: Rerun, weights: Float[Tensor, "run weight"], share: Float[Tensor, "run row"], rows: Int[Tensor, " row"]
 ) -> Float[Tensor, "run weight"]:
     """Find g(θ) of several runs."""
-    found: Tensor = vmap(lambda w, k: gradient(rerun, w, k, rows), chunk_size=AT_ONCE)(weights, share)
-    return found
+    return at_once(lambda one, of: gradient(rerun, one, of, rows), weights, share)
 
 
 def curved(
@@ -72,7 +71,20 @@ def way_back(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, 
 
 def pulled(pull: WayBack, several: Float[Tensor, "several ..."]) -> Tensor:
     """Take several through the way back."""
-    found: Tensor = vmap(lambda one: pull(one)[0], chunk_size=AT_ONCE)(several)
+    return at_once(lambda one: pull(one)[0], several)
+
+
+def at_once(function: Callable[..., Tensor], *several: Float[Tensor, "several ..."]) -> Float[Tensor, "several ..."]:
+    """Take several through a function together, or one by one where a module looks at numbers and decides by them.
+
+    >>> at_once(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
+    tensor([[ 2.],
+            [-1.]])
+    """
+    try:
+        found: Tensor = vmap(function, chunk_size=AT_ONCE)(*several)
+    except RuntimeError:  # what is wrong with the function itself is told below
+        found = torch.stack([function(*each) for each in zip(*several, strict=True)])
     return found
 
 

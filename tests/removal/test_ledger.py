@@ -20,6 +20,7 @@ from ntkexp.removal.pair import Pair
 from ntkexp.removal.rerun import Rerun
 from ntkexp.removal.train import trained
 from ntkexp.run.setting import prepare
+from ntkexp.shapes import Inputs, Weights
 from tests.config.components import OWN, asked_for, networks
 from tests.removal.problems import CASES, GROUP, rerun, split
 from tests.run.small import ran, small
@@ -71,6 +72,19 @@ def test_shares_add_up_in_every_architecture(model: str) -> None:
         found = ledger_between(training, weight, points, torch.tensor([[0, 0], [1, 0]]), Path(folder), Silent())
     assert found.actual.any()
     assert found.closure < CLOSES
+
+
+def test_a_module_that_decides_by_numbers_is_taken_one_by_one() -> None:
+    training, points = rerun("gd", "relu")
+
+    def deciding(weights: Weights, inputs: Inputs) -> Tensor:
+        found = training.function(weights, inputs)
+        return found if float(next(iter(weights.values())).sum()) < 1e9 else -found
+
+    few = replace(training, function=deciding, length=3)
+    weights = [training.everyone, training.without(GROUP)]
+    found, expected = split(few, points, *weights), split(replace(training, length=3), points, *weights)
+    assert torch.allclose(found.shares, expected.shares, rtol=1e-9, atol=1e-14)
 
 
 def test_without_the_correction_shares_would_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
