@@ -27,6 +27,10 @@ def leave_out(
     from ntkexp.report.group import group
     from ntkexp.report.ledger import entries
 
+    if "follow" in run.config:
+        raise Mistake(
+            f"{run.path} is of a loop of yours, which nothing here can run again without some of its examples"
+        )
     points = [numbered(run, split, number) for number in numbers]
     chosen = group(run, text, lambda: influences(run, points))
     admitted = admit(trust)

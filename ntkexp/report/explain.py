@@ -36,7 +36,7 @@ class Example:
     index: int
     name: str
     shown: NDArray[np.generic]
-    text: str = ""
+    text: str | None = None
 
 
 @dataclass(frozen=True)

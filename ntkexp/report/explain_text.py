@@ -46,7 +46,7 @@ def examples(explanation: Explanation, top: int) -> str:
     rows = [
         (
             called(part.example),
-            fitting(part.example.text) if says else part.example.name,
+            fitting(part.example.text or "") if says else part.example.name,
             signed(part.added),
             percent(abs(part.added) / mass),
             when(part),
@@ -59,7 +59,8 @@ def examples(explanation: Explanation, top: int) -> str:
         rows.append((f"{len(rest)} others", "", signed(sum(part.added for part in rest)), percent(shares), MISSING))
         rows[-1] = (*rows[-1], *([MISSING] if tells else []))
     known = ["if left out"] if tells else []
-    header = ("example", "holds" if says else "target", "added", "of all parts", "half by", *known)
+    named = "target" if parts and parts[0].example.text is None else "name"
+    header = ("example", "holds" if says else named, "added", "of all parts", "half by", *known)
     return aligned(header, rows, (False, False, *[True] * (len(header) - 2)))
 
 

@@ -271,15 +271,17 @@ def test_its_size_is_said_before_it_grows(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_kept_weights_are_thinned_when_their_share_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ntkexp.foreign_loop.kept.plan.MOST", 10e3)  # bytes; weights and memory take 3.3e3 here
+    monkeypatch.setattr("ntkexp.foreign_loop.kept.plan.FIRST", 1)
     trace = followed(loop(loops.momentum), loops.plain, to=tmp_path / "run")
     assert len(list((tmp_path / "run" / "trace" / "weights").iterdir())) <= 4
     same_parts(followed(loop(loops.momentum), loops.plain), trace)
 
 
 def test_a_plan_stops_where_memory_would_not_hold_what_is_replayed() -> None:
-    plan = KeepingPlan.of(None, 1e6, 1e6, free=1e7, memory_gb=0.007)
+    plan = KeepingPlan.of(None, 1e6, 1e6, free=1e7, memory_gb=0.06)
+    assert (plan.every, plan.most) == (8, 20)
     assert plan.too_many(4)
-    plan.every = 2
+    plan.every = 16
     assert not plan.too_many(4)
 
 

@@ -127,7 +127,7 @@ class KeeperOnDisk(AbstractKeeper):
         self.told = True
         numbers = sum(part.numel() for part in weights.values())
         each = self.plan.size / numbers
-        often = f"after every {self.plan.every} steps" if self.plan.fixed else "after every step, or as seldom as fits"
+        often = f"after every {self.plan.every} steps{'' if self.plan.fixed else ', or as seldom as fits,'}"
         disk = disk_usage(self.files.path).free
         limit = "" if self.plan.fixed else f"up to {self.plan.share / 1e9:.3g} GB of "
         LOG.warning(  # nobody who has not asked for a log would see anything less

@@ -1,4 +1,4 @@
-"""How often weights are kept on disk: after every step, and more seldom when that takes more than its share.
+"""How often weights are kept on disk: after every few steps, and more seldom when that takes more than its share.
 
 Whenever the share is used up, every second of the kept is dropped, and so the trace of a loop of any length fits.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARE, MOST = 0.25, 50e9  # of what is free on the disk, and in bytes
+FIRST = 8  # steps: to seal and write all weights costs more time than a small step of training
 IN_MEMORY = 3  # copies of the weights that a replayed step takes: itself, its gradient, scales of elements
 
 
@@ -30,7 +31,7 @@ class KeepingPlan:
         10
         """
         most = int(1e9 * memory_gb / (IN_MEMORY * weights)) if weights else 1
-        return cls(every or 1, every is not None, most, size, min(SHARE * free, MOST))
+        return cls(every or max(1, min(FIRST, most)), every is not None, most, size, min(SHARE * free, MOST))
 
     def due(self, since: int) -> bool:
         """Whether weights are to be kept, so many steps after the last."""
