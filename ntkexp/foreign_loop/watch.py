@@ -123,11 +123,9 @@ class Watch:
         if not output.requires_grad:
             return
         self.untouched.refuse_writes(self.keeper.count, self.members)
+        if reason := next(training_modes(self.model), None):
+            raise Mistake(f"step {self.keeper.count}: {reason}, which is not followed; train in eval(), or without it")
         self.fixed.refuse_writes(self.keeper.count, self.untouched.weights)
-        if reasons := list(training_modes(self.model)):
-            raise Mistake(
-                f"step {self.keeper.count}: {reasons[0]}, which is not followed; train with model.eval(), or without"
-            )
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids))
         output.register_hook(partial(self.on_gradient, call))  # type: ignore[no-untyped-call]  # torch's own
