@@ -30,9 +30,11 @@ from ntkexp.sweep.status import RunStatus, record
 def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:
     """Judge all looks at a claim, and write everything down."""
     claim, tables = planned.claim, dict[str, pd.DataFrame]()
-    judged = dict[str, Judgement]()
+    judged, before = dict[str, Judgement](), list[tuple[PlannedLook, Measured]]()
     for name, planned_look in planned.looks.items():
-        measured = measure(planned_look, statuses)
+        same = next((found for look, found in before if look.shares_all(planned_look)), None)
+        measured = same or measure(planned_look, statuses)
+        before.append((planned_look, measured))
         tables[name], found = judge_look(planned_look.look, measured)
         judged[name] = judgement(planned_look.look, found, measured)
     options = [f"--{size}"] * (size != "default")

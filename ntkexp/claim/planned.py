@@ -23,6 +23,11 @@ class PlannedLook:
     plans: Mapping[str, Plan]
     trials: tuple[TrialJob, ...]
 
+    def shares_all(self, other: PlannedLook) -> bool:
+        """Whether another look is at the same runs and trials."""
+        mine, theirs = ([(name, id(plan)) for name, plan in look.plans.items()] for look in (self, other))
+        return mine == theirs and self.trials == other.trials
+
 
 @dataclass(frozen=True)
 class PlannedClaim:
@@ -62,11 +67,17 @@ def plan_claim(
     claim: Claim, composer: Composer, out: Path, trust: Sequence[str] = (), options: Sequence[str] = ()
 ) -> PlannedClaim:
     """Compose all runs of a claim."""
+    known: list[Plan] = []  # most controls look at the runs of the claim itself
+
+    def once(definition: Definition) -> Plan:
+        found = next((one for one in known if one.sweep == definition), None)
+        if found is None:
+            known.append(found := plan(definition, composer, out))
+        return found
+
     looks = {
         name: PlannedLook(
-            look,
-            {run: plan(definition, composer, out) for run, definition in look.runs.items()},
-            trials(look, out, tuple(trust)),
+            look, {run: once(definition) for run, definition in look.runs.items()}, trials(look, out, tuple(trust))
         )
         for name, look in claim.looks.items()
     }
