@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
+from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init.base import AbstractInit
@@ -75,12 +76,18 @@ class Experiment(Component):
         return self
 
     @model_validator(mode="after")
-    def refuse_flowing_effects(self) -> Self:
-        """An effect is a derivative through steps."""
+    def refuse_unknown_effects(self) -> Self:
+        """An effect is a derivative through steps, whose rule is known."""
+        asked = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
-                f"path.effects=true: optimizer={self.optimizer.option} follows a curve and takes no steps that could "
-                "be differentiated; use optimizer=gd with a small optimizer.step_size"
+                f"{asked}: optimizer={self.optimizer.option} follows a curve and takes no steps that could be "
+                "differentiated; use optimizer=gd with a small optimizer.step_size"
+            )
+        if self.path.effects and not is_own(type(self.optimizer).update.__module__):
+            raise Mistake(
+                f"{asked}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
+                "use one of ntkexp's optimizers"
             )
         return self
 

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import Memory as OptimizerMemory
+from ntkexp.optimizer.base import Sizes
+from ntkexp.optimizer.sgd import SGD
 from ntkexp.removal.again import again
 from ntkexp.removal.train import trained
 from ntkexp.run.effects_found import EffectsFound
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
+from ntkexp.shapes import Weights
 from tests.run.small import Memory, small
 
 QUICK = (
@@ -103,6 +109,21 @@ def test_an_interrupted_sweep_goes_on_to_the_same_bits(words: tuple[str, ...], a
 def test_kinks_and_disagreement_are_told() -> None:
     found = effects_of(prepare(small(*QUICK, "model.activation=relu", "optimizer=gd")))
     assert any("relu" in sentence for sentence in found.caveats)
+
+
+class OfMyOwn(SGD):
+    """An optimizer that nobody has differentiated."""
+
+    def update(
+        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: OptimizerMemory
+    ) -> tuple[Weights, OptimizerMemory]:
+        return super().update(step, weights, {name: part.sign() for name, part in gradient.items()}, sizes, memory)
+
+
+def test_an_optimizer_from_elsewhere_has_no_effects() -> None:
+    experiment = small(*QUICK, "optimizer=sgd")
+    with pytest.raises(ValidationError, match=r"path.effects=true: nobody knows .* optimizer=of_my_own does"):
+        Experiment(**dict(experiment) | {"optimizer": OfMyOwn()})
 
 
 def test_a_flow_has_no_effects() -> None:
