@@ -56,7 +56,7 @@ def place(number: int, word: str, count: int) -> int:
     """Take a place, if there is such a one."""
     if number >= count:
         said = f"without={word}: the training examples have places 0 to {count - 1}"
-        raise WrongArgument(f"{said}; #{number} is the one of that number in the source", "without")
+        raise WrongArgument(f"{said}; write #{number} if you mean a number in the source", "without")
     return number
 
 
