@@ -18,9 +18,16 @@ def attribute(
         str | None,
         typer.Option("--model", metavar="FILE.py:FUNCTION", help="A function that builds the followed module."),
     ] = None,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Find also what would change without each example; needs the loss.")
+    ] = False,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", metavar="FILE.py:FUNCTION", help="The loss of each example, of outputs and the call."),
+    ] = None,
     trust: Trust = None,
 ) -> None:
     """Find what each example of a followed training added to the queries' outputs."""
     from ntkexp.cli.attribute import attribute
 
-    attribute(folder, model, trust or [])
+    attribute(folder, model, loss, trust or [], effects=effects)
