@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.finite_steps import FiniteSteps as FiniteSteps
     from ntkexp.claim.trial.first_outputs import FirstOutputs as FirstOutputs
     from ntkexp.claim.trial.fluctuations import Fluctuations as Fluctuations
+    from ntkexp.claim.trial.interference import Interference as Interference
     from ntkexp.claim.trial.kernel_times import KernelTimes as KernelTimes
     from ntkexp.claim.trial.layer_products import LayerProducts as LayerProducts
     from ntkexp.claim.trial.left_out_kernel import LeftOutKernel as LeftOutKernel
     from ntkexp.claim.trial.limit_regression import LimitRegression as LimitRegression
     from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
+    from ntkexp.claim.trial.selective_units import SelectiveUnits as SelectiveUnits
     from ntkexp.claim.trial.summed_outputs import SummedOutputs as SummedOutputs
 else:
     __getattr__ = classes_of(__name__)
