@@ -9,7 +9,7 @@ A sum has no mean that could be shared.
 >>> along, batch = torch.tensor([[1.0, 3.0]]), TakenBatch(
 ...     examples=torch.tensor([0, 1]), shares=torch.tensor([0.5, 0.5]), losses=lambda weights: weights
 ... )
->>> Fixed().slopes(along, batch).tolist(), Renormalised().slopes(along, batch).tolist()
+>>> FixedMean().slopes(along, batch).tolist(), RenormalisedMean().slopes(along, batch).tolist()
 ([[0.5, 1.5]], [[-0.5, 0.5]])
 """
 
@@ -42,7 +42,7 @@ class AbstractMean(ABC):
         """∂/∂wᵢ of γ·g for every row of a batch, given γ·∇ℓᵢ."""
 
 
-class Fixed(AbstractMean):
+class FixedMean(AbstractMean):
     """The others keep their shares."""
 
     def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
@@ -52,7 +52,7 @@ class Fixed(AbstractMean):
         return along * batch.shares
 
 
-class Renormalised(AbstractMean):
+class RenormalisedMean(AbstractMean):
     """The others share what is left; nothing is shared where nobody else is."""
 
     def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
@@ -69,4 +69,4 @@ class Renormalised(AbstractMean):
         return (along - mean[:, None]) * batch.shares
 
 
-MEANS: dict[MeanName, AbstractMean] = {"renormalised": Renormalised(), "fixed": Fixed()}
+MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixed": FixedMean()}
