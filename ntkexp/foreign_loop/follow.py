@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.example_loss import ExampleLoss
-from ntkexp.foreign_loop.fixed import Fixed
 from ntkexp.foreign_loop.keeper import KeeperInMemory
 from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
 from ntkexp.foreign_loop.kept.open import keeper_in
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.unmoved import Unmoved
 from ntkexp.foreign_loop.unwrapped import unwrapped_model, unwrapped_optimizers
 from ntkexp.foreign_loop.watch import Watch
 from ntkexp.kernel.record.inputs import as_inputs
@@ -69,7 +69,7 @@ def follow(
         keeper = keeper_in(
             to, inner, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
         )
-    watch = Watch(model, optimizers, output, ids, keeper, Fixed(inner, module))
+    watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module))
     try:
         watch.begin()
         yield Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder)

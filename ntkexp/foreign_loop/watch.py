@@ -17,7 +17,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.fixed import Fixed
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.members import Members
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
@@ -25,6 +24,7 @@ from ntkexp.foreign_loop.rule.base import IDLE, AbstractRule, LinearStep
 from ntkexp.foreign_loop.rule.choose import rule_of
 from ntkexp.foreign_loop.rule.proof import RuleProof
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.unmoved import Unmoved
 from ntkexp.foreign_loop.untouched import Untouched
 from ntkexp.foreign_loop.unwrapped import unwrapped_model
 from ntkexp.kernel.record.inputs import as_inputs, map_tensors
@@ -46,7 +46,7 @@ class Watch:
     output: str | int | None
     ids: Ids
     keeper: AbstractKeeper
-    fixed: Fixed
+    unmoved: Unmoved
     calls: list[ModelCall] = field(default_factory=list)
     untouched: Untouched = field(default_factory=Untouched)
     proof: RuleProof = field(default_factory=RuleProof)
@@ -125,7 +125,7 @@ class Watch:
         self.untouched.refuse_writes(self.keeper.count, self.members)
         if reason := next(training_modes(self.model), None):
             raise Mistake(f"step {self.keeper.count}: {reason}, which is not followed; train in eval(), or without it")
-        self.fixed.refuse_writes(self.keeper.count, self.untouched.weights)
+        self.unmoved.refuse_writes(self.keeper.count, self.untouched.weights)
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids))
         output.register_hook(partial(self.on_gradient, call))  # type: ignore[no-untyped-call]  # torch's own
@@ -144,7 +144,7 @@ class Watch:
     def on_start(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """A step begins: nobody else has moved its weights since the last one."""
         self.untouched.refuse_writes(self.keeper.count, self.members.of(optimizer).items())
-        self.fixed.refuse_writes(self.keeper.count, self.untouched.weights)
+        self.unmoved.refuse_writes(self.keeper.count, self.untouched.weights)
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step that was taken, and prove that it is the optimizer's."""

@@ -16,7 +16,7 @@ from ntkexp.mistake import Mistake
 
 
 @dataclass
-class Fixed:
+class Unmoved:
     """`copy` is the model as it was; `counts` are the writes to a tensor that are known to have changed nothing."""
 
     model: nn.Module
@@ -30,12 +30,12 @@ class Fixed:
         """Refuse what was written to and is not what it was, beside what is moved.
 
         >>> net = nn.Linear(2, 1)
-        >>> fixed = Fixed(net, nn.Linear(2, 1))
-        >>> fixed.refuse_writes(0, set())
+        >>> unmoved = Unmoved(net, nn.Linear(2, 1))
+        >>> unmoved.refuse_writes(0, set())
         >>> nn.init.zeros_(net.bias) is net.bias
         True
-        >>> fixed.refuse_writes(0, {"bias"})
-        >>> fixed.refuse_writes(0, set())
+        >>> unmoved.refuse_writes(0, {"bias"})
+        >>> unmoved.refuse_writes(0, set())
         Traceback (most recent call last):
         ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
         """
