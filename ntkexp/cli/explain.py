@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ntkexp.report.explain import Explanation
 
 KINDS = (".svg", ".png")
+FEW, ON_A_PAGE = 3, 12
+"""Points that are explained if nobody says which: on a terminal, and on a page."""
 
 
 def explain(
@@ -24,6 +26,7 @@ def explain(
     picture: Path | None,
     *,
     without: str | None,
+    page: bool,
     as_json: bool,
     trust: Sequence[str],
 ) -> None:
@@ -33,11 +36,15 @@ def explain(
     from ntkexp.report.ladder import main_split
     from ntkexp.report.run import load_run
 
-    if numbers and worst is not None:
-        raise Mistake("--probe names points and --worst looks for them; give one of the two")
+    refuse_both(numbers, worst, picture, page, as_json)
     run = load_run(folder.expanduser())
     chosen = split or ("probe" if numbers else main_split(run.ladder))
-    wanted = list(numbers) or explanations.worst(run, chosen, worst or 3)
+    wanted = list(numbers) or explanations.worst(run, chosen, worst or (ON_A_PAGE if page else FEW))
+    if page:
+        from ntkexp.cli.explain_page import write_page
+
+        sys.stdout.write(f"{write_page(run, chosen, wanted, without, trust)}\n")
+        return
     if without is not None:
         from ntkexp.cli.without import leave_out
 
@@ -52,6 +59,16 @@ def explain(
     sys.stdout.write(f"{all_told(found, top)}\n")
     draw(found, where)
     sys.stdout.write(f"{where}\n")
+
+
+def refuse_both(numbers: Sequence[int], worst: int | None, picture: Path | None, page: bool, as_json: bool) -> None:
+    """Refuse options of which only one can be meant."""
+    if numbers and worst is not None:
+        raise Mistake("--probe names points and --worst looks for them; give one of the two")
+    if page and as_json:
+        raise Mistake("--page and --json are two ways to tell the same; give one of the two")
+    if page and picture is not None:
+        raise Mistake("--page has pictures of its own; leave out --picture")
 
 
 def place(run: Path, split: str, numbers: Sequence[int]) -> Path:

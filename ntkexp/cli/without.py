@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ntkexp.records.removal import Removal
     from ntkexp.report.ledger import LedgerEntry
     from ntkexp.report.run import Run
 
@@ -22,6 +23,23 @@ def leave_out(
     run: Run, split: str, numbers: list[int], text: str, top: int, *, as_json: bool, trust: Sequence[str]
 ) -> None:
     """Show what leaving out a group changes at these points of a split."""
+    made, found = removal(run, split, numbers, text, trust, quiet=as_json)
+    if as_json:
+        from ntkexp.records.json_file import to_text
+
+        sys.stdout.write(to_text({"ledger": [entry.as_json for entry in made]}))
+        return
+    from ntkexp.report.effects import known_effects
+    from ntkexp.report.ledger_text import ledger_told
+
+    known = known_effects(run)
+    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top))
+
+
+def removal(
+    run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], *, quiet: bool
+) -> tuple[list[LedgerEntry], Removal]:
+    """Find what leaving out a group changes, and put it in words of the run."""
     from ntkexp.config.target import admit
     from ntkexp.report.explain import numbered
     from ntkexp.report.group import group
@@ -37,18 +55,8 @@ def leave_out(
     from ntkexp.run.without import without
 
     with interruptible(lambda: "; nothing was kept of it"):
-        found = without(run.path, chosen, points, listener(quiet=as_json), admitted)
-    made = entries(run, split, numbers, found)
-    if as_json:
-        from ntkexp.records.json_file import to_text
-
-        sys.stdout.write(to_text({"ledger": [entry.as_json for entry in made]}))
-        return
-    from ntkexp.report.effects import known_effects
-    from ntkexp.report.ledger_text import ledger_told
-
-    known = known_effects(run)
-    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top))
+        found = without(run.path, chosen, points, listener(quiet=quiet), admitted)
+    return entries(run, split, numbers, found), found
 
 
 def influences(run: Run, points: Sequence[int]) -> NDArray[np.float64]:

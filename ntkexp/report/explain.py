@@ -56,6 +56,7 @@ class Explanation:
     split: str
     number: int
     point: Example
+    out: int
     output: str
     rule: str
     prediction: float
@@ -115,6 +116,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         split=split,
         number=number,
         point=example(run, split, number),
+        out=out,
         output=output_name(run, out, len(end)),
         rule=rule,
         prediction=float(end[out]),

@@ -39,10 +39,16 @@ def explain(
             "#K for a number in the source, an id, class:NAME or top:N.",
         ),
     ] = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="Write a page on which points can be chosen, with all that is known of each."),
+    ] = False,
     as_json: AsJson = False,
     trust: Trust = None,
 ) -> None:
     """See which training examples made a prediction, and when; or what changes without some of them."""
     from ntkexp.cli.explain import explain
 
-    explain(run, split, probe or [], worst, top, picture, without=without, as_json=as_json, trust=trust or [])
+    explain(
+        run, split, probe or [], worst, top, picture, without=without, page=page, as_json=as_json, trust=trust or []
+    )

@@ -4,6 +4,7 @@ outputs/report/index.html           the page
 outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
 outputs/report/runs.csv             the table of all runs
 outputs/report/claims.html          the page of claims, if any was judged
+outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, if that was asked for
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from ntkexp.records.claim import ClaimRecord
 from ntkexp.records.version import package_version
 from ntkexp.report.analysis.tables import save
 from ntkexp.report.claims import summary
+from ntkexp.report.explain import Explanation
+from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material
 from ntkexp.report.page.claim_view import RULE, claim_view
 from ntkexp.report.page.claim_view import overview as claims_overview
+from ntkexp.report.page.explain_view import check, point_views
 from ntkexp.report.page.headline import what_came_out, what_was_run
 from ntkexp.report.page.run_view import lead, overview, run_views
 from ntkexp.report.page.sweep_view import sweep_view
+from ntkexp.report.run import Run
 from ntkexp.report.table import combined
 
 HERE = Path(__file__).parent
@@ -74,6 +79,25 @@ def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> 
     )
     write_atomically(folder / CLAIMS, page)
     return folder / CLAIMS
+
+
+def write_explanations(
+    run: Run, found: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
+) -> Path:
+    """Write the page of a run's explanations; its path is given back."""
+    sentence, picture = check(run)
+    text = filled(
+        "explain.html",
+        command,
+        run=run.name,
+        outcome=run.outcome,
+        points=point_views(run, found, removed),
+        check=sentence,
+        check_picture=picture,
+    )
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, text)
+    return page
 
 
 def filled(template: str, command: str, **content: object) -> str:

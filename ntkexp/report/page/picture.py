@@ -45,7 +45,18 @@ def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown
     name = f"{prefix}.{picture.name}"
     (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
     (folder / f"{name}.csv").write_text(numbers, encoding="utf-8")
-    title = picture.figure.get_suptitle().replace("\n", " ")
+    return with_numbers(picture, drawn, numbers, name, command)
+
+
+def shown(picture: Picture, prefix: str) -> Shown:
+    """Show a picture that is on the page alone."""
+    numbers = picture.table.to_csv(index=False, lineterminator="\n")
+    return with_numbers(picture, svg(picture.figure), numbers, f"{prefix}.{picture.name}", "")
+
+
+def with_numbers(picture: Picture, drawn: str, numbers: str, name: str, command: str) -> Shown:
+    """Put a picture and its numbers into the page."""
+    title = picture.figure.get_suptitle().replace("\n", " ") or name
     link = f"data:text/csv;base64,{base64.b64encode(numbers.encode()).decode()}"
     return Shown(title, inline(drawn, slug(name), title), link, f"{name}.csv", command)
 

@@ -1,5 +1,6 @@
 "use strict";
-// Tables sort by their headings, page, and filter; links into closed details open them. Without it all is shown.
+// Tables sort by their headings, page, and filter; links into closed details open them;
+// a choice hides what was not chosen. Without it all is shown.
 
 const numeric = (key) => (key === "" || Number.isNaN(Number(key)) ? null : Number(key));
 
@@ -97,6 +98,16 @@ function open() {
   }
 }
 
+/** A choice of parts shows the chosen one alone. */
+function choose(choice) {
+  const parts = [...document.querySelectorAll(`[data-part="${choice.id}"]`)];
+  const show = () => parts.forEach((part) => { part.hidden = part.id !== choice.value; });
+  choice.addEventListener("change", show);
+  choice.parentElement.hidden = false;
+  show();
+}
+
 document.querySelectorAll("table").forEach(enliven);
+document.querySelectorAll("select").forEach(choose);
 window.addEventListener("hashchange", open);
 open();
