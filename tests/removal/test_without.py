@@ -120,6 +120,9 @@ def test_the_command_prints_and_tells_the_same(finished: Path, capfd: pytest.Cap
     assert (status, err) == (0, "")
     assert "trained again without 3 examples" in out
     assert out.count("not computed: path.effects=true") == 2
+    status, out, _ = asked(capfd, *words, "--page")
+    page = Path(out.strip()).read_text(encoding="utf-8")
+    assert (status, page.count("Trained again without 3 of the examples")) == (0, 2)
 
 
 @pytest.mark.parametrize(
