@@ -87,13 +87,14 @@ def test_a_loop_that_is_resumed_goes_on_there(optimizers: Maker, back: int, tmp_
     same_parts(followed(loop(optimizers), loops.plain), trace)
 
 
-def test_a_memory_that_was_not_loaded_is_recorded_as_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizers", [pytest.param(loops.momentum, marks=pytest.mark.slow), loops.adamw])
+def test_a_memory_that_was_not_loaded_is_recorded_as_lost(optimizers: Maker, tmp_path: Path) -> None:
     """Momentum of steps before the resume adds nothing after it: parts add up all the same."""
-    given, queries = loop(loops.momentum), loop(loops.momentum).queries
+    given, queries = loop(optimizers), loop(optimizers).queries
     before = given.model(queries).detach()
     with follow(given.model, given.optimizers, queries=queries, to=tmp_path / "run", every=1):
         trained(given, loops.plain, 0, 4)
-    given.optimizers = loops.momentum(given.model)
+    given.optimizers = optimizers(given.model)
     with follow(given.model, given.optimizers, queries=queries, to=tmp_path / "run", every=1) as trace:
         trained(given, loops.plain, 4, 7)
     found = trace.attribute()
