@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
     from ntkexp.claim.trial.selective_units import SelectiveUnits as SelectiveUnits
     from ntkexp.claim.trial.summed_outputs import SummedOutputs as SummedOutputs
+    from ntkexp.claim.trial.width_sweep import WidthSweep as WidthSweep
 else:
     __getattr__ = classes_of(__name__)

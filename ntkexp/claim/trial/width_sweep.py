@@ -1,0 +1,128 @@
+"""Networks of one hidden layer, from few parameters to many, are trained to the end on noisy targets:
+
+    parameters     P of the network at each width
+    test_error     mean (f − y)² on new points without noise, over the variance of y
+    train_error    the same on the training examples, with the noise
+    condition      λ_max/λ_min of the tangent kernel among the training examples, before training; where the kernel
+                   has no full rank λ_min is what rounding leaves, and the figure is cut at 10¹²
+
+Training is that of Levenberg and Marquardt: least squares of the linearised network, damped, accepted where the loss
+falls. Gradient descent would have to be followed for very long near P = M, where the kernel is nearly singular.
+
+M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice and the classical bias–variance
+trade-off" (2019), arXiv:1812.11118.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+from torch.func import jacrev
+
+from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.component import Count
+from ntkexp.data.base import AbstractSource
+from ntkexp.init.base import AbstractInit
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import function_of, weights_of
+from ntkexp.model.mlp import MLP
+from ntkexp.records.sweep import Level
+from ntkexp.stream import stream
+
+WORST = 1e12
+"""No condition number is said beyond: rounding has the last word there."""
+
+
+class WidthSweep(AbstractTrial):
+    """A network of each width learns the same examples."""
+
+    model: MLP
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 40, 80), min_length=3)
+    steps: Count = 60
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data = self.data.split(seed)
+        x, y = data.train.inputs, data.train.target.double()
+        new, truth = data.test.inputs, data.test.target.double()
+        if data.classes or y.shape[1] != 1:
+            raise Mistake("trial.data: choose data of one real value, such as ntkexp.data.Teacher")
+        scale = float(truth.var(correction=0))
+
+        def row(width: int) -> Mapping[str, Level]:
+            wide, generator = self.model.model_copy(update={"width": width}), stream("weights", seed, width)
+            module = wide.module(self.init, tuple(x.shape[1:]), 1, generator, data.vocabulary).eval()
+            function, start = function_of(module), weights_of(module)
+            names = list(start)
+            flat = torch.cat([start[name].flatten() for name in names])
+
+            def outputs(vector: Tensor, at: Tensor) -> Tensor:
+                parts = torch.split(vector, [start[name].numel() for name in names])
+                return function({n: part.view_as(start[n]) for n, part in zip(names, parts, strict=True)}, at)[:, 0]
+
+            found = fitted(lambda vector: outputs(vector, x) - y[:, 0], flat, self.steps)
+            with torch.no_grad():
+                errors = [float((outputs(found, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
+            jacobian = jacrev(lambda vector: outputs(vector, x))(flat)
+            return {
+                "width": width,
+                "parameters": len(flat),
+                "train_error": errors[0] / scale,
+                "test_error": errors[1] / scale,
+                "condition": condition(jacobian),
+            }
+
+        return [row(width) for width in self.widths]
+
+
+def fitted(
+    missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
+) -> Float[Tensor, " weight"]:
+    """Make the sum of squares small, as far as so many attempts lead.
+
+    >>> fitted(lambda w: w**2 - 4.0, torch.tensor([1.0], dtype=torch.float64), steps=30).round(decimals=9)
+    tensor([2.], dtype=torch.float64)
+    """
+    here, damping = start, 1e-2
+    residual, jacobian = missed(here), jacrev(missed)(here)
+    for _ in range(steps):
+        loss = residual.square().sum()
+        move = damped(jacobian, residual, damping)
+        after = missed(here - move)
+        if after.square().sum() < loss:
+            here, damping = here - move, max(damping / 3, 1e-12)
+            residual, jacobian = after, jacrev(missed)(here)
+        else:
+            damping = min(damping * 4, 1e12)
+    return here.detach()
+
+
+def damped(
+    jacobian: Float[Tensor, "train weight"], residual: Float[Tensor, " train"], damping: float
+) -> Float[Tensor, " weight"]:
+    """The step (JᵀJ + damping)⁻¹ Jᵀ r, on the side of the shape that is smaller."""
+    rows, columns = jacobian.shape
+    if rows < columns:
+        gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
+        solved: Tensor = torch.linalg.solve(gram, residual)
+        return jacobian.t() @ solved
+    gram = jacobian.t() @ jacobian + damping * torch.eye(columns, dtype=jacobian.dtype)
+    move: Tensor = torch.linalg.solve(gram, jacobian.t() @ residual)
+    return move
+
+
+def condition(jacobian: Float[Tensor, "train weight"]) -> float:
+    """The condition number of the kernel J Jᵀ, of which there is none beyond `WORST`.
+
+    >>> condition(torch.tensor([[2.0, 0.0], [0.0, 1.0]])), condition(torch.ones(2, 1))
+    (4.0, 1000000000000.0)
+    """
+    values = torch.linalg.svdvals(jacobian)
+    if len(values) < len(jacobian) or values[-1] <= values[0] / WORST**0.5:
+        return WORST
+    return float((values[0] / values[-1]).square())
