@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ntkexp.claim.trial import Interference, SelectiveUnits
-from ntkexp.claim.trial.task_by_task import ScaledNetwork, Task
+from ntkexp.claim.trial.task_by_task import LearnedTask, ScaledNetwork
 from ntkexp.data import Circle, Digits
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake
@@ -43,7 +43,7 @@ def test_a_linear_model_learns_alike_at_every_scale() -> None:
 
     def outputs(alpha: float) -> torch.Tensor:
         network = ScaledNetwork(module, alpha)
-        return network.outputs(network.learned(network.start, Task(x, x[:, 0]), 25, 0.2, until=0.0), x)
+        return network.outputs(network.learned(network.start, LearnedTask(x, x[:, 0]), 25, 0.2, until=0.0), x)
 
     torch.testing.assert_close(outputs(0.01), outputs(100.0), rtol=1e-10, atol=1e-10)  # differences of large outputs
 

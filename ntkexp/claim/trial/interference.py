@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.claim.trial.task_by_task import LearningStep, ScaledNetwork, Task
+from ntkexp.claim.trial.task_by_task import LearnedTask, LearningStep, ScaledNetwork
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Split
 from ntkexp.init.base import AbstractInit
@@ -73,9 +73,9 @@ class Interference(AbstractTrial):
         ]
 
 
-def task_of(split: Split) -> Task:
+def task_of(split: Split) -> LearnedTask:
     """Two classes are −1 and 1."""
-    return Task(split.inputs, split.target.double() * 2 - 1)
+    return LearnedTask(split.inputs, split.target.double() * 2 - 1)
 
 
 def contributions(

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.claim.trial.task_by_task import ScaledNetwork, Task
+from ntkexp.claim.trial.task_by_task import LearnedTask, ScaledNetwork
 from ntkexp.component import LARGEST, Count
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
@@ -68,7 +68,7 @@ class SelectiveUnits(AbstractTrial):
             "learned": loss(network, weights, learned[1]),
         }
 
-    def tasks(self, seed: int) -> tuple[tuple[Task, Task], tuple[Task, Task]]:
+    def tasks(self, seed: int) -> tuple[tuple[LearnedTask, LearnedTask], tuple[LearnedTask, LearnedTask]]:
         """Draw both tasks: what is learned of them, and the same new points for both."""
         generator = stream("examples", seed)
         directions = torch.linalg.qr(torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)).Q
@@ -79,20 +79,20 @@ class SelectiveUnits(AbstractTrial):
             points[2 * self.train :],
         )
 
-        def task(x: Tensor, number: int) -> Task:
+        def task(x: Tensor, number: int) -> LearnedTask:
             cue = self.cue * torch.eye(2, dtype=x.dtype)[number].expand(len(x), 2)
-            return Task(torch.cat([x, cue], 1), x @ directions[:, number])
+            return LearnedTask(torch.cat([x, cue], 1), x @ directions[:, number])
 
         return (task(one, 0), task(other, 1)), (task(new, 0), task(new, 1))
 
 
-def loss(network: ScaledNetwork, weights: Weights, task: Task) -> float:
+def loss(network: ScaledNetwork, weights: Weights, task: LearnedTask) -> float:
     """The mean of ½(f − y)²."""
     with torch.no_grad():
         return float((network.outputs(weights, task.inputs) - task.targets).square().mean() / 2)
 
 
-def selectivity(module: nn.Module, weights: Weights, tasks: Sequence[Task]) -> float:
+def selectivity(module: nn.Module, weights: Weights, tasks: Sequence[LearnedTask]) -> float:
     """How much more the units of the last hidden layer answer to one task than to the other."""
     heard: list[Tensor] = []
     readout = [layer for layer in module.modules() if not list(layer.children())][-1]

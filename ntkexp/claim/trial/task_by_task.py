@@ -25,7 +25,7 @@ REFRESH = 20
 
 
 @dataclass(frozen=True)
-class Task:
+class LearnedTask:
     """What is learned before something else is, or after."""
 
     inputs: Float[Tensor, "train *shape"]
@@ -62,7 +62,9 @@ class ScaledNetwork:
         """The tangent kernel of the module, which is that of the outputs over α²."""
         return tangent_kernel(self.module, x1, x2, weights=weights)[:, 0, :, 0]
 
-    def learn(self, weights: Weights, task: Task, steps: int, fraction: float, until: float) -> Iterator[LearningStep]:
+    def learn(
+        self, weights: Weights, task: LearnedTask, steps: int, fraction: float, until: float
+    ) -> Iterator[LearningStep]:
         """Take steps on a task, so many, or until the mean of ½ missed² is no larger than `until`."""
         count, size = len(task.targets), 0.0
         for number in range(steps):
@@ -82,7 +84,7 @@ class ScaledNetwork:
             yield step
             weights = after
 
-    def learned(self, weights: Weights, task: Task, steps: int, fraction: float, until: float) -> Weights:
+    def learned(self, weights: Weights, task: LearnedTask, steps: int, fraction: float, until: float) -> Weights:
         """The weights after such steps."""
         for step in self.learn(weights, task, steps, fraction, until):
             weights = step.after
