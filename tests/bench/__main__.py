@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tests.bench import (
+    attribution,
     backward,
     commands,
     default_run,
@@ -40,7 +41,19 @@ from tests.bench.machine import Machine, measure
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, commands)}
 REPORTS: dict[str, Callable[..., str]] = {
     chapter.__name__.rpartition(".")[2]: chapter.report
-    for chapter in (default_run, backward, engine, infinite, reading, sketch, language, precision, scale, follow)
+    for chapter in (
+        default_run,
+        backward,
+        engine,
+        infinite,
+        reading,
+        sketch,
+        language,
+        precision,
+        scale,
+        follow,
+        attribution,
+    )
 }
 MORE = {"peers": ("infinite",), "plot": ("reading",)}
 
