@@ -30,6 +30,8 @@ Purpose: TypeAlias = Literal[
     "half",  # examples of which half is left out, and then the rest
     "random kernel",  # of a machine that knows nothing
     "left out",  # which examples a training is repeated without
+    "cue",  # of a task, beside its inputs
+    "signature",  # by which a tensor is recognised
     "removals",  # examples that are left out to see what changes
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
 ]

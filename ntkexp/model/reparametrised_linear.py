@@ -5,6 +5,7 @@
 So the kernel, and how training generalises, depends on the parametrisation and not on the functions that there are
 (Huszár 2020).
 
+>>> import torch
 >>> from ntkexp.library import tangent_kernel
 >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
 >>> tangent_kernel(ReparametrisedLinear().function(), x)[:, 0, 0, 0].tolist()

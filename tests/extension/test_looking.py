@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ntkexp.progress import Silent
 from ntkexp.report.configuration import flat
 from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
@@ -22,6 +24,7 @@ def test_a_machine_and_a_rule_have_colours_of_their_own() -> None:
     assert not found & {*COLOUR.values(), BLACK, GREY}
 
 
+@pytest.mark.slow
 def test_its_pictures_and_its_page_tell_of_them_without_torch(outside: Outside, tmp_path: Path) -> None:
     chosen = outside.experiment("loss=doubled", "optimizer=averaged", "steps=2")
     folder = execute(chosen, [], tmp_path, False, Silent())

@@ -143,6 +143,7 @@ def test_the_size_of_what_is_summed(name: str, reading: dict[str, bool]) -> None
     assert abs(size - 3.0 * factor * single) <= 100 * EPS * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "width"), [*zip(INITS, cycle([8, 24]))])  # widths in turn
 @pytest.mark.parametrize("model", networks())
 def test_every_architecture_runs_on_the_default_data(model: str, name: str, width: int) -> None:

@@ -211,13 +211,8 @@ REGIMES: dict[str, tuple[Callable[[], Problem], int]] = {
 }
 
 
-OFTEN = ("routing of a tape that is too large",)
-"""The hardest; the others are slow."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in REGIMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REGIMES)
 def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more routings in turn than are remembered, the second round of steps leaves what the first left."""
     make, largest = REGIMES[name]
@@ -230,6 +225,7 @@ def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert after(24, given, reader, batches) >= after(24, given, reader, batches)
 
 
+@pytest.mark.slow
 def test_what_is_kept_holds_none_of_the_values_that_vary() -> None:
     """A program and its mould are as large for a thousand examples as for one."""
     given = problem("tanh")

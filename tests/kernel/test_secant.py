@@ -42,6 +42,7 @@ def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     assert found.error < found.bound / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"), [(name, size) for name in KINDS for size in ((1e-3, 0.3, 3.0) if name in BROKEN else (0.3,))]
 )

@@ -117,6 +117,7 @@ VARIANTS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_built_and_keeps_its_examples_apart(name: str) -> None:
     """A kernel of a part of the inputs is that part of the kernel."""

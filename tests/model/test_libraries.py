@@ -49,6 +49,7 @@ REPEATED = {
     "gpt2 on features",
     "gpt2 on one-hot tokens",
     "a residual network of timm",
+    "a vision transformer of timm",
     "a vision transformer of transformers",
 }
 """Inputs and layers that others have as well."""

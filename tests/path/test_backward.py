@@ -262,7 +262,7 @@ MEASURED = (*SMOOTH, "path.rule=[secant]", "ladder.machine=[]", "path.attributed
 @pytest.mark.parametrize(
     ("case", "pieces"),
     [
-        ("nesterov", ()),
+        pytest.param("nesterov", (), marks=pytest.mark.slow),
         ("momentum", ("path.pieces=2", "path.romberg=1")),
         pytest.param("adamw", (), marks=pytest.mark.slow),
     ],

@@ -26,6 +26,7 @@ def test_the_secant_closes_to_the_floor_of_float32(words: tuple[str, ...]) -> No
         assert row.relative_error <= row.floor  # 100 eps(float32) of the outputs, relative to their change
 
 
+@pytest.mark.slow
 def test_the_error_of_a_long_sum_is_that_of_its_steps() -> None:
     """Steps err by eps of the outputs each, at random: as the root of their number. Sums in float32 err by more."""
     steps = 400

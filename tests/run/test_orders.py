@@ -34,7 +34,9 @@ def slope(found: tuple[float, ...]) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("rule", "nodes", "order"), [("left", 1, 1), ("gauss", 1, 2), ("gauss", 2, 4)])
+@pytest.mark.parametrize(
+    ("rule", "nodes", "order"), [("left", 1, 1), ("gauss", 1, 2), pytest.param("gauss", 2, 4, marks=pytest.mark.slow)]
+)
 def test_the_order_of_a_rule(rule: str, nodes: int, order: int, seed: int) -> None:
     assert abs(slope(errors(nodes, seed)[rule]) - order) < NEAR
 

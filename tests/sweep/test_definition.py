@@ -23,6 +23,7 @@ def swept(*words: str) -> Definition:
     return define(words, CHOICES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_file_composes_to_different_runs(name: str, tmp_path: Path) -> None:
     made = plan(swept(name), composer(), tmp_path)

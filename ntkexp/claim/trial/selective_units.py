@@ -70,7 +70,7 @@ class SelectiveUnits(AbstractTrial):
 
     def tasks(self, seed: int) -> tuple[tuple[LearnedTask, LearnedTask], tuple[LearnedTask, LearnedTask]]:
         """Draw both tasks: what is learned of them, and the same new points for both."""
-        generator = stream("examples", seed)
+        generator = stream("cue", seed)
         directions = torch.linalg.qr(torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)).Q
         points = torch.randn(2 * self.train + self.new, self.dimension, generator=generator, dtype=torch.float64)
         one, other, new = (

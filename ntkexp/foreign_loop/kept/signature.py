@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.stream import stream
+
 PARTS = 16
 
 
@@ -44,7 +46,7 @@ class Signatures:
         """So many numbers."""
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
-            generator = torch.Generator().manual_seed(count)
+            generator = stream("signature", count)
             self.numbers[key] = torch.randn(count, generator=generator, dtype=torch.float64).to(like)
         return self.numbers[key]
 

@@ -48,6 +48,7 @@ def column(page: Page, name: str) -> list[str]:
     return page.locator(f"#all-runs tbody tr:visible td:nth-child({place})").all_inner_texts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [(390, "dark"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((800, "dark"), (1400, "light")))],
