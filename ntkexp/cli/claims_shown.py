@@ -68,7 +68,11 @@ def notes(found: Sequence[ClaimRecord]) -> str:
     for record in found:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
-            more = f"{judged.more_seeds} more seeds would probably decide" if judged.more_seeds else ""
+            more = (
+                f"{judged.more_seeds} more seed{'s' * (judged.more_seeds > 1)} would probably decide"
+                if judged.more_seeds
+                else ""
+            )
             said = "; ".join(filter(None, [judged.note, more if name == "main" else ""]))
             lines += [f"{where}: {said}\n"] if said else []
     return "".join(lines) + ("\n" if lines else "")

@@ -55,7 +55,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
     ]
     notes = [f"{name}: {look.note}." for name, look in looks(record) if look.note]
     if record.main.more_seeds:
-        notes.append(f"{record.main.more_seeds} more seeds would probably decide.")
+        notes.append(f"{record.main.more_seeds} more seed{'s' * (record.main.more_seeds > 1)} would probably decide.")
     return ClaimView(
         anchor=anchor,
         name=record.name,
