@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-GUARD = 1e-6  # as PyTorch has it
+from ntkexp.optimizer.base import GUARD
 
 
 @dataclass(frozen=True)

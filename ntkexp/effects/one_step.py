@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.effects.adjoint import Adjoint
-from ntkexp.effects.clipping import GUARD
 from ntkexp.effects.curvature import row_gradients
 from ntkexp.effects.mean import AbstractMean
 from ntkexp.effects.trajectory import Denominator, TrainedStep, Update
+from ntkexp.optimizer.base import GUARD
 
 
 def one_step_effects(

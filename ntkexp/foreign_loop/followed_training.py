@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.clipping import GUARD
 from ntkexp.effects.curvature import gradient
 from ntkexp.effects.flat_weights import FlatWeights, flat_like
 from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch, TrainedStep, Update
@@ -25,6 +24,7 @@ from ntkexp.foreign_loop.remembered import Remembered, remembered
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Function, Weights
 
 ROUNDS = 1e4  # eps: a gradient summed in another order, relative to itself

@@ -27,6 +27,9 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.optimizer.arc import Arc, VectorField
 from ntkexp.shapes import Weights
 
+GUARD = 1e-6
+"""What PyTorch adds to the norm of a gradient before it divides by it, for clipping."""
+
 Memory: TypeAlias = Mapping[str, Weights]
 """What an optimizer remembers of past gradients, by name."""
 
@@ -128,7 +131,7 @@ class AbstractOptimizer(Component):
         if self.clip_norm is None:
             return 1.0
         norm = torch.stack([part.norm() for part in gradient.values()]).norm()
-        return min(1.0, float(self.clip_norm / (norm + 1e-6)))
+        return min(1.0, float(self.clip_norm / (norm + GUARD)))
 
     def with_decay(self, gradient: Weights, weights: Weights) -> Weights:
         """Add decay to the gradient, g + λθ."""

@@ -27,8 +27,6 @@ def agreement(
     half[chosen], none[chosen] = 0.5, 0.0
     ends = (end, *trained(rerun, torch.stack([half, none])))
     with torch.no_grad():
-        at_all, at_half, at_none = (
-            rerun.function(rerun.flat.weights(each), inputs)[:, list(outputs)].flatten() for each in ends
-        )
+        at_all, at_half, at_none = (rerun.outputs(each, inputs)[:, list(outputs)].flatten() for each in ends)
     first, second = at_half - at_all, at_none - at_half
     return float(first @ second / (first.norm() * second.norm()))

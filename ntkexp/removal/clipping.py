@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.optimizer.base import GUARD, AbstractOptimizer
 from ntkexp.removal.pair import Pair, slope
 
 
@@ -40,7 +40,7 @@ class Clipped:
     def rate(self, norm: Pair) -> Tensor:
         """The slope of c between both norms; across the bound, where c has a kink, it is a quotient however close."""
         short = self.factor.first < 1
-        derivative = torch.where(short, -(self.bound or 0.0) / (norm.mean + 1e-6) ** 2, 0.0)
+        derivative = torch.where(short, -(self.bound or 0.0) / (norm.mean + GUARD) ** 2, 0.0)
         if bool(short) == bool(self.factor.second < 1):
             return slope(norm, self.factor, derivative)
         return self.factor.change / norm.change

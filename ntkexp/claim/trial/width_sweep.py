@@ -26,6 +26,7 @@ from torch.func import jacrev
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
+from ntkexp.effects.flat_weights import flat_like
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
@@ -58,20 +59,19 @@ class WidthSweep(AbstractTrial):
             wide, generator = self.model.model_copy(update={"width": width}), stream("weights", seed, width)
             module = wide.module(self.init, tuple(x.shape[1:]), 1, generator, data.vocabulary).eval()
             function, start = function_of(module), weights_of(module)
-            names = list(start)
-            flat = torch.cat([start[name].flatten() for name in names])
+            flat = flat_like(start)
+            first = flat.vector(start)
 
             def outputs(vector: Tensor, at: Tensor) -> Tensor:
-                parts = torch.split(vector, [start[name].numel() for name in names])
-                return function({n: part.view_as(start[n]) for n, part in zip(names, parts, strict=True)}, at)[:, 0]
+                return function(flat.weights(vector), at)[:, 0]
 
-            found = fitted(lambda vector: outputs(vector, x) - y[:, 0], flat, self.steps)
+            found = fitted(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
             with torch.no_grad():
                 errors = [float((outputs(found, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
-            jacobian = jacrev(lambda vector: outputs(vector, x))(flat)
+            jacobian = jacrev(lambda vector: outputs(vector, x))(first)
             return {
                 "width": width,
-                "parameters": len(flat),
+                "parameters": flat.size,
                 "train_error": errors[0] / scale,
                 "test_error": errors[1] / scale,
                 "condition": condition(jacobian),

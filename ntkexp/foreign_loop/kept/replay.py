@@ -108,7 +108,7 @@ class ReplayedLoop:
                 assert call.gradient is not None
                 placed, named_inputs = arguments(call.inputs)
                 outputs = choose_output(self.module(*placed, **named_inputs), self.output)
-                outputs.backward(call.gradient.reshape(outputs.shape))  # type: ignore[no-untyped-call]
+                outputs.backward(call.gradient.reshape(outputs.shape))  # type: ignore[no-untyped-call]  # torch's own
         return {name: each.grad for name, each in parameters.items() if each.grad is not None}
 
     def step(self, event: Event, gradient: Weights) -> None:
