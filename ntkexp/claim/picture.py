@@ -22,10 +22,10 @@ HEIGHT = 2.5  # inches
 def picture(claim: Claim, record: ClaimRecord, tables: Mapping[str, pd.DataFrame]) -> str:
     """Draw a claim, as SVG."""
     from matplotlib import rc_context  # noqa: PLC0415  slow, and judging needs none
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415  the same
 
-    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415
-    from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, RC, WIDE, heading, wrapped  # noqa: PLC0415
+    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  the same
+    from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, RC, WIDE, heading, wrapped  # noqa: PLC0415  the same
 
     with rc_context(RC):
         looks = {SECOND: ORANGE, MAIN: BLUE}

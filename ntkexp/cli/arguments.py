@@ -93,6 +93,11 @@ Trust: TypeAlias = Annotated[
     ),
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+Workers: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
+]
+RetryFailed: TypeAlias = Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
 Events: TypeAlias = Annotated[
     bool,

@@ -71,8 +71,8 @@ class Slope(AbstractExpectation):
     def mark(self, axes: Axes) -> None:
         """Draw the slope that is expected through the middle of the picture."""
         from ntkexp.report.plots.labels import End, name_ends  # noqa: PLC0415  drawing is slow to load
-        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415
-        from ntkexp.report.plots.together.laws import tick  # noqa: PLC0415
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  the same
+        from ntkexp.report.plots.together.laws import tick  # noqa: PLC0415  the same
 
         log_axis(axes, "x")
         log_axis(axes, "y")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import ConfigDir, Engine, Quiet, Trust, offer_claims
+from ntkexp.cli.arguments import ConfigDir, Engine, Quiet, RetryFailed, Trust, Workers, offer_claims
 
 
 def claims(
@@ -25,12 +25,9 @@ def claims(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which claims go into claims/.")
     ] = Path("outputs"),
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
-    ] = None,
+    workers: Workers = None,
     engine: Engine = "local",
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")] = False,
+    retry_failed: RetryFailed = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as a JSON list.")] = False,
     trust: Trust = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, ConfigDir, Engine, Events, Quiet, SweepWords, Trust
+from ntkexp.cli.arguments import AsJson, ConfigDir, Engine, Events, Quiet, RetryFailed, SweepWords, Trust, Workers
 
 
 def sweep(
@@ -15,16 +15,13 @@ def sweep(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which runs go into runs/.")
     ] = Path("outputs"),
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
-    ] = None,
+    workers: Workers = None,
     engine: Engine = "local",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs, with about the time and memory they take, and begin none.")
     ] = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")] = False,
+    retry_failed: RetryFailed = False,
     tensorboard: Events = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
