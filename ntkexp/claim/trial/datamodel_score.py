@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.claim.trial.retraining import Retraining, halves, retraining
+from ntkexp.claim.trial.retraining import Retraining, groups_of, retraining
 from ntkexp.records.sweep import Level
 
 
@@ -35,7 +35,7 @@ class DatamodelScore(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         found = retraining([*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"], seed)
-        kept = halves(self.groups, found.train, seed)
+        kept = groups_of(found.train // 2, self.groups, found.train, seed)
         actual = found.outputs_without(kept)[:, :, 0]
         return [{"method": name, "score": score(kept @ tau.t(), actual)} for name, tau in attributions(found).items()]
 

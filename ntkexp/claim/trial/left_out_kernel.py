@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.claim.trial.retraining import Retraining, halves, retraining
+from ntkexp.claim.trial.retraining import Retraining, groups_of, retraining
 from ntkexp.component import Count
 from ntkexp.library import tangent_kernel
 from ntkexp.records.sweep import Level
@@ -35,7 +35,8 @@ class LeftOutKernel(AbstractTrial):
         times = min(self.times, found.train)
         everyone = torch.ones(1, found.train, dtype=torch.float64)
         ones = everyone - torch.eye(found.train, dtype=torch.float64)[:times]
-        kernels = self.path_kernels(found, torch.cat([everyone, ones, halves(times, found.train, seed)]))
+        halves = groups_of(found.train // 2, times, found.train, seed)
+        kernels = self.path_kernels(found, torch.cat([everyone, ones, halves]))
         change = (kernels - kernels[0]).flatten(1).norm(dim=1) / kernels[0].norm()
         one, half = change[1 : 1 + times].mean(), change[1 + times :].mean()
         return [{"left_out": "one", "change": one.item()}, {"left_out": "half", "change": half.item()}]

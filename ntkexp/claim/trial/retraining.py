@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from jaxtyping import Float
@@ -13,6 +15,7 @@ from ntkexp.config.compose import compose
 from ntkexp.mistake import Mistake
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.removal.again import again
+from ntkexp.removal.check import changes
 from ntkexp.removal.rerun import Rerun
 from ntkexp.removal.train import trained
 from ntkexp.run.listener import AbstractListener
@@ -48,6 +51,11 @@ class Retraining:
         with torch.no_grad():
             return torch.stack([self.rerun.outputs(vector, self.others) for vector in vectors])
 
+    def changes_without(self, left: Float[Tensor, "group train"]) -> Float[Tensor, "group point"]:
+        """What the output at those points changes by when the groups that are marked by 1 are left out."""
+        removals = [group.nonzero().flatten().tolist() for group in left]
+        return changes(self.rerun, removals, self.others)[:, :, 0]
+
 
 def retraining(base: Sequence[str], seed: int) -> Retraining:
     """Train as these words say, with one thread and one output."""
@@ -57,23 +65,27 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
         raise Mistake(
             "trial.base: choose data of one output, and points to read it at, such as data=moons data.probe=20"
         )
-    outcome = run(setting, Unheard())
+    with TemporaryDirectory() as folder:
+        outcome = run(setting, Unheard(Path(folder)))
     return Retraining(setting, outcome, again(experiment, setting.problem, setting.descent.step_size, outcome.steps))
 
 
-def halves(groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
-    """Draw halves of the examples: their weights are 1, those of the others 0.
+def groups_of(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
+    """Draw so many groups of that size: 1 marks the examples that are in a group, 0 the others.
 
-    >>> halves(3, 10, seed=0).sum(1).tolist()
+    >>> groups_of(5, groups=3, train=10, seed=0).sum(1).tolist()
     [5.0, 5.0, 5.0]
     """
     generator = stream("left out", seed)
     drawn = torch.rand(groups, train, generator=generator, dtype=torch.float64)
-    return (drawn.argsort(1).argsort(1) < train // 2).double()
+    return (drawn.argsort(1).argsort(1) < size).double()
 
 
 class Unheard(AbstractListener):
-    """Nobody listens, and nothing is kept."""
+    """Nobody listens, and nothing is kept but a trajectory, in this folder, while there is one to go back over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def on_row(self, row: Row) -> None:
         """Nothing."""
@@ -102,4 +114,6 @@ class Unheard(AbstractListener):
         """Nothing."""
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
-        raise Mistake("trial.base: an optimizer that remembers goes over its path twice; choose optimizer=gd or sgd")
+        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
+        made.take_room()
+        return made

@@ -1,0 +1,68 @@
+"""Trials on leaving examples out, against what is known of them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from torch.func import jacrev
+
+from ntkexp.claim.trial import RemovalScores
+from ntkexp.claim.trial.retraining import Retraining, retraining
+from ntkexp.claim.trial.told_changes import DAMPING, influence, trak
+from ntkexp.claim.trial.would_change import would_change
+from ntkexp.mistake import Mistake
+
+SMALL = ("data=moons", "data.train=16", "data.probe=4", "data.test=0", "path.count=2", "model.width=8")
+WORDS = (*SMALL, "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]")
+
+
+@pytest.fixture(scope="module")
+def linear() -> Retraining:
+    """One step of a linear model on everybody: its output is linear in what the step takes in."""
+    return retraining([*WORDS, "model=linear", "steps=1"], seed=0)
+
+
+def test_one_step_of_a_linear_model_is_taken_exactly_without_an_example(linear: Retraining) -> None:
+    actual = linear.changes_without(torch.eye(16, dtype=torch.float64)).t()
+    torch.testing.assert_close(would_change(linear.setting, one_step=True), actual, rtol=1e-11, atol=1e-14)
+    ratio = would_change(linear.setting) / actual  # the slope counts a mean over as many
+    assert ratio.std() < 1e-11 * ratio.mean()
+
+
+def test_nobody_left_out_changes_nothing(linear: Retraining) -> None:
+    left = torch.zeros(2, 16, dtype=torch.float64)
+    left[1, 3] = 1.0
+    changes = linear.changes_without(left)
+    assert not changes[0].any()
+    outputs = linear.outputs_without(torch.stack([1 - left[0], 1 - left[1]]))[:, :, 0]
+    torch.testing.assert_close(changes[1], outputs[1] - outputs[0], rtol=0, atol=1e-14)  # outputs of size one
+
+
+def test_scores_of_the_end_are_those_of_the_weights(linear: Retraining) -> None:
+    """A model of three weights, of which a projection to four dimensions loses nothing."""
+    end = linear.rerun.flat.vector(linear.outcome.weights)
+    problem = linear.setting.problem
+    outputs = linear.rerun.outputs(end, problem.inputs)[:, 0]
+    features = jacrev(lambda vector: linear.rerun.outputs(vector, problem.inputs)[:, 0])(end)
+    known, read, pull = features[:16], features[16:], (outputs - problem.targets[:, 0])[:16]
+    curved = known.t() @ known / 16
+    damped = curved + DAMPING * curved.trace() / 16 * torch.eye(3, dtype=torch.float64)
+    through = torch.linalg.solve(damped, known.t()) / 16
+    torch.testing.assert_close(influence(linear), read @ through * pull, rtol=1e-10, atol=1e-12)
+    fitted = torch.linalg.lstsq(known, torch.eye(16, dtype=torch.float64)).solution
+    torch.testing.assert_close(trak(linear), read @ fitted * pull, rtol=1e-9, atol=1e-11)  # of a random 3 × 4 matrix
+
+
+@pytest.mark.slow
+def test_influence_of_a_loss_that_is_no_parabola_is_refused() -> None:
+    with pytest.raises(Mistake, match="choose loss=squared"):
+        influence(retraining([*WORDS, "steps=1", "loss=logistic"], seed=0))
+
+
+@pytest.mark.slow
+def test_contributions_add_up_and_effects_rank_removals() -> None:
+    table = pd.DataFrame(RemovalScores(base=(*SMALL, "steps=5"), activations=("tanh",), groups=4).rows(0))
+    assert table["miss"].dropna().max() < 1e-13
+    alone = table[table["left_out"] == "one"].set_index("score")["correlation"]
+    assert alone["effect"] > 0.9 > alone["shuffled"]
