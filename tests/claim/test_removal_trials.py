@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.func import jacrev
 
-from ntkexp.claim.trial import RemovalScores
+from ntkexp.claim.trial import AddedRemovals, RemovalScores
 from ntkexp.claim.trial.retraining import Retraining, retraining
 from ntkexp.claim.trial.told_changes import DAMPING, influence, trak
 from ntkexp.claim.trial.would_change import would_change
@@ -66,3 +66,14 @@ def test_contributions_add_up_and_effects_rank_removals() -> None:
     assert table["miss"].dropna().max() < 1e-13
     alone = table[table["left_out"] == "one"].set_index("score")["correlation"]
     assert alone["effect"] > 0.9 > alone["shuffled"]
+
+
+@pytest.mark.slow
+def test_removals_of_one_step_miss_what_the_smaller_mean_says() -> None:
+    """Without k of N examples a mean has N/(N − k) times what its sum lacks, and single examples are told N/(N − 1)."""
+    base = (*SMALL, "model.depth=0", "steps=1")
+    rows = pd.DataFrame(AddedRemovals(base=base, activations=("tanh",), sizes=(1, 4, 8), groups=4).rows(0))
+    sums = rows.set_index(["single", "size"])["miss"]
+    expected = [1 - (16 - size) / 15 for size in (1, 4, 8)]
+    assert sums["retrained"].tolist() == pytest.approx(expected, abs=1e-11)
+    assert sums["others"].min() > 0.5

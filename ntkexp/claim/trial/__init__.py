@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
+    from ntkexp.claim.trial.added_removals import AddedRemovals as AddedRemovals
     from ntkexp.claim.trial.base import AbstractTrial as AbstractTrial
     from ntkexp.claim.trial.datamodel_score import DatamodelScore as DatamodelScore
     from ntkexp.claim.trial.ensemble_beside_processes import EnsembleBesideProcesses as EnsembleBesideProcesses
