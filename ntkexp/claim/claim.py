@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from ntkexp.claim.expectation.base import AbstractExpectation
+from ntkexp.claim.picture.base import AbstractPicture
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.component import Component
@@ -75,6 +76,7 @@ class Claim:
     source: Published
     refutes: str
     looks: Mapping[str, Look]
+    picture: AbstractPicture  # it shows what was found, and is nothing that was said beforehand
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 <name>-<digest>/claim.json       what was said beforehand
                 <look>.csv       the table that was judged, every digit
                 verdict.json     what was found (`ntkexp.records.claim`)
+                picture.svg      beside picture.json, what is said of it (`ntkexp.records.exhibit`)
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Mapping
 import pandas as pd
 
 from ntkexp.claim.claim import CONTROL, MAIN, Look
+from ntkexp.claim.evidence import Evidence
 from ntkexp.claim.finding import Finding, together
 from ntkexp.claim.measured import Measured
-from ntkexp.claim.picture import picture
 from ntkexp.claim.planned import PlannedClaim, PlannedLook
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.claim import PICTURE, TIMINGS, ClaimRecord, Judgement, write_claim
 from ntkexp.records.command import command
+from ntkexp.records.exhibit import Exhibit, write_exhibit
 from ntkexp.records.json_file import to_text
 from ntkexp.records.timings import write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
@@ -52,10 +54,26 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
     write_atomically(planned.folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(planned.folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
-    write_atomically(planned.folder / PICTURE, picture(claim, written, tables))
+    show(Evidence(claim, written, tables))
     write_timings(planned.folder / TIMINGS, {"runs": planned.seconds})
     write_claim(written)
     return written
+
+
+def show(evidence: Evidence) -> None:
+    """Draw the claim, and write down what is said of the picture."""
+    from matplotlib import rc_context  # noqa: PLC0415  slow, and judging needs none
+
+    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  the same
+    from ntkexp.report.plots.style import RC  # noqa: PLC0415  the same
+
+    picture, folder = evidence.claim.picture, evidence.record.path
+    with rc_context(RC):
+        write_atomically(folder / PICTURE, svg(picture.figure(evidence)))
+    table = picture.table(evidence)
+    columns = () if table is None else tuple(map(str, table))
+    rows = () if table is None else tuple(map(tuple, table.astype(object).to_numpy().tolist()))
+    write_exhibit(folder, Exhibit(picture.caption(evidence), columns, rows))
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:

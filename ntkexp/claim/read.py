@@ -13,6 +13,7 @@ refutes: A slope above −0.4.
 control: {expectation: {value: -2.0}}      what is otherwise (`ntkexp.claim.change`); it must not be supported
 second: {base: [data=teacher]}             other seeds, if none are given, and other data
 quick: {seeds: 3}                          and `full`: other sizes, of all looks
+picture: {_target_: ntkexp.claim.picture.JudgedRows}    how it is drawn; this one if nothing is said
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pydantic import ValidationError
 from ntkexp.claim.change import changed
 from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look, Published
 from ntkexp.claim.expectation.base import AbstractExpectation
+from ntkexp.claim.picture.base import AbstractPicture
+from ntkexp.claim.picture.judged_rows import JudgedRows
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.config.as_text import spelled
@@ -39,7 +42,7 @@ from ntkexp.sweep.parse import from_yaml, list_of, seeds_of
 
 Size: TypeAlias = Literal["quick", "default", "full"]
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
-KEYS = ("base", "runs", "trial", *NEEDED, "quick", "full")
+KEYS = ("base", "runs", "trial", *NEEDED, "quick", "full", "picture")
 COLUMN = "ntkexp.claim.quantity.Column"
 FAMILY = 1000  # seeds of the second look begin so much later
 
@@ -72,7 +75,14 @@ def claim_of(name: str, tree: Mapping[str, Any], builder: Builder, size: Size = 
         CONTROL: look(changed(sized, tree["control"], CONTROL), CONTROL, builder),
         SECOND: look(second(sized, tree["second"], main), SECOND, builder),
     }
-    return Claim(name, str(tree["statement"]), published(tree["source"]), str(tree["refutes"]), looks)
+    return Claim(
+        name,
+        str(tree["statement"]),
+        published(tree["source"]),
+        str(tree["refutes"]),
+        looks,
+        picture(builder, tree.get("picture")),
+    )
 
 
 def refuse_incomplete(tree: Mapping[str, Any]) -> None:
@@ -160,6 +170,15 @@ def trial(builder: Builder, given: Any) -> AbstractTrial:
     """Build a trial of the claim's own."""
     made = builder.component(mapping(given, "trial"), (AbstractTrial,), "trial")
     assert isinstance(made, AbstractTrial)
+    return made
+
+
+def picture(builder: Builder, given: Any) -> AbstractPicture:
+    """Build how the claim is drawn."""
+    if given is None:
+        return JudgedRows()
+    made = builder.component(mapping(given, "picture"), (AbstractPicture,), "picture")
+    assert isinstance(made, AbstractPicture)
     return made
 
 

@@ -4,7 +4,7 @@
     finite       the same of the kernel k̃ of a finite step, η = `ascent`; `finite_largest_at` is where that is largest
     spread       largest − least
     before       f(x) at the start                        after    f(x) after a step of η on (f(x′) − value)²
-    moved        after − before                           wrong_way    1 where f(x) moved against f(x′), else 0
+    moved        after − before                           wrong_way    1 where f(x) really moved against f(x′), else 0
     error        |k(x, x′) − (delta·[x = x′] + product·x x′ + constant)|, as a share of k(x′, x′)
 
 Rows are told apart by `x`, which is the observation's `place` or elsewhere, on one `side` of the boundary; by the
@@ -30,6 +30,9 @@ from ntkexp.model.scalar import AbstractScalar
 from ntkexp.records.sweep import Level
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
+
+ROUNDING = 1e-9
+"""A value that moves by a smaller share of f(x′)'s movement does not move."""
 
 Whole = Annotated[int, Field(ge=-(10**4), le=10**4)]
 
@@ -99,7 +102,7 @@ class ScalarCurve(AbstractTrial):
                 "before": before[k].item(),
                 "after": after[k].item(),
                 "moved": moved[k].item(),
-                "wrong_way": float(moved[k] * moved[here] < 0),
+                "wrong_way": float((moved[k] / moved[here]).item() < -ROUNDING),
                 "error": ((kernel[k] - formula[k]).abs() / kernel[here]).item(),
             }
 

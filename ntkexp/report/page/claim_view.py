@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Judgement
+from ntkexp.records.exhibit import Exhibit, read_exhibit
 from ntkexp.report.claims import chances, standing
 from ntkexp.report.page.inline import inline, slug
 from ntkexp.report.page.picture import Shown, link
@@ -42,6 +43,8 @@ class ClaimView:
     digest: str
     href: str
     picture: Shown | None
+    caption: str
+    published: Table | None
     looks: Table
     notes: tuple[str, ...]
     files: tuple[tuple[str, str], ...]
@@ -49,6 +52,7 @@ class ClaimView:
 
 def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
     """Show a claim."""
+    exhibit = read_exhibit(record.path)
     anchor, there = anchor_of(record), sorted(path.name for path in record.path.glob("*.csv"))
     rows = [
         (name, look.verdict, *figures(look), seeds(look), look.draws, look.expected) for name, look in looks(record)
@@ -67,6 +71,8 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
         digest=record.digest,
         href=link(record.path, folder),
         picture=picture(record, folder),
+        caption=exhibit.caption,
+        published=published(exhibit, record),
         looks=tabled(
             OF_A_LOOK, [name in NUMBERS for name in OF_A_LOOK], rows, f"looks-{anchor}", f"Looks at {record.name}"
         ),
@@ -83,6 +89,17 @@ def picture(record: ClaimRecord, folder: Path) -> Shown | None:
     except (Mistake, OSError, UnicodeDecodeError):
         return None
     return Shown(title, drawn, link(record.path / "main.csv", folder), "main.csv", record.command)
+
+
+def published(exhibit: Exhibit, record: ClaimRecord) -> Table | None:
+    """Show the table that belongs to the picture, if there is one."""
+    if not exhibit.columns:
+        return None
+    numbers = [
+        all(isinstance(cell, float | int | None) for cell in column) for column in zip(*exhibit.rows, strict=True)
+    ]
+    name = f"published-{anchor_of(record)}"
+    return tabled(exhibit.columns, numbers, exhibit.rows, name, f"The table of {record.source}, with ours")
 
 
 def overview(records: Sequence[ClaimRecord]) -> Table:

@@ -1,46 +1,51 @@
-"""The picture of a claim: the rows of its first look, those of the second behind them, and what was expected.
+"""The rows of the first look, those of the second behind them, and what was expected.
 
 Each part of the claim has a place of its own, up to three of them; blue is the first look, orange the second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from ntkexp.claim.claim import MAIN, SECOND, Claim
+from ntkexp.claim.claim import MAIN, SECOND
 from ntkexp.claim.expectation.base import AbstractExpectation, chosen
+from ntkexp.claim.picture.base import AbstractPicture
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord
 from ntkexp.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ntkexp.claim.evidence import Evidence
 
 MOST = 3
 HEIGHT = 2.5  # inches
 
 
-def picture(claim: Claim, record: ClaimRecord, tables: Mapping[str, pd.DataFrame]) -> str:
-    """Draw a claim, as SVG."""
-    from matplotlib import rc_context  # noqa: PLC0415  slow, and judging needs none
-    from matplotlib.figure import Figure  # noqa: PLC0415  the same
+class JudgedRows(AbstractPicture):
+    """A claim that says nothing of its picture has this one."""
 
-    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  the same
-    from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, RC, WIDE, heading, wrapped  # noqa: PLC0415  the same
+    def figure(self, evidence: Evidence) -> Figure:
+        from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
 
-    with rc_context(RC):
-        looks = {SECOND: ORANGE, MAIN: BLUE}
+        from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
+
+        looks, claim = {SECOND: ORANGE, MAIN: BLUE}, evidence.claim
         parts = list(zip(*(claim.looks[name].expectation for name in looks), strict=False))[:MOST]
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
-                rows = drawable(part, tables[name])
+                rows = drawable(part, evidence.tables[name])
                 if rows is not None:
                     part.draw(axes, rows, colour)
             of_looks[-1].mark(axes)
             if len(parts) > 1:
                 axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
-        heading(figure, title(record))
-        return svg(figure)
+        heading(figure, title(evidence.record))
+        return figure
 
 
 def title(record: ClaimRecord) -> str:

@@ -1,0 +1,42 @@
+"""How a claim is drawn, from the tables that were judged: it decides nothing, and the claim's digest knows none of it.
+
+picture: {_target_: ntkexp.claim.picture.ScalarStep, published: what the paper's own figure shows}
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from ntkexp.component import Component
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ntkexp.claim.evidence import Evidence
+
+
+class AbstractPicture(Component, ABC):
+    """A picture has a caption: what the paper's figure shows, which is `published`, and what the rows show here."""
+
+    published: str = ""
+
+    @abstractmethod
+    def figure(self, evidence: Evidence) -> Figure:
+        """Draw the picture."""
+
+    def here(self, evidence: Evidence) -> str:
+        """Say in whole sentences what the rows show; nothing where the picture's title says it."""
+        return ""
+
+    def table(self, evidence: Evidence) -> pd.DataFrame | None:
+        """Make the table that the paper has, if it has one."""
+        return None
+
+    def caption(self, evidence: Evidence) -> str:
+        """Say what the paper shows, and what is shown here."""
+        here = self.here(evidence)
+        said = [f"Published: {self.published}" if self.published else "", f"Here: {here}" if here else ""]
+        return " ".join(filter(None, said))

@@ -1,0 +1,1 @@
+"""Figures of papers, drawn again in their own axes from tables, one file each."""
