@@ -6,6 +6,7 @@ from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.claim.trial.added_removals import AddedRemovals as AddedRemovals
+    from ntkexp.claim.trial.after_kernel import AfterKernel as AfterKernel
     from ntkexp.claim.trial.base import AbstractTrial as AbstractTrial
     from ntkexp.claim.trial.datamodel_score import DatamodelScore as DatamodelScore
     from ntkexp.claim.trial.ensemble_beside_processes import EnsembleBesideProcesses as EnsembleBesideProcesses

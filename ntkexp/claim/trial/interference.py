@@ -23,9 +23,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.claim.trial.task_by_task import LearnedTask, LearningStep, ScaledNetwork
+from ntkexp.claim.trial.task_by_task import LearningStep, ScaledNetwork, task_of
 from ntkexp.component import Count
-from ntkexp.data.base import AbstractSource, Split
+from ntkexp.data.base import AbstractSource
 from ntkexp.init.base import AbstractInit
 from ntkexp.library import secant_kernel
 from ntkexp.mistake import Mistake
@@ -71,11 +71,6 @@ class Interference(AbstractTrial):
                 "shuffled": correlation(foretold(shuffled, known, path), change),
             }
         ]
-
-
-def task_of(split: Split) -> LearnedTask:
-    """Two classes are −1 and 1."""
-    return LearnedTask(split.inputs, split.target.double() * 2 - 1)
 
 
 def contributions(

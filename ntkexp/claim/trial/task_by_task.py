@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.data.base import Split
 from ntkexp.library import tangent_kernel
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Weights
@@ -30,6 +31,11 @@ class LearnedTask:
 
     inputs: Float[Tensor, "train *shape"]
     targets: Float[Tensor, " train"]
+
+
+def task_of(split: Split) -> LearnedTask:
+    """Two classes are −1 and 1."""
+    return LearnedTask(split.inputs, split.target.double() * 2 - 1)
 
 
 @dataclass(frozen=True)
