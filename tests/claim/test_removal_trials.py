@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
 from torch.func import jacrev
 
-from ntkexp.claim.trial import AddedRemovals, RemovalScores
+from ntkexp.claim.trial import AddedRemovals, OtherRuns, RemovalScores
+from ntkexp.claim.trial.other_runs import FAMILY
 from ntkexp.claim.trial.retraining import Retraining, retraining
 from ntkexp.claim.trial.told_changes import DAMPING, influence, trak
 from ntkexp.claim.trial.would_change import would_change
@@ -77,3 +80,27 @@ def test_removals_of_one_step_miss_what_the_smaller_mean_says() -> None:
     expected = [1 - (16 - size) / 15 for size in (1, 4, 8)]
     assert sums["retrained"].tolist() == pytest.approx(expected, abs=1e-11)
     assert sums["others"].min() > 0.5
+
+
+@pytest.mark.slow
+def test_other_runs_are_those_of_their_seed_on_the_same_data() -> None:
+    words = (*SMALL, "steps=3", "optimizer=sgd", "optimizer.batch=4")
+    trial = OtherRuns(base=words, groups=4)
+    trained = retraining([*words, "path.rule=[left]"], seed=2)
+    runs = trial.runs(trained)
+    alone = retraining([*words, "path.rule=[left]", "data.seed=2"], seed=2 + FAMILY)
+    everyone = torch.ones(1, 16, dtype=torch.float64)
+    ends = {name: replace(trained, rerun=run).outputs_without(everyone) for name, run in runs.items()}
+    torch.testing.assert_close(ends["other_run"][0], alone.outcome.evidence.end[16:], rtol=0, atol=1e-13)  # three steps
+    torch.testing.assert_close(ends["same"][0], trained.outcome.evidence.end[16:], rtol=0, atol=1e-13)
+    assert len({float(end.sum()) for end in ends.values()}) == 4
+
+
+@pytest.mark.slow
+def test_what_does_not_depend_on_its_start_is_the_same_in_other_runs() -> None:
+    """The difference of two copies starts at zero, and what is linear knows its start by its output alone."""
+    linear = ("model.depth=0", "init.antisymmetric=true", "optimizer=gd", "optimizer.step_size=0.1", "steps=3")
+    rows = pd.DataFrame(OtherRuns(base=(*SMALL, *linear), groups=4).rows(0))
+    found = rows.pivot_table(index=["left_out", "score"], columns="repeated", values="correlation")
+    assert found.loc[:, "other_run"].tolist() == pytest.approx(found.loc[:, "same"].tolist(), abs=1e-9)
+    assert found.loc[("one", "retraining"), "other_run"] == pytest.approx(1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.layer_products import LayerProducts as LayerProducts
     from ntkexp.claim.trial.left_out_kernel import LeftOutKernel as LeftOutKernel
     from ntkexp.claim.trial.limit_regression import LimitRegression as LimitRegression
+    from ntkexp.claim.trial.other_runs import OtherRuns as OtherRuns
     from ntkexp.claim.trial.removal_scores import RemovalScores as RemovalScores
     from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
     from ntkexp.claim.trial.selective_units import SelectiveUnits as SelectiveUnits
