@@ -98,6 +98,10 @@ Workers: TypeAlias = Annotated[
     typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
 ]
 RetryFailed: TypeAlias = Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")]
+Again: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--again", metavar="FILE.py:FUNCTION", help="A function that carries a followed loop out anew."),
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
 Events: TypeAlias = Annotated[
     bool,

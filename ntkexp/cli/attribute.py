@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +13,65 @@ from ntkexp.mistake import Mistake
 if TYPE_CHECKING:
     from torch import nn
 
+    from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+    from ntkexp.foreign_loop.trace import Trace
 
-def attribute(folder: Path, model: str | None, loss: str | None, trust: Sequence[str], *, effects: bool) -> None:
-    """Attribute the trace, with a module that the user's function builds; what came out is told."""
-    from ntkexp.foreign_loop.kept.load import loaded, trace_in
+
+def attribute(folder: Path, user: UserCode, *, effects: bool) -> None:
+    """Attribute the trace, with what the user's functions give; what came out is told."""
+    from ntkexp.foreign_loop.kept.load import trace_in
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
 
     files = trace_in(folder)
-    if model is None:
+    if user.model is None and user.again is None:
         kind = "FILE.py:FUNCTION"
         raise Mistake(
             f"{folder}: the module that was followed is not in it; give a function that builds it, --model={kind}"
         )
-    if effects and loss is None:
+    if effects and user.loss is None and user.again is None:
         raise Mistake("--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow")
-    trace = loaded(files, built(model, trust))
-    trace.loss = None if loss is None else found_in(loss, "loss", trust)
-    trace.attribute(effects=effects)
+    trace = user.trace(files)
+    trace.attribute(effects=effects, decode=user.found("decode"), again=user.found("again") if effects else None)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserCode:
+    """Functions of the user's, each as FILE.py:FUNCTION, in files that are trusted."""
+
+    trust: Sequence[str]
+    model: str | None = None
+    loss: str | None = None
+    again: str | None = None
+    decode: str | None = None
+
+    def found(self, key: str) -> Callable[..., Any] | None:
+        """One of the functions, if it was given."""
+        path = getattr(self, key)
+        return None if path is None else found_in(path, key, self.trust)
+
+    def trace(self, files: TraceFolder) -> Trace:
+        """The trace, with module and loss; those that are not given are what the loop itself gives to `follow`."""
+        from ntkexp.foreign_loop.kept.load import loaded
+
+        again, module = self.found("again"), None if self.model is None else built(self.model, self.trust)
+        first = None if again is None or (self.model and self.loss) else once_more(again)
+        if module is None:
+            assert first is not None  # one of the two functions was given
+            module = first.module
+        trace = loaded(files, module)
+        trace.loss = self.found("loss") or (None if first is None else first.loss)
+        return trace
+
+
+def once_more(again: Callable[..., Any]) -> Trace:
+    """The loop of the user's function, carried out as it is."""
+    from ntkexp.foreign_loop.altered_loop import trained_again
+    from ntkexp.foreign_loop.weighing import Weighing
+
+    return trained_again(again, Weighing())
 
 
 def built(model: str, trust: Sequence[str]) -> nn.Module:

@@ -34,8 +34,8 @@ class SweepPlan:
         if self.free / 2 < max(each, self.least_pass):
             needed = (2 * max(each, self.least_pass) - self.free) / 1e9
             raise Mistake(
-                f"path.effects: a sweep for one point needs {needed:.1f} GB more; raise memory_gb, or lower "
-                "model.width, data.train or optimizer.batch"
+                f"effects: a sweep for one point needs {needed:.1f} GB more; raise memory_gb, or train a smaller "
+                "network, with fewer examples or smaller batches"
             )
         return max(1, min(self.points, int(self.free / 2 / each)))
 

@@ -59,13 +59,16 @@ class CallLoss:
         """The losses at these weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
-    def share(self, weights: Weights) -> float:
-        """The κ of the call; or a mistake, if this is not the loss that was trained with."""
+    def share(self, weights: Weights, factors: Float[Tensor, " row"] | None = None) -> float:
+        """The κ of the call; or a mistake, if this is not the loss that was trained with. What came back to its rows
+        had been multiplied with `factors`."""
         with torch.no_grad(), plain_kernels():
             outputs = self.function(weights, self.call.inputs)
         outputs = outputs.detach().requires_grad_()
         (slope,) = torch.autograd.grad(self.losses(outputs).sum(), outputs)
         assert self.call.gradient is not None
+        if factors is not None:
+            slope = slope * factors.to(slope).view(-1, *[1] * (slope.dim() - 1))
         ours, theirs = slope.reshape(-1), self.call.gradient.reshape(-1)
         square, size = float(ours @ ours), float(theirs.norm())
         factor = float(ours @ theirs) / square if square else 0.0

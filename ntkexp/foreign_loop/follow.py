@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.altered_loop import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.example_loss import ExampleLoss
-from ntkexp.foreign_loop.keeper import KeeperInMemory
-from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
+from ntkexp.foreign_loop.keeper import AbstractKeeper, KeeperInMemory
+from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
 from ntkexp.foreign_loop.kept.open import keeper_in
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.trace import Trace
@@ -62,16 +63,23 @@ def follow(
     """
     optimizers, inner = unwrapped_optimizers(optimizer), unwrapped_model(model)
     module, asked = deepcopy(inner), as_inputs(queries)
-    keeper: KeeperInMemory | KeeperOnDisk
-    if to is None:
-        keeper = KeeperInMemory(memory_gb)
-    else:
+    now = altered_loop()
+    place, keeper = to if now is None else now.place, keeper_without_folder(now, memory_gb)
+    if place is not None:
         keeper = keeper_in(
-            to, inner, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
+            place, inner, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
         )
-    watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module))
+    watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module), None if now is None else now.weighing)
     try:
         watch.begin()
-        yield Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder)
+        trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder)
+        if now is not None:
+            now.traces.append(trace)
+        yield trace
     finally:
         watch.end()
+
+
+def keeper_without_folder(now: AlteredLoop | None, memory_gb: float) -> AbstractKeeper:
+    """Who keeps steps that go to no folder."""
+    return KeeperInMemory(memory_gb) if now is None else KeeperOfEnds()

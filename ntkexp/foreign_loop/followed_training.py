@@ -23,6 +23,7 @@ from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.remembered import Remembered, remembered
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
+from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Function, Weights
@@ -33,13 +34,15 @@ SAME_NORM = 1e-3  # of two steps that were clipped to one norm, in float32
 
 @dataclass(kw_only=True)
 class FollowedTraining(AbstractTrajectory):
-    """Steps are asked for from the last to the first, as often as is wanted; `names` gives every example its place."""
+    """Steps are best asked for one after another, backwards; `names` gives every example its place."""
 
     steps: AbstractSteps
     function: Function
     loss: ExampleLoss
     names: dict[str, int]
+    weighing: Weighing = field(default_factory=Weighing)  # with which the loop was carried out
     back: Iterator[tuple[FollowedStep, Weights]] = field(default_factory=lambda: iter(()))
+    next: int = -1  # step on the way back
     norm: float | None = None  # to which gradients were clipped, as far as was seen
 
     @property
@@ -64,11 +67,10 @@ class FollowedTraining(AbstractTrajectory):
         return remembered(self.steps, self.flat)
 
     def step(self, index: int) -> TrainedStep:
-        if index == self.length - 1:
-            self.back = self.steps.backwards()
+        if index != self.next:
+            self.back = self.steps.backwards(index + 1)
         followed, _ = next(self.back)
-        if followed.index != index:
-            raise ValueError(f"step {index} was asked for where {followed.index} is next on the way back")
+        self.next = index - 1
         step = TrainedStep(
             index=index,
             weights=self.flat.vector(followed.start),
@@ -86,10 +88,10 @@ class FollowedTraining(AbstractTrajectory):
                 "effects do not know; zero gradients at every step"
             )
         losses = CallLoss(self.loss, self.function, call, step.index)
-        share = losses.share(step.start)
+        factors = self.weighing.factors(call.names).to(self.end)
+        share = losses.share(step.start, factors)
         places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
-        like = self.end.new_ones(len(places))
-        return TakenBatch(examples=places, shares=share * like, losses=partial(self.losses, losses))
+        return TakenBatch(examples=places, shares=share * factors, losses=partial(self.losses, losses))
 
     def losses(self, of: CallLoss, weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
         """The losses of a call at a vector of weights."""

@@ -34,8 +34,8 @@ class AbstractSteps(ABC):
         """Each step, and the weights after it."""
 
     @abstractmethod
-    def backwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        """The same from the last step to the first."""
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        """The same from the last step to the first; or from the last one before some step."""
 
 
 @dataclass
@@ -61,8 +61,8 @@ class StepsInMemory(AbstractSteps):
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         return zip(self.steps, self.ends, strict=True)
 
-    def backwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        return zip(reversed(self.steps), reversed(self.ends), strict=True)
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        return zip(reversed(self.steps[:before]), reversed(self.ends[:before]), strict=True)
 
     @property
     def ends(self) -> Sequence[Weights]:

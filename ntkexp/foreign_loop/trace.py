@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ntkexp.effects.mean import MEANS, Effects, MeanName
+from ntkexp.effects.mean import Effects, MeanName
+from ntkexp.foreign_loop.altered_loop import Again, altered_loop
 from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.example_loss import ExampleLoss
-from ntkexp.foreign_loop.followed_effects import FollowedEffects, followed_effects
-from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.kept.save import PROOFS, save
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery
+from ntkexp.foreign_loop.loop_effects import loop_effects
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -56,16 +56,6 @@ class Trace:
         if not self.examples:
             raise Mistake("the model was never called with gradients enabled; follow the module that the loop calls")
 
-    def effects(self, mean: MeanName, memory_gb: float, *, one_step: bool) -> FollowedEffects:
-        """What would change without each example, if the loss is known."""
-        if self.loss is None:
-            raise Mistake(
-                "effects=True: effects are derivatives of the gradient, for which the loss is needed; follow with "
-                "loss=, a function of outputs and call that gives one loss for each example"
-            )
-        training = FollowedTraining(steps=self.steps, function=self.function, loss=self.loss, names=self.examples)
-        return followed_effects(training, self.function, self.queries, MEANS[mean], memory_gb, one_step=one_step)
-
     def attribute(
         self,
         *,
@@ -73,6 +63,7 @@ class Trace:
         mean: MeanName = "renormalised",
         memory_gb: float = 4.0,
         decode: Decode | None = None,
+        again: Again | None = None,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
@@ -80,21 +71,26 @@ class Trace:
         whole training foretells it, or with 'one_step' as steps without the example do. `mean` says whether the others
         of a batch then share what is left (renormalised), or keep their shares (fixed).
 
+        `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
+        held against trainings without some examples; it is `follow` that leaves these out.
+
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
         tokens, `decode` gives their text, as that of a tokenizer does.
         """
+        if altered_loop() is not None:
+            raise Mistake(
+                "again=: the function attributes what it has trained, and would do so for ever; let it only train"
+            )
+        if again is not None and not effects:
+            raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
         gallery = Gallery()
         found = self.found(gallery)
+        known = None
         if effects:
-            would = self.effects(mean, memory_gb, one_step=effects == "one_step")
-            facts = {
-                "kind": "one_step" if effects == "one_step" else "derivative",
-                "mean": mean,
-                "growth": would.growth,
-            }
-            found["effect"] = (("probe", "out", "example"), would.values.cpu().numpy(), facts)
+            known = loop_effects(self, mean, memory_gb, again, one_step=effects == "one_step")
+            found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
         if self.folder is not None:
-            save(self.folder, found, self.queries, gallery, decode)
+            save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
         return found
 
     def found(self, gallery: Gallery) -> xr.Dataset:

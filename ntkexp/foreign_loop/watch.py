@@ -27,6 +27,7 @@ from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.unmoved import Unmoved
 from ntkexp.foreign_loop.untouched import Untouched
 from ntkexp.foreign_loop.unwrapped import unwrapped_model
+from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.kernel.record.inputs import as_inputs, map_tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.chosen_output import choose_output
@@ -47,6 +48,7 @@ class Watch:
     ids: Ids
     keeper: AbstractKeeper
     unmoved: Unmoved
+    weighing: Weighing | None = None  # of examples of a loop that is carried out again
     calls: list[ModelCall] = field(default_factory=list)
     untouched: Untouched = field(default_factory=Untouched)
     proof: RuleProof = field(default_factory=RuleProof)
@@ -131,15 +133,26 @@ class Watch:
         output.register_hook(partial(self.on_gradient, call))  # type: ignore[no-untyped-call]  # torch's own
         self.calls.append(call)
 
-    def on_gradient(self, call: ModelCall, gradient: Tensor) -> None:
-        """Note what comes back to the outputs of a call; gradients that are zero now were not accumulated."""
+    def on_gradient(self, call: ModelCall, gradient: Tensor) -> Tensor | None:
+        """Note what comes back to the outputs of a call, and weigh it; gradients that are zero now were not
+        accumulated, but for calls of which nothing was left."""
         way = torch._C._current_graph_task_id()
         if all(weight.grad is None or not weight.grad.any() for _, weight in self.members):
             for each in self.calls:
-                if each.way != way:
+                if each.way != way and not self.silenced(each):
                     each.forget()
             self.calls = [each for each in self.calls if each.gradient is not None or each.way < 0 or each is call]
-        call.receive(gradient, way)
+        if self.weighing is None:
+            call.receive(gradient, way)
+            return None
+        factors = self.weighing.factors(call.names).to(gradient)
+        weighed = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
+        call.receive(weighed, way)
+        return weighed
+
+    def silenced(self, call: ModelCall) -> bool:
+        """Whether a call of this step adds zero, as nothing is left of it."""
+        return self.weighing is not None and call.at == self.keeper.count and self.weighing.silences(call.names)
 
     def on_start(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """A step begins: nobody else has moved its weights since the last one."""

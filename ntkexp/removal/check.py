@@ -66,10 +66,20 @@ def leave_out(
     if everyone:
         alone = (LeftOut(influential=False, examples=(k,)) for k in range(rerun.examples))
         removals = (*alone, *(each for each in removals if len(each.examples) > 1))
-    predicted = [effect[:, :, list(each.examples)].sum(2) for each in removals]
     actual = changes(rerun, [each.examples for each in removals], inputs)
+    return beside(effect, removals, actual, probe)
+
+
+def beside(
+    effect: Float[Tensor, "point out train"],
+    removals: Sequence[LeftOut],
+    actual: Float[Tensor, "removal point out"],
+    probe: Sequence[int],
+) -> LeaveOut:
+    """Put what effects foretell of each removal beside what came of it."""
+    predicted = [effect[:, :, list(each.examples)].sum(2) for each in removals]
     return LeaveOut(
-        removals=removals,
+        removals=tuple(removals),
         probe=tuple(probe),
         predicted=torch.stack(predicted).double().cpu().numpy(),
         actual=actual.double().cpu().numpy(),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import Trust
+from ntkexp.cli.arguments import Again, Trust
 
 
 def attribute(
@@ -25,9 +25,15 @@ def attribute(
         str | None,
         typer.Option("--loss", metavar="FILE.py:FUNCTION", help="The loss of each example, of outputs and the call."),
     ] = None,
+    again: Again = None,
+    decode: Annotated[
+        str | None,
+        typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
+    ] = None,
     trust: Trust = None,
 ) -> None:
     """Find what each example of a followed training added to the queries' outputs."""
-    from ntkexp.cli.attribute import attribute
+    from ntkexp.cli.attribute import UserCode, attribute
 
-    attribute(folder, model, loss, trust or [], effects=effects)
+    user = UserCode(model=model, loss=loss, again=again, decode=decode, trust=trust or [])
+    attribute(folder, user, effects=effects)

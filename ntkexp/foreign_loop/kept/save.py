@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from ntkexp.records.contributions import ContributionsByRule, add_effect, write_
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import CONFIG, DONE, RunFolder
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels
+from ntkexp.records.leave_out import STORE, LeaveOut, write_leave_out
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.provenance import PROVENANCE
@@ -39,7 +41,14 @@ PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
 ROUNDS = 100  # eps: of sums of this size, as for the ladder of a run
 
 
-def save(folder: RunFolder, found: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None) -> None:
+def save(
+    folder: RunFolder,
+    found: xr.Dataset,
+    queries: Inputs,
+    gallery: Gallery,
+    decode: Decode | None,
+    check: LeaveOut | None,
+) -> None:
     """Write what was found, and declare the folder finished."""
     path = folder.path
     with folder.claim():
@@ -58,12 +67,16 @@ def save(folder: RunFolder, found: xr.Dataset, queries: Inputs, gallery: Gallery
         write_contributions(path / "contributions.zarr", {"secant": parts(found)}, found["example"].to_numpy().tolist())
         if "effect" in found:
             add_effect(path / "contributions.zarr", found["effect"].to_numpy(), found["effect"].attrs)
+        shutil.rmtree(path / STORE, ignore_errors=True)
+        if check is not None:
+            write_leave_out(path / STORE, check)
         folder.write_sealed(PROVENANCE, provenance(folder))
         steps, outcome = found.sizes["step"], told(found)
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
         with painter() as paint:
             pictures = sorted(draw(folder, paint(path)))
-        folder.finish([*WRITTEN, *pictures], PROVENANCE, outcome=outcome, diverged=False, steps=steps)
+        checked = [] if check is None else [STORE]
+        folder.finish([*WRITTEN, *checked, *pictures], PROVENANCE, outcome=outcome, diverged=False, steps=steps)
 
 
 def parts(found: xr.Dataset) -> ContributionsByRule:
@@ -120,11 +133,12 @@ def examples(
 
 
 def told(found: xr.Dataset) -> str:
-    """What was proved of the steps, in words."""
+    """What was proved of the steps, and what there is to say against effects, in words."""
+    against = found["effect"].attrs["caveats"] if "effect" in found else ""
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     return (
         f"{found.sizes['step']} steps of a loop were followed; at worst a gradient is off by {gradient} of itself, a "
-        f"step of its optimizer by {rule}, and a secant by {closure}"
+        f"step of its optimizer by {rule}, and a secant by {closure}{'; ' * bool(against)}{against}"
     )
 
 

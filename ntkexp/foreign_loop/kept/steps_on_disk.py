@@ -89,8 +89,11 @@ class StepsOnDisk(AbstractSteps):
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         return (found for place in range(len(self.borders)) for found in self.segment(place))
 
-    def backwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        return (found for place in reversed(range(len(self.borders))) for found in reversed(self.segment(place)))
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        stop = len(self) if before is None else before
+        places = range(bisect_right(self.borders, self.firsts[stop - 1])) if stop else range(0)
+        found = (each for place in reversed(places) for each in reversed(self.segment(place)))
+        return (each for each in found if each[0].index < stop)
 
     def segment(self, place: int) -> Segment:
         """The steps from one border to the next, replayed."""

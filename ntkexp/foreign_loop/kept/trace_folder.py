@@ -5,6 +5,7 @@
     trace/rows.log           the examples, each once
     trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
     trace/weights/<n>.bin    the weights and the optimizers' states before event n, for some n
+    trace/sweep.bin          how far a sweep back for effects has come
 
 An event is a step of one optimizer; several of them may be one step. Everything is sealed for this trace.
 """
@@ -66,6 +67,11 @@ class TraceFolder:
     def kept(self) -> list[int]:
         """The events before which weights are kept, whole or not."""
         return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
+
+    @property
+    def sweep(self) -> Path:
+        """The file of a sweep that is under way."""
+        return self.path / "sweep.bin"
 
     def drop_weights(self, event: int) -> None:
         """Keep these weights no more."""
