@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
-from ntkexp.report.analysis.verdict import missing
+from ntkexp.report.analysis.verdict import MOST, missing
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 CHANCE = (1 - CONFIDENCE) / 2
@@ -61,7 +61,9 @@ def decide(estimate: Estimate, expected: Expected) -> Finding:
         return Finding("supported", value, low, high, inside)
     if outside <= CHANCE:
         return Finding("refuted", value, low, high, outside)
-    return Finding("undecided", value, low, high, more=missing(estimate, expected))
+    more = missing(estimate, expected)
+    note = "" if more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
+    return Finding("undecided", value, low, high, more=more, note=note)
 
 
 def tail(estimate: Estimate, way: float) -> float:
@@ -76,7 +78,8 @@ def tail(estimate: Estimate, way: float) -> float:
 def together(findings: Sequence[Finding]) -> Finding:
     """Join the parts of a claim: all must hold, and one that fails beyond chance, of so many, refutes it.
 
-    The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first.
+    The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first. As
+    many more seeds are asked for as the part needs that needs most.
     """
     refuted = [found for found in findings if found.verdict == "refuted"]
     beyond = [found for found in refuted if found.p is None or found.p <= CHANCE / len(findings)]
@@ -86,7 +89,8 @@ def together(findings: Sequence[Finding]) -> Finding:
     open_ = [found.doubted("refuted alone, not among so many parts") for found in refuted]
     open_ += [found for found in findings if found.verdict == "undecided"]
     if open_:
-        return open_[0]
+        wanted = [found.more for found in open_]
+        return replace(open_[0], more=None if None in wanted else max(filter(None, wanted)))
     return replace(findings[0], p=None if all(found.p is None for found in findings) else largest(findings))
 
 

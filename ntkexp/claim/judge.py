@@ -125,7 +125,7 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         rows = job.rows
         if not rows:
             raise Mistake(f"{job.file} holds no rows; the same command carries the trial out again")
-        frames.append(pd.DataFrame(rows).assign(runs="trial", seed=job.seed))
+        frames.append(pd.DataFrame([{"runs": "trial", **row} for row in rows]).assign(seed=job.seed))
     table = pd.concat(frames, ignore_index=True)
     axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
     return Measured(table, known, axes, draws(known.values()) if known else "")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ntkexp.records.claim import ClaimRecord, Judgement
+from ntkexp.report.claims import outlook, summary
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
@@ -57,32 +58,19 @@ def shortened(expected: str) -> str:
 def line(record: ClaimRecord) -> str:
     """Say of one claim what came out."""
     main = record.main
-    return (
-        f"{record.name}: {main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
-    )
+    found = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
+    return f"{record.name}: {'; '.join(filter(None, [found, outlook(record)]))}"
 
 
 def notes(found: Sequence[ClaimRecord]) -> str:
-    """Say what stands in the way of a verdict, and how many more seeds would probably decide."""
+    """Say what stands in the way of a verdict, and what would probably decide."""
     lines = []
     for record in found:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
-            more = (
-                f"{judged.more_seeds} more seed{'s' * (judged.more_seeds > 1)} would probably decide"
-                if judged.more_seeds
-                else ""
-            )
-            said = "; ".join(filter(None, [judged.note, more if name == "main" else ""]))
+            said = "; ".join(filter(None, [judged.note, outlook(record) if name == "main" else ""]))
             lines += [f"{where}: {said}\n"] if said else []
     return "".join(lines) + ("\n" if lines else "")
-
-
-def summary(records: Sequence[ClaimRecord]) -> str:
-    """Count the verdicts, and those that stand when all are looked at together."""
-    from ntkexp.report.claims import summary as told
-
-    return told(records)
 
 
 def show_list(asked: ClaimsRequest) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
 
-from ntkexp.shapes import Weights
+from ntkexp.ensemble.stacked import StackedNetworks, stacked
 
 TOGETHER = 1 << 22  # weights that are trained at once
 
@@ -41,25 +40,25 @@ class EnsembleTraining:
         return torch.cat(found)
 
     def side_by_side(self, modules: Sequence[nn.Module]) -> Float[Tensor, "network point out"]:
-        """Train networks whose weights are stacked: none knows of another, so their losses are added up."""
-        stacked, buffers = stack_module_state(list(modules))
-        weights: Weights = {name: weight.detach() for name, weight in stacked.items()}
-        moving = last(list(weights)) if self.readout else list(weights)
-
-        def outputs(here: Weights, x: Tensor) -> Tensor:
-            run = vmap(lambda w, b: functional_call(modules[0], (w, b), (x,)), in_dims=(0, 0))
-            found: Tensor = run(here, buffers)
-            return found
-
-        train = len(self.targets)
-        for _ in range(self.steps):
-            leaves = [weights[name].requires_grad_() for name in moving]
-            missed = outputs(weights, self.inputs[:train]) - self.targets
-            gradients = torch.autograd.grad(missed.square().sum() / (2 * self.divisor), leaves)
-            for name, gradient in zip(moving, gradients, strict=True):
-                weights[name] = weights[name].detach() - self.size * gradient
+        """Train networks at once, and give their outputs."""
+        *_, trained = self.course(stacked(modules))
         with torch.no_grad():
-            return outputs(weights, self.inputs)
+            return trained.outputs(self.inputs)
+
+    def course(self, networks: StackedNetworks) -> Iterator[StackedNetworks]:
+        """Go through training: the networks before it, and after every step. None knows of another, so their losses
+        are added up.
+        """
+        weights, train = networks.weights, len(self.targets)
+        moving = last(list(weights)) if self.readout else list(weights)
+        yield networks
+        for _ in range(self.steps):
+            free = {name: weights[name].detach().requires_grad_() for name in moving}
+            missed = networks.at({**weights, **free}).outputs(self.inputs[:train]) - self.targets
+            gradients = torch.autograd.grad(missed.square().sum() / (2 * self.divisor), list(free.values()))
+            moved = zip(moving, gradients, strict=True)
+            weights = {**weights, **{name: weights[name] - self.size * gradient for name, gradient in moved}}
+            yield networks.at(weights)
 
 
 def last(names: Sequence[str]) -> list[str]:

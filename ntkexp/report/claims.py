@@ -11,6 +11,7 @@ leave nothing to chance: they stand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ntkexp.records.claim import ClaimRecord
@@ -36,6 +37,23 @@ def summary(records: Sequence[ClaimRecord]) -> str:
     if len(records) == 1 or not decided:
         return f"{many}."
     return f"{many}. By Holm's correction over all {len(records)}, {stand} of {len(decided)} verdicts stand at 5 %."
+
+
+def outlook(record: ClaimRecord) -> str:
+    """Say how many more seeds would probably decide a claim, and how long they take if each takes as long as those so
+    far; nothing where that is not the question.
+
+    >>> from types import SimpleNamespace
+    >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
+    >>> outlook(SimpleNamespace(main=main, seconds=60.0))
+    '6 more seeds, about 2.0 minutes of one core, would probably decide'
+    """
+    more = record.main.more_seeds
+    if not more:
+        return ""
+    minutes = record.seconds / len(record.main.seeds) * more / 60
+    takes = "" if math.isnan(minutes) else f", about {minutes:.1f} minutes of one core,"
+    return f"{more} more seed{'s' * (more > 1)}{takes} would probably decide"
 
 
 def chances(records: Sequence[ClaimRecord]) -> list[float | None]:

@@ -19,6 +19,7 @@ from ntkexp.claim.judge import judge_look
 from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity.column import Column
 from ntkexp.claim.quantity.columns import Columns
+from ntkexp.claim.quantity.crossing import Crossing
 from ntkexp.claim.synthetic import RULES, try_rule
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
@@ -55,6 +56,15 @@ def test_all_parts_must_hold_and_one_refutes() -> None:
     assert together([open_, refuted]).verdict == "refuted"
     assert together([open_, refuted]).p == pytest.approx(0.002)
     assert together([ONE, replace(refuted, p=0.02)]).verdict == "undecided"  # by chance, of two
+
+
+def test_the_part_that_needs_most_says_how_many_more_seeds() -> None:
+    few, many = (replace(ONE, verdict="undecided", p=None, more=more) for more in (3, 50))
+    assert together([few, ONE, many]).more == 50
+    assert together([many, replace(few, more=None)]).more is None  # no number of seeds would do
+    edge = decide(Estimate(0.5, error=0.1, freedom=4), Expected(0.0, 0.5))
+    assert (edge.verdict, edge.more) == ("undecided", None)
+    assert "1000 seeds would hardly decide" in edge.note
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
@@ -112,6 +122,46 @@ def test_a_claim_of_a_trial_is_judged_and_kept(tmp_path: Path) -> None:
         file.write_text("damaged")  # and is carried out again
     assert claim_records(tmp_path) == [judged(planned(OF_LINES, tmp_path))]
     assert kept(record.path) == before
+
+
+def test_trials_side_by_side_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    line = {"_target_": "tests.claim.subject.Line"}
+    both = {"_target_": "ntkexp.claim.trial.SideBySide", "names": ["falls", "rises"]}
+    slope = OF_LINES["expectation"]
+    record = judged(
+        planned(
+            OF_LINES
+            | {
+                "trial": {**both, "trials": [line, line | {"slope": 1.0}]},
+                "expectation": [slope | {"where": {"runs": "falls"}}, slope | {"where": {"runs": "rises"}, "value": 1}],
+                "control": {"expectation": {"value": 5.0}},
+                "second": {"trial": {"names": ["rises", "falls"]}},
+            },
+            tmp_path,
+        )
+    )
+    assert {name: look.verdict for name, look in record.looks.items()} == {
+        "main": "supported",
+        "control": "refuted",
+        "second": "refuted",
+    }
+    with pytest.raises(Mistake, match="give each of the 2 trials a name of its own"):
+        planned(OF_LINES | {"trial": {**both, "trials": [line, line], "names": ["one", "one"]}}, tmp_path)
+
+
+def test_a_place_is_where_the_power_law_crosses_the_level() -> None:
+    places, widths = np.array([0.25, 1.0, 2.0]), (4.0, 16.0)
+    rows = [
+        {"width": w, "alpha": a, "moved": 1 / (a * w**0.5), "seed": 0, "runs": "trial"} for w in widths for a in places
+    ]
+    table = pd.DataFrame(rows)
+    found = Crossing(column="moved", along="alpha", by="width").of(Measured(table, {}))
+    assert found["width"].tolist() == [4.0, 16.0]
+    assert found["value"].tolist() == pytest.approx([0.5, 0.25])  # α* = width^(−1/2)
+    below = Crossing(column="moved", along="alpha", by="width", level=100.0).of(Measured(table, {}))
+    assert below["value"].isna().all()
+    with pytest.raises(Mistake, match=r"quantity\.by: the table has no column widht; .* 'width'"):
+        Crossing(column="moved", along="alpha", by="widht").of(Measured(table, {}))
 
 
 def test_what_supports_its_control_decides_nothing(tmp_path: Path) -> None:

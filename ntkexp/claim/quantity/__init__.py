@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.quantity.base import AbstractQuantity as AbstractQuantity
     from ntkexp.claim.quantity.column import Column as Column
     from ntkexp.claim.quantity.columns import Columns as Columns
+    from ntkexp.claim.quantity.crossing import Crossing as Crossing
     from ntkexp.claim.quantity.machine_error import MachineError as MachineError
     from ntkexp.claim.quantity.path_fact import PathFact as PathFact
     from ntkexp.claim.quantity.stored_examples import StoredExamples as StoredExamples

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.datamodel_score import DatamodelScore as DatamodelScore
     from ntkexp.claim.trial.ensemble_beside_processes import EnsembleBesideProcesses as EnsembleBesideProcesses
     from ntkexp.claim.trial.finite_steps import FiniteSteps as FiniteSteps
+    from ntkexp.claim.trial.first_kernels import FirstKernels as FirstKernels
     from ntkexp.claim.trial.first_outputs import FirstOutputs as FirstOutputs
     from ntkexp.claim.trial.fluctuations import Fluctuations as Fluctuations
     from ntkexp.claim.trial.interference import Interference as Interference
+    from ntkexp.claim.trial.kernel_movement import KernelMovement as KernelMovement
     from ntkexp.claim.trial.kernel_times import KernelTimes as KernelTimes
     from ntkexp.claim.trial.layer_products import LayerProducts as LayerProducts
     from ntkexp.claim.trial.left_out_kernel import LeftOutKernel as LeftOutKernel
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.removal_scores import RemovalScores as RemovalScores
     from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
     from ntkexp.claim.trial.selective_units import SelectiveUnits as SelectiveUnits
+    from ntkexp.claim.trial.side_by_side import SideBySide as SideBySide
     from ntkexp.claim.trial.summed_outputs import SummedOutputs as SummedOutputs
+    from ntkexp.claim.trial.training_beside_kernels import TrainingBesideKernels as TrainingBesideKernels
     from ntkexp.claim.trial.width_sweep import WidthSweep as WidthSweep
 else:
     __getattr__ = classes_of(__name__)

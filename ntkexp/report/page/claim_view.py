@@ -10,7 +10,7 @@ from pathlib import Path
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Judgement
 from ntkexp.records.exhibit import Exhibit, read_exhibit
-from ntkexp.report.claims import chances, standing
+from ntkexp.report.claims import chances, outlook, standing
 from ntkexp.report.page.inline import inline, slug
 from ntkexp.report.page.picture import Shown, link
 from ntkexp.report.page.table import Table, tabled
@@ -58,8 +58,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
         (name, look.verdict, *figures(look), seeds(look), look.draws, look.expected) for name, look in looks(record)
     ]
     notes = [f"{name}: {look.note}." for name, look in looks(record) if look.note]
-    if record.main.more_seeds:
-        notes.append(f"{record.main.more_seeds} more seed{'s' * (record.main.more_seeds > 1)} would probably decide.")
+    notes += [f"{told}." for told in [outlook(record)] if told]
     return ClaimView(
         anchor=anchor,
         name=record.name,

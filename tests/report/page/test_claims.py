@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import permutations
 from pathlib import Path
@@ -10,8 +11,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from ntkexp.records.claim import ClaimRecord, Judgement, claim_records, write_claim
-from ntkexp.report.claims import standing, summary
+from ntkexp.cli.claims_shown import line, notes
+from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
+from ntkexp.records.timings import write_timings
+from ntkexp.report.claims import outlook, standing, summary
 from ntkexp.report.page.build import write_claims
 
 HOSTILE = "<script>alert('&')</script>"
@@ -31,6 +34,21 @@ def record(folder: Path, name: str, verdict: str = "supported", p: float | None 
     found = ClaimRecord(path=folder / f"{name}-0", name=name, digest="0", size="default", looks=looks, **said)
     write_claim(found)
     return found
+
+
+def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> None:
+    """Three seeds took 90 seconds, so that four more take two minutes."""
+    found = record(tmp_path / "claims", "one", "undecided", None)
+    asked = replace(found, looks=found.looks | {"main": replace(found.main, more_seeds=4)})
+    write_claim(asked)
+    assert outlook(asked) == "4 more seeds would probably decide"  # nobody has taken the time
+    write_timings(asked.path / TIMINGS, {"runs": 90.0})
+    told = "4 more seeds, about 2.0 minutes of one core, would probably decide"
+    assert told in line(asked)
+    assert told in notes([asked])
+    page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
+    assert told in page.read_text(encoding="utf-8")
+    assert outlook(found) == ""
 
 
 class Shown(HTMLParser):
