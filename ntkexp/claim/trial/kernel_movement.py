@@ -43,9 +43,8 @@ class KernelMovement(AbstractTrial):
         targets, truth = (split.target.to(x).view(-1, 1) for split in (data.train, data.test))
 
         def row(width: int, alpha: float) -> Mapping[str, Level]:
-            wide, init = (
-                one.model_copy(update=to) for one, to in ((self.model, {"width": width}), (self.init, {"alpha": alpha}))
-            )
+            wide = self.model.model_copy(update={"width": width})
+            init = self.init.model_copy(update={"alpha": alpha})
             generator = stream("weights", seed, width)
             drawn = stacked([wide.module(init, tuple(x.shape[1:]), 1, generator).eval() for _ in range(self.networks)])
             before = drawn.tangent_kernels(x)

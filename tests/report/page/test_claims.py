@@ -39,7 +39,7 @@ def record(folder: Path, name: str, verdict: str = "supported", p: float | None 
 def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> None:
     """Three seeds took 90 seconds, so that four more take two minutes."""
     found = record(tmp_path / "claims", "one", "undecided", None)
-    asked = replace(found, looks=found.looks | {"main": replace(found.main, more_seeds=4)})
+    asked = replace(found, looks={**found.looks, "main": replace(found.main, more_seeds=4)})
     write_claim(asked)
     assert outlook(asked) == "4 more seeds would probably decide"  # nobody has taken the time
     write_timings(asked.path / TIMINGS, {"runs": 90.0})
