@@ -55,7 +55,7 @@ REPORTS: dict[str, Callable[..., str]] = {
         attribution,
     )
 }
-MORE = {"peers": ("infinite",), "plot": ("reading",)}
+MORE = {"peers": ("infinite", "attribution"), "plot": ("reading",)}
 
 
 def main(arguments: list[str]) -> None:

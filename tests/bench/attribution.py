@@ -1,148 +1,74 @@
 """Which score of training examples predicts what training without them does: rank correlations with such trainings.
 
-A small network learns two digits. Examples are left out, one, 5 % or half of them, and the same start and order of
-batches is trained again: means are over what is left of a batch. A score predicts the change of an output as the sum
-over who left. Shown are Spearman's correlations over groups, means over test points and seeds.
+Networks learn two digits, and again without one example, without 5 % and without half of them. A score predicts the
+change of an output as the sum over who left. Shown are Spearman's correlations over who left, averaged over test
+points, with the 95 % interval of their mean over seeds, and the seconds of a processor for a score with the trainings
+that it reads.
+With `--peers` dattri and traker tell their scores as well, of the same weights.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from statistics import mean, stdev
-from time import perf_counter
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from time import process_time
+from typing import NamedTuple, TypeAlias
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.claim.trial.datamodel_score import score
-from ntkexp.config.compose import compose
-from ntkexp.mistake import Mistake
-from ntkexp.removal.again import again
-from ntkexp.removal.rerun import Rerun
-from ntkexp.removal.train import trained
-from ntkexp.run.loop import go
-from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import begin
-from ntkexp.stream import stream
-from tests.bench.attribution_scores import influence, last_product, tracin
-from tests.bench.backward import Deaf
+from ntkexp.report.analysis.estimate import mean_of
+from tests.bench.attribution_case import MODELS, Case, Size
+from tests.bench.peers import answered
 from tests.bench.stopwatch import table
 
-ACTIVATIONS = ("tanh", "relu")
-GROUPS = 32  # of the larger removals
+PEERS = {"dattri": ("TracIn", "infl.", "TRAK"), "traker": ("TRAK",)}
+READS = {"TRAK": MODELS}
+"""How many trainings a score of theirs reads, if not one."""
+
+TRUTH = "retrained"
 
 
-class Size(NamedTuple):
-    """How much is trained, and how often."""
-
-    train: int
-    read: int
-    width: int
-    steps: int
-    seeds: int
+Training: TypeAlias = tuple[tuple[str, ...], int]
+"""Its words, and how many times as many steps it takes."""
 
 
-class Trained(NamedTuple):
-    """By which optimizer, and for how many times as many steps."""
+class Network(NamedTuple):
+    """What learns, and by which steps; their sizes leave a loss near 0.12 after 40 of them."""
 
     words: tuple[str, ...]
-    longer: int = 1
-
-
-TRAININGS = {
-    "SGD": Trained(("optimizer=sgd", "optimizer.step_size=0.3")),
-    "momentum": Trained(("optimizer=momentum", "optimizer.step_size=0.03")),
-    "Adam": Trained(("optimizer=adam", "optimizer.step_size=0.003")),
-    "far": Trained(("optimizer=adam", "optimizer.step_size=0.01"), longer=2),  # by Adam, each step three times as large
-}
-FULL, QUICK = Size(train=100, read=20, width=32, steps=40, seeds=3), Size(train=12, read=3, width=4, steps=3, seeds=1)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A training, and what is read of it."""
-
-    words: tuple[str, ...]
-    size: Size
-    seed: int
-
-    def setting(self, *more: str) -> Setting:
-        """The training, ready to begin; effects are those of the points that are read, and of no others."""
-        size = self.size
-        sizes = (f"data.train={size.train}", f"data.probe={size.read}", f"model.width={size.width}", "data.test=0")
-        path = (f"path.attributed={size.read}", "path.probes=[probe]", "path.rule=[secant]", "path.error_samples=0")
-        rest = (f"steps={size.steps}", f"seed={self.seed}", f"threads={torch.get_num_threads()}", "ladder.machine=[]")
-        words = ("data=digits", "optimizer.batch=16", *sizes, *path, *rest, *self.words, *more)
-        setting = prepare(compose(words))
-        if setting.sweep is None:
-            return setting
-        return replace(setting, sweep=replace(setting.sweep, points=size.train + torch.arange(size.read)))
-
-    @cached_property
-    def rerun(self) -> Rerun:
-        """What trains again."""
-        setting = self.setting()
-        return again(setting.experiment, setting.problem, setting.descent.step_size, self.size.steps)
-
-    @cached_property
-    def read(self) -> Float[Tensor, "point *shape"]:
-        """The points whose outputs are predicted."""
-        return self.setting().problem.inputs[self.size.train :]
-
-    def contributions(self) -> Float[Tensor, "point train"]:
-        """What examples added by exact secants, taken off."""
-        with tempfile.TemporaryDirectory() as folder:
-            state = begin(self.setting(), Deaf(folder).trajectory)
-            go(state, Deaf(folder))
-            for _ in state.steps_back():
-                pass
-            return -state.accumulator.integrals["secant"].parts[1][self.size.train :, 0]
-
-    def effects(self, kind: str) -> Float[Tensor, "point train"]:
-        """What the sweep back says; the path is not integrated."""
-        with tempfile.TemporaryDirectory() as folder:
-            state = begin(self.setting(f"path.effects={kind}", "path.rule=[left]"), Deaf(folder).trajectory)
-            go(state, Deaf(folder))
-            if state.effects is None:
-                raise Mistake("no effects were asked for")
-            state.effects.recording.close(state.step, state.weights)  # which integrating the path would have done
-            for _ in state.sweeps_back():
-                pass
-            return state.effects.effects[:, 0]
+    sgd: float
+    momentum: float
+    adam: float
+    far: float | None = None  # by Adam for twice as many steps
 
     @property
-    def scores(self) -> dict[str, Callable[[], Float[Tensor, "point train"]]]:
-        """Every score, by its name."""
-        given = (self.rerun, self.read)
-        return {
-            "effect": partial(self.effects, "true"),
-            "one step": partial(self.effects, "one_step"),
-            "contribution": self.contributions,
-            "TracIn, every step": partial(tracin, *given),
-            "last gradients": partial(last_product, *given),
-            "influence, .1": partial(influence, *given, 0.1),
-            "influence, .01": partial(influence, *given, 0.01),
+    def trainings(self) -> dict[str, Training]:
+        """One by every optimizer."""
+        found: dict[str, Training] = {
+            "SGD": (("optimizer=sgd", f"optimizer.step_size={self.sgd}"), 1),
+            "momentum": (("optimizer=momentum", f"optimizer.step_size={self.momentum}"), 1),
+            "Adam": (("optimizer=adam", f"optimizer.step_size={self.adam}"), 1),
+            "AdamW": (("optimizer=adamw", f"optimizer.step_size={self.adam}", "optimizer.weight_decay=1"), 1),
         }
+        if self.far is not None:
+            found["far"] = (("optimizer=adam", f"optimizer.step_size={self.far}"), 2)
+        return {name: ((*self.words, *words), longer) for name, (words, longer) in found.items()}
 
-    def groups(self) -> dict[str, Float[Tensor, "group train"]]:
-        """Who leaves: 1 for those, 0 for the others."""
-        train, generator = self.size.train, stream("left out", self.seed)
-        drawn = torch.rand(GROUPS, train, generator=generator, dtype=torch.float64).argsort(1).argsort(1)
-        shares = {"5 %": max(1, train // 20), "50 %": train // 2}
-        return {"one": torch.eye(train).double()} | {name: (drawn < many).double() for name, many in shares.items()}
 
-    def changes(self, left: Float[Tensor, "group train"]) -> Float[Tensor, "group point"]:
-        """What the outputs change by when groups are left out."""
-        everyone = self.rerun.everyone
-        ends = trained(self.rerun, torch.cat([everyone[None], everyone - left]))
-        with torch.no_grad():
-            outputs = torch.stack([self.rerun.outputs(end, self.read)[:, 0] for end in ends])
-        return outputs[1:] - outputs[0]
+MLP, CNN = ("model=mlp", "model.width=32"), ("model=cnn", "model.width=8")
+NETWORKS = {
+    "MLP, tanh": Network((*MLP, "model.activation=tanh"), sgd=0.3, momentum=0.03, adam=0.003, far=0.01),
+    "MLP, relu": Network((*MLP, "model.activation=relu"), sgd=0.3, momentum=0.03, adam=0.003, far=0.01),
+    "CNN, tanh": Network((*CNN, "model.activation=tanh"), sgd=0.3, momentum=0.03, adam=0.006),
+    "CNN, relu": Network((*CNN, "model.activation=relu"), sgd=0.3, momentum=0.03, adam=0.006),
+    "transformer": Network(("model=transformer", "model.width=8"), sgd=0.1, momentum=0.02, adam=0.007),
+}
+FULL, QUICK = Size(train=60, read=12, steps=40, seeds=3), Size(train=12, read=3, steps=3, seeds=1)
+BRIEF = ("SGD", "AdamW")  # the trainings of `--quick`
 
 
 @dataclass(frozen=True)
@@ -153,47 +79,115 @@ class Judged:
     seconds: float
 
 
-def judged(case: Case) -> dict[str, Judged]:
-    """Hold every score against trainings; those take part as well, for their time."""
-    start = perf_counter()
-    groups = case.groups()
-    actual = {name: case.changes(left) for name, left in groups.items()}
-    truth = Judged({}, perf_counter() - start)
+def report(quick: bool = False, peers: Path | None = None) -> str:
+    """Four lines for every training: the correlations by who left, and seconds."""
+    size = QUICK if quick else FULL
+    trainings = trainings_of(quick)
+    cases = [case for training in trainings.values() for case in cases_of(training, size)]
+    found = judged(cases, peers)
+    several = [found[k : k + size.seeds] for k in range(0, len(found), size.seeds)]
+    rows = [row for name, seeds in zip(trainings, several, strict=True) for row in lines(name, seeds)]
+    return shown(size, list(found[0]), rows)
+
+
+def trainings_of(quick: bool) -> dict[str, Training]:
+    """All of them, or few."""
+    return {
+        f"{network}, {name}": training
+        for network, kind in NETWORKS.items()
+        for name, training in kind.trainings.items()
+        if not quick or name in BRIEF
+    }
+
+
+def cases_of(training: Training, size: Size) -> list[Case]:
+    """The training from every seed."""
+    words, longer = training
+    return [Case(words, size._replace(steps=size.steps * longer), seed) for seed in range(size.seeds)]
+
+
+def shown(size: Size, scores: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The lines of all trainings, under their title."""
+    title = (
+        f"Attribution: {size.train} digits of two classes, {size.steps} steps of 16, {size.read} test points, "
+        f"seeds: {size.seeds}; rank correlations with retraining, ± the 95 % interval of the mean over seeds"
+    )
+    return table(title, ("training", "left out", *scores), rows)
+
+
+def judged(cases: Sequence[Case], peers: Path | None) -> list[dict[str, Judged]]:
+    """Hold every score against trainings, seed by seed; those take part as well, for their time."""
+    cases[0].effects("true")  # so that what torch loads late is there
+    told = [own(case) for case in cases]
+    if peers is not None:
+        for found, more in zip(told, others(cases, peers), strict=True):
+            found.update(more)
+    return [held(case, found) for case, found in zip(cases, told, strict=True)]
+
+
+Told: TypeAlias = tuple[Float[Tensor, "point train"], float]
+"""What a score says, and its seconds."""
+
+
+def own(case: Case) -> dict[str, Told]:
+    """The scores of this project."""
     found = {}
     for name, tell in case.scores.items():
-        start = perf_counter()
+        start = process_time()
         told = tell()
-        taken = perf_counter() - start
-        found[name] = Judged({who: score(left @ told.t(), actual[who]) for who, left in groups.items()}, taken)
-    return found | {"retraining": truth}
+        found[name] = (told, process_time() - start)
+    return found
 
 
-def report(quick: bool = False) -> str:
-    """A line for every score of every training."""
-    size, rows, spread = (QUICK if quick else FULL), [], 0.0
-    for activation in ACTIVATIONS:
-        for name, (words, longer) in TRAININGS.items():
-            taken = size._replace(steps=size.steps * longer)
-            cases = [Case((*words, f"model.activation={activation}"), taken, seed) for seed in range(size.seeds)]
-            several = [judged(case) for case in cases]
-            for kind in several[0]:
-                each = [one[kind] for one in several]
-                rows.append([f"{activation}, {name}", kind, *line(each)])
-                spread = max([spread, *(deviation(each, who) for who in each[0].correlations)])
-    title = (
-        f"Attribution: {size.train} digits of two classes, MLP of width {size.width}, {size.steps} steps of 16, "
-        f"{size.read} test points, seeds: {size.seeds}; largest deviation between seeds {spread:.2f}"
-    )
-    return table(title, ("training", "score", "one", "5 %", "50 %", "s"), rows)
+def others(cases: Sequence[Case], peers: Path) -> list[dict[str, Told]]:
+    """The scores of other programs."""
+    handed = [case.handed() for case in cases]
+    found: list[dict[str, Told]] = [{} for _ in cases]
+    for program, scores in PEERS.items():
+        answers = answered(peers, program, "scores", handed)
+        for case, given, answer in zip(found, handed, answers, strict=True):
+            for name in scores:
+                told, seconds = answer[name]
+                case[f"{program[0]}.{name}"] = (told, seconds + READS.get(name, 1) * given["seconds"])
+    return found
 
 
-def line(each: list[Judged]) -> list[str]:
-    """The means over seeds; trainings need not be correlated with themselves."""
-    whos = ("one", "5 %", "50 %")
-    means = [f"{mean(one.correlations[who] for one in each):.2f}" if each[0].correlations else "" for who in whos]
-    return [*means, f"{mean(one.seconds for one in each):.2f}"]
+def held(case: Case, told: Mapping[str, Told]) -> dict[str, Judged]:
+    """Hold scores against trainings without somebody."""
+    groups, start = case.groups(), process_time()
+    actual = {name: case.changes(left) for name, left in groups.items()}
+    truth = Judged({}, process_time() - start)
+    found = {
+        name: Judged({who: score(left @ says.t(), actual[who]) for who, left in groups.items()}, seconds)
+        for name, (says, seconds) in told.items()
+    }
+    return found | {TRUTH: truth}
 
 
-def deviation(each: list[Judged], who: str) -> float:
-    """The standard deviation between seeds, of one correlation."""
-    return stdev([one.correlations[who] for one in each]) if len(each) > 1 else 0.0
+def lines(training: str, seeds: Sequence[Mapping[str, Judged]]) -> list[list[str]]:
+    """The four lines of a training."""
+    scores, whos = seeds[0], list(next(iter(seeds[0].values())).correlations)
+    found = []
+    for who in whos:
+        values = ([seed[name].correlations[who] for seed in seeds if seed[name].correlations] for name in scores)
+        found.append([training, who, *(cell(each) for each in values)])
+    seconds = ([seed[name].seconds for seed in seeds] for name in scores)
+    return [*found, [training, "s", *(f"{mean_of(each).value:.2f}" for each in seconds)]]
+
+
+def cell(values: Sequence[float]) -> str:
+    """The mean and how far its interval reaches; nothing of trainings, which need not be held against themselves.
+
+    >>> cell([0.5, 0.6, 0.7]), cell([-1.0]), cell([])
+    ('.60±.25', '-1.00', '')
+    """
+    if not values:
+        return ""
+    found = mean_of(values)
+    reach = "" if isnan(found.reach) else f"±{short(found.reach)}"
+    return short(found.value) + reach
+
+
+def short(value: float) -> str:
+    """Two digits, without a zero in front."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"

@@ -51,9 +51,15 @@ def influence(rerun: Rerun, read: Tensor, damping: float) -> Float[Tensor, "poin
     end, count = trained(rerun, rerun.everyone[None])[0], rerun.examples
     jacobian = features(rerun, end, rerun.inputs)
     kernel = rerun.loss.curvature * jacobian @ jacobian.t() / count
-    damped = kernel + damping * kernel.trace() / count * torch.eye(count).to(kernel)
+    damped = kernel + damping_of(rerun, end, damping) * torch.eye(count).to(kernel)
     reached: Tensor = torch.linalg.solve(damped, jacobian @ features(rerun, end, read).t())
     return reached.t() * slopes(rerun, end) / count
+
+
+def damping_of(rerun: Rerun, weights: Float[Tensor, " weight"], share: float) -> float:
+    """The λ that is so many mean eigenvalues of JJᵀ/N."""
+    jacobian = features(rerun, weights, rerun.inputs)
+    return share * rerun.loss.curvature * float(jacobian.square().sum()) / rerun.examples**2
 
 
 def features(rerun: Rerun, weights: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "example weight"]:

@@ -7,11 +7,12 @@ import torch
 
 from ntkexp.run.loop import go
 from ntkexp.run.state import begin
-from tests.bench.attribution import QUICK, Case
+from tests.bench.attribution import QUICK
+from tests.bench.attribution_case import Case
 from tests.bench.attribution_scores import features, influence, last_product, loss_gradients, tracin
 from tests.bench.backward import Deaf
 
-SGD = ("optimizer=sgd", "optimizer.step_size=0.1", "model.activation=tanh")
+SGD = ("optimizer=sgd", "optimizer.step_size=0.1", "model.activation=tanh", "model.width=4")
 SMALL = 1e-12  # a step size that leaves the weights where they were
 ROUNDING = 1e-9  # of numbers near 1, after a solve whose condition is at most 1/damping times the examples
 
