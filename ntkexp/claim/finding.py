@@ -50,12 +50,20 @@ class Finding:
         return replace(self.noted(reason), verdict="undecided", p=None, more=None)
 
 
-def decide(estimate: Estimate, expected: Expected) -> Finding:
-    """Decide whether the whole interval lies in the range that was expected, outside of it, or neither."""
+def decide(estimate: Estimate, expected: Expected, *, strict: bool = False) -> Finding:
+    """Decide whether the whole interval lies in the range that was expected, outside of it, or neither.
+
+    The edges belong to the range, unless it is `strict`: then whoever stands there lies outside.
+
+    >>> equal = Estimate(0.0, error=0.0, freedom=4)
+    >>> [decide(equal, Expected(0.0, 0.0, "lower"), strict=strict).verdict for strict in (False, True)]
+    ['supported', 'refuted']
+    """
     value, low, high = estimate.value, estimate.low, estimate.high
     if not estimate.known or math.isnan(value):
         return Finding("undecided", value, low, high, note="there is no interval")
-    inside = max(tail(estimate, value - expected.low), tail(estimate, expected.high - value))
+    at_edge = strict and value in {expected.low, expected.high} and not estimate.error
+    inside = 1.0 if at_edge else max(tail(estimate, value - expected.low), tail(estimate, expected.high - value))
     outside = min(tail(estimate, expected.low - value), tail(estimate, value - expected.high))
     if inside <= CHANCE:
         return Finding("supported", value, low, high, inside)

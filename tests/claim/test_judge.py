@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -89,6 +90,20 @@ def test_pairs_cancel_what_seeds_share() -> None:
     assert order.judge(pd.DataFrame(rows)).figure == pytest.approx(2.0)
     with pytest.raises(Mistake, match="have no pair"):
         order.judge(pd.DataFrame(rows)[:6])
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+@pytest.mark.parametrize(("beyond", "verdict"), [(0.0, "refuted"), (2.0**-40, "supported"), (-(2.0**-40), "refuted")])
+def test_what_is_as_large_is_not_larger(scale: Literal["linear", "log"], beyond: float, verdict: str) -> None:
+    """Without any spread the whole interval is the difference itself."""
+    rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [1.0 + beyond] * 4 + [1.0] * 4}
+    order = Order(along="rule", above="a", below="b", margin=0.0, scale=scale)
+    assert order.judge(pd.DataFrame(rows)).verdict == verdict
+
+
+def test_as_large_with_some_spread_is_undecided() -> None:
+    rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [1.5, 0.5, 1.5, 0.5] + [1.0] * 4}
+    assert Order(along="rule", above="a", below="b", margin=0.0).judge(pd.DataFrame(rows)).verdict == "undecided"
 
 
 def test_an_extreme_at_an_end_is_not_located() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ TOGETHER = {"mean": "mean", "least": "min", "largest": "max"}
 class AbstractAverage(AbstractExpectation):
     """Rows of a seed are put together into its figure: their mean, the least, or the largest of them."""
 
+    strict: ClassVar[bool] = False  # whether a figure at the edge of what is expected is none that was expected
     margin: float = Field(ge=0)
     scale: Literal["linear", "log"] = "linear"
     rows: Literal["mean", "least", "largest"] = "mean"
@@ -48,7 +49,7 @@ class AbstractAverage(AbstractExpectation):
         """Make a table in which seeds have these figures."""
 
     def decide(self, table: pd.DataFrame) -> Finding:
-        found = decide(mean_of(self.figures(table)), self.expected)
+        found = decide(mean_of(self.figures(table)), self.expected, strict=self.strict)
         if self.scale == "log":
             return found.mapped(*np.exp([found.low, found.figure, found.high]).tolist())
         return found

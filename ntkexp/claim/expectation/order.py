@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -23,8 +23,9 @@ from ntkexp.text import short
 
 
 class Order(AbstractAverage):
-    """Where the column `along` is `above`, figures are larger than where it is `below`."""
+    """Where the column `along` is `above`, figures are larger than where it is `below`: as large is not enough."""
 
+    strict: ClassVar[bool] = True
     along: str
     above: Any
     below: Any
