@@ -43,6 +43,7 @@ class Examples:
     white: float = 1.0
     gaps: bool = False  # NaN marks a missing input, for which the mean of the training split is put
     vocabulary: int = 0  # unless it is 0, inputs are tokens: whole numbers below it
+    one_hot: int = 0  # unless it is 0, inputs are tokens below it, encoded once it is known which are used
     as_given: bool = False  # their order and the unit of their targets are the source's own
 
 
@@ -146,7 +147,10 @@ def one_thread() -> Iterator[None]:
 
 def part(examples: Examples, index: Int[Tensor, " example"]) -> Split:
     """The examples at these positions, in double precision, still as a person would look at them."""
-    shown = examples.inputs[index].double() / examples.white
+    inputs = examples.inputs[index]
+    if examples.one_hot:
+        inputs = torch.nn.functional.one_hot(inputs.long(), examples.one_hot)
+    shown = inputs.double() / examples.white
     target = examples.target[index]
     return Split(shown, shown, target.long() if examples.classes else target.double(), index)
 

@@ -5,17 +5,13 @@ They reach the network as they are, or encoded as one-hot vectors for networks t
     tokens   [example, position]        one_hot   [example, position, token], 1 at the token and 0 elsewhere
 
 Doubles hold them exactly up to 2^53.
-
->>> AbstractTokens.encode(torch.tensor([[2, 0]]), 3).tolist()
-[[[0, 0, 1], [1, 0, 0]]]
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int
 from torch import Tensor
 
 from ntkexp.data.base import AbstractSource, Examples
@@ -36,10 +32,5 @@ class AbstractTokens(AbstractSource):
     ) -> Examples:
         """Examples in the encoding that is asked for."""
         if self.encoding == "one_hot":
-            return Examples(self.encode(tokens, vocabulary), labels, classes)
+            return Examples(tokens.double(), labels, classes, one_hot=vocabulary)
         return Examples(tokens.double(), labels, classes, vocabulary=vocabulary)
-
-    @staticmethod
-    def encode(tokens: Int[Tensor, "example position"], vocabulary: int) -> UInt8[Tensor, "example position token"]:
-        """The tokens as vectors, one for each."""
-        return torch.nn.functional.one_hot(tokens, vocabulary).to(torch.uint8)

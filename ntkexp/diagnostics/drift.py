@@ -30,7 +30,7 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
     return float((left * right).sum() / (left.norm() * right.norm()))
 
 
-def label_alignment(kernel: Float[Tensor, "train out train out_"], targets: Float[Tensor, "train out"]) -> float:
+def label_alignment(kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]) -> float:
     """Find the CKA of the kernel, averaged over outputs, with the kernel yyᵀ of the targets."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))

@@ -44,10 +44,10 @@ class Spectrum:
         noise = len(self.values) * torch.finfo(self.values.dtype).eps * largest
         return largest / smallest if smallest > noise else float("inf")
 
-    def share(self, vector: Float[Tensor, " entry"], top: int) -> float:
-        """How much of ‖v‖² lies in the eigenspace of the `top` largest eigenvalues."""
-        inside = self.modes[:, :top].mH @ vector
-        whole = float(vector.square().sum())
+    def share(self, vectors: Float[Tensor, "entry *vector"], top: int) -> float:
+        """How much of ‖v‖² lies in the eigenspace of the `top` largest eigenvalues, of all vectors together."""
+        inside = self.modes[:, :top].mH @ vectors
+        whole = float(vectors.square().sum())
         return float(inside.square().sum()) / whole if whole else float("nan")
 
 

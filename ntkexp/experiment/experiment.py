@@ -92,6 +92,16 @@ class Experiment(Component):
         return self
 
     @model_validator(mode="after")
+    def refuse_sketched_trace(self) -> Self:
+        """Outputs are sketched together, their traces are not."""
+        if self.kernel.sketch is not None and self.path.kernels == "trace":
+            raise Mistake(
+                f"kernel.sketch={self.kernel.sketch}: traces are not sketched; leave out kernel.sketch, or use "
+                "path.kernels=all"
+            )
+        return self
+
+    @model_validator(mode="after")
     def refuse_sketched_memory(self) -> Self:
         """A sketch keeps the sum of a step, which is all that an optimizer without a memory makes of its gradient."""
         if self.kernel.sketch is not None and (self.optimizer.remembers or self.optimizer.flows):

@@ -39,7 +39,7 @@ def kernel(
     with threads_for(operations(tape, counts, len(chosen))):
         if outputs != "trace":
             return between(left, right, chosen, gram)
-        first, *rest = (between(left, right, chunk, trace) for chunk in chunks(tape, max(counts), count))
+        first, *rest = (between(left, right, chunk, trace) for chunk in chunks(tape, max(counts), count, left))
         return sum(rest, start=first)
 
 

@@ -59,4 +59,4 @@ def square(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row 
 def refuse_none(kernel: Float[Tensor, "probe out train out_"]) -> None:
     """A kernel that was not kept has no training examples."""
     if not kernel.shape[2]:
-        raise DoesNotApply("no kernel was kept: needs path.kernels=all")
+        raise DoesNotApply("no kernel for every pair of outputs was kept: needs path.kernels=all")

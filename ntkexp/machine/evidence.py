@@ -40,6 +40,10 @@ class LimitKernels:
         each = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
         return self.tangent[:, None, :, None] * each[:, None]
 
+    def traced(self, outputs: int) -> Float[Tensor, "probe 1 train 1"]:
+        """The trace of that over the outputs."""
+        return outputs * self.tangent[:, None, :, None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ntkexp.kernel.read.outputs import AT_ONCE
 from ntkexp.mistake import Mistake
 from ntkexp.path.backward.half_times import STRETCHES
 
@@ -42,6 +43,7 @@ class Budget:
     number_bytes: int
     copies: int = 0  # of the weights, that the optimizer holds during a step
     keeps_kernels: bool = True  # for every pair of outputs; or contributions alone
+    traced: bool = False  # whether traces of kernels are kept instead
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
 
     @property
@@ -50,7 +52,7 @@ class Budget:
         row = self.read_outputs * self.train * self.number_bytes
         kernels = self.points * row * ((self.rules + 3) * self.kernel_outputs + self.rules)
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
-        features = self.train * (1 + self.kernel_outputs) * self.tape_bytes
+        features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + self.traced * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
         return PROGRAM + weights + kernels + squares + features
 

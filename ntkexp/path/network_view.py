@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.gram import trace
+from ntkexp.kernel.read.outputs import chunks
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
 from ntkexp.path.gradient import summed, total
@@ -77,6 +80,12 @@ class NetworkView:
         pushed = torch.stack([torch.cat([block.applied(each) for block in self.right]) for each in gradients])
         return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - pushed) / float(kernel.norm())
 
+    @property
+    def kept_kernel(self) -> Float[Tensor, "probe kept train kept_"]:
+        """What is kept of the tangent kernel: the whole, its trace over outputs, or none."""
+        makes = {"all": self.tangent_kernel, "trace": self.tangent_trace, "none": self.no_kernel}
+        return makes[self.points.kernels]()
+
     def no_kernel(self) -> Float[Tensor, "probe out 0 out_"]:
         """A tangent kernel without training examples, where none is kept."""
         points, outputs = self.outputs.shape
@@ -102,3 +111,18 @@ class NetworkView:
         own = [side.between(block) for block in self.right]
         tapes = (self.points.tape(self.weights, block) for block in self.points.other_blocks)
         return torch.cat(own + [side.between(self.points.reader.tangent(tape)) for tape in tapes])
+
+    def tangent_trace(self) -> Float[Tensor, "probe 1 train 1"]:
+        """Σ_c K[x, c, x′, c] between all points and the training examples, a few outputs at a time."""
+        first = self.points.tape(self.weights, self.points.train_blocks[0])
+        examples, tangent = self.points.train + self.points.block, self.points.reader.tangent
+        outputs = chunks(first, examples, first.outputs.shape[1], lambda chosen: tangent(first, chosen))
+        return torch.stack([self.trace_of(chosen) for chosen in outputs]).sum(0)
+
+    def trace_of(self, outputs: Sequence[int]) -> Float[Tensor, "probe 1 train 1"]:
+        """The share of some outputs."""
+        tangent = self.points.reader.tangent
+        right = [tangent(tape, outputs) for tape in self.tapes(self.points.train_blocks)]
+        others = (tangent(tape, outputs) for tape in self.tapes(self.points.other_blocks))
+        rows = (torch.cat([trace(block, side) for side in right], dim=2) for block in chain(right, others))
+        return torch.cat(list(rows))

@@ -18,6 +18,7 @@ from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.kernel.sketch.sketch import Sketch
 from ntkexp.mistake import Mistake
+from ntkexp.path.kernel import Kernels
 from ntkexp.path.right_side import AbstractRightSide
 from ntkexp.path.rule.base import Piece
 from ntkexp.shapes import Weights
@@ -37,8 +38,13 @@ class Points:
     keep: bool
     chosen: tuple[int, ...] | None = None  # outputs at which the path is integrated; None: all
     sketch: Sketch | None = None  # by which kernels are made
-    makes_kernels: bool = True  # or contributions alone, for which training examples are read as ℓ′ mixes their outputs
+    kernels: Kernels = "all"
     shelves: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
+
+    @property
+    def makes_kernels(self) -> bool:
+        """Or contributions alone, for which training examples are read as ℓ′ mixes their outputs."""
+        return self.kernels == "all"
 
     @property
     def train_blocks(self) -> list[slice]:

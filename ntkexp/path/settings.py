@@ -10,6 +10,7 @@ from ntkexp.component import LONGEST, Component, Count, CountOrNone, Steps
 from ntkexp.effects.mean import Effects, MeanName
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
+from ntkexp.path.kernel import Kernels
 from ntkexp.path.rule.base import AbstractRule, Piece
 from ntkexp.path.timetable import MOST_KERNELS, AbstractTimetable, Adaptive, Planned
 
@@ -23,7 +24,7 @@ class Path(Component):
     romberg: int = Field(0, ge=0, le=16)
     casts: Casts = "keep"
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
-    kernels: Literal["all", "none"] = "all"
+    kernels: Kernels = "all"
     outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
     error_samples: CountOrNone = 16
     attributed: Count = 64
@@ -44,8 +45,11 @@ class Path(Component):
             raise Mistake("path.probes=[]: the network must be read somewhere, such as path.probes=[probe,test]")
         if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
             raise Mistake(f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or all")
-        if self.kernels == "none" and self.every == "snapshots":
-            raise Mistake("path.kernels=none: snapshots are kernels; use path.every=1, or path.kernels=all")
+        if not self.keeps_kernels and self.every == "snapshots":
+            raise Mistake(
+                f"path.kernels={self.kernels}: snapshots are kernels of every pair of outputs; use path.every=1, or "
+                "path.kernels=all"
+            )
         for rule in self.rule:
             self.quadrature(rule)
         return self
@@ -56,7 +60,7 @@ class Path(Component):
 
     @property
     def keeps_kernels(self) -> bool:
-        """Whether kernels are made at all: contributions are found without."""
+        """Whether kernels are made for every pair of outputs: contributions are found without."""
         return self.kernels == "all"
 
     @property

@@ -1,6 +1,7 @@
 """kernels.zarr: tangent kernels along the run and the path kernels at its end.
 
-    tangent          [snapshot, probe, out, train, out_]   one chunk per snapshot
+    tangent          [snapshot, probe, out, train, out_]   one chunk per snapshot; or instead
+    trace            [snapshot, probe, train]              its sum over out = out_
     output_gradient  [snapshot, train, out_]               ℓ′, the loss's, of all training examples
     step             [snapshot]                            its step, written last; −1 until then
     path_<rule>      [probe, out, train, out_]
@@ -26,17 +27,21 @@ Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
 
 KERNELS = "kernels.zarr"
 KERNEL_DIMS = ("probe", "out", "train", "out_")
+TANGENT, TRACE = "tangent", "trace"
 NOT_YET = -1
 
 
-def create_kernels(path: Path, points: int, outputs: int, train: int, room: int) -> None:
-    """Create a store with room for so many tangent kernels, and none written; those that are there stay."""
+def create_kernels(path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False) -> None:
+    """Create a store with room for so many tangent kernels, or their traces, and none written; those that are there
+    stay.
+    """
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
-    shapes = {"tangent": (points, outputs, train, outputs), "output_gradient": (train, outputs)}
-    dims = {"tangent": KERNEL_DIMS, "output_gradient": ("train", "out_")}
-    for name, shape in shapes.items():
-        place = ("snapshot", *dims[name])
+    kept = {TRACE: {"probe": points, "train": train}}
+    if not traced:
+        kept = {TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))}
+    for name, sizes in (kept | {"output_gradient": {"train": train, "out_": outputs}}).items():
+        place, shape = ("snapshot", *sizes), tuple(sizes.values())
         preallocate(store, name, (room, *shape), chunks=(1, *shape), dims=place, fill=np.float64("nan"))
     preallocate(store, "step", (room,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
     for name, content in described.items():
@@ -45,15 +50,21 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int)
 
 def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]) -> None:
     """Write the kernel first, its step last: a step that can be read has its whole kernel beside it."""
-    store = open_store(path, write=True)
-    get_array(store, "tangent")[index] = np.asarray(kernel, dtype=np.float64)
+    store, found = open_store(path, write=True), np.asarray(kernel, dtype=np.float64)
+    name = kept_name(path)
+    get_array(store, name)[index] = found[:, 0, :, 0] if name == TRACE else found
     get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
     get_array(store, "step")[index] = step
 
 
-def snapshot_places(index: int) -> list[str]:
-    """The file, and the folders of files, that hold one snapshot."""
-    return [f"{KERNELS}/{name}/c/{index}" for name in ("tangent", "output_gradient", "step")]
+def kept_name(path: Path) -> str:
+    """What a store keeps of its tangent kernels."""
+    return TRACE if (path / TRACE).exists() else TANGENT
+
+
+def snapshot_places(path: Path, index: int) -> list[str]:
+    """The file, and the folders of files, that hold one snapshot of a run folder."""
+    return [f"{KERNELS}/{name}/c/{index}" for name in (kept_name(path / KERNELS), "output_gradient", "step")]
 
 
 def write_array(
@@ -67,7 +78,7 @@ def finish_kernels(path: Path) -> int:
     """Give up the room for snapshots that were not reached; how many there are."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
-    for name in ("tangent", "output_gradient", "step"):
+    for name in (kept_name(path), "output_gradient", "step"):
         place = get_array(store, name)
         place.resize((written, *place.shape[1:]))
     drop_partial(path)
@@ -80,8 +91,10 @@ def read_steps(path: Path) -> NDArray[np.int64]:
 
 
 def read_snapshot(path: Path, index: int) -> Kernel:
-    """Read the tangent kernel of one snapshot."""
-    return np.asarray(get_array(open_store(path), "tangent")[index], dtype=np.float64)
+    """Read the tangent kernel of one snapshot; its trace is one between all outputs taken as one."""
+    name = kept_name(path)
+    found = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
+    return found[:, None, :, None] if name == TRACE else found
 
 
 def read_array(path: Path, name: str) -> NDArray[np.float64]:

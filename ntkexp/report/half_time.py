@@ -21,7 +21,8 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
     if (seen := run.by_rule(HALF_BY, rule)) is not None:
         return seen.isel(probe=point, out=out).to_numpy().astype(float)
     gradients = run.kernels.get("output_gradient")
-    if (run.path / RETRACED).is_file() or gradients is None or gradients.sizes["snapshot"] < 2:
+    unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels
+    if unseen or gradients is None or gradients.sizes["snapshot"] < 2:
         return np.full(run.kernels.sizes["train"], np.nan)
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)

@@ -124,7 +124,8 @@ def make_room(folder: RunFolder, setting: Setting) -> None:
     steps, outputs = setting.experiment.steps, setting.problem.outputs
     points, train = len(setting.problem.targets[setting.domain.read]), setting.problem.train
     room = setting.experiment.path.timetable(steps).room
-    create_kernels(folder.path / KERNELS, points, outputs, train, room)
+    traced = setting.points.kernels == "trace"
+    create_kernels(folder.path / KERNELS, points, outputs, train, room, traced=traced)
 
 
 def finish(folder: RunFolder, attempted: Attempted) -> None:

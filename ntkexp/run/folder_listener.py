@@ -50,11 +50,11 @@ class FolderListener(AbstractListener):
         self.drift = row.get("drift") or self.drift
 
     def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+        self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
         read, gradient = array(kernel[self.setting.domain.read]), array(output_gradient)
         write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
-        self.snapshots |= sealed(self.folder.path, snapshot_places(self.taken))
+        self.snapshots |= sealed(self.folder.path, snapshot_places(self.folder.path, self.taken))
         self.taken += 1
 
     def on_step(self, state: RunState, loss: float) -> None:

@@ -22,7 +22,7 @@ class AbstractListener(ABC):
 
     @abstractmethod
     def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+        self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
         """The tangent kernel at a step, and ℓ′ of all training examples, whatever the batch."""
 

@@ -53,10 +53,10 @@ def go(state: RunState, listener: AbstractListener) -> Ending:
 
 def snapshot(state: RunState, observer: Observer, listener: AbstractListener, step: Step) -> Row:
     """Take the tangent kernel before a step; its numbers."""
-    kernel = step.view.tangent_kernel()
+    kernel = step.view.kept_kernel
     listener.on_snapshot(step.index, kernel, observer.output_gradient(step.outputs))
     state.timetable.saw(step.index, kernel[: state.setting.points.train])
-    seen = observer.kernel(kernel, step.outputs, step.view.weights, step.step_size)
+    seen = observer.kernel(kernel, step.view, step.step_size)
     return seen | observer.sketch(step.view, kernel)
 
 
@@ -74,13 +74,12 @@ def go_back(state: RunState, listener: AbstractListener) -> None:
 def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outcome:
     """See where the path has led, and look back."""
     observer, view = Observer(state.setting), NetworkView(state.setting.points, state.weights)
-    outputs, keeps = view.outputs, state.setting.domain.keeps_kernels
+    outputs, kernel = view.outputs, view.kept_kernel
     last = state.step_sizes[-1] if state.step else None
     row = observer.step(state.step, state.time, outputs, state.weights)
-    if not keeps:
+    if not state.timetable.room:
         listener.on_row(row)
-        return outcome_of(state, outputs, view.no_kernel(), ending)
-    kernel = view.tangent_kernel()
-    listener.on_row(row | observer.kernel(kernel, outputs, state.weights, last) | observer.sketch(view, kernel))
+        return outcome_of(state, outputs, kernel, ending)
+    listener.on_row(row | observer.kernel(kernel, view, last) | observer.sketch(view, kernel))
     listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
     return outcome_of(state, outputs, kernel, ending)

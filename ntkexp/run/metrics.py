@@ -62,16 +62,18 @@ class Observer:
         return (*STEP_COLUMNS, *layers, *SHARE_COLUMNS, *KERNEL_COLUMNS, *sketched)
 
     @cached_property
-    def train_kernel(self) -> Float[Tensor, "train out train out_"]:
+    def train_kernel(self) -> Float[Tensor, "train kept train kept_"]:
         """K_0 among the training examples."""
         return self.setting.start.kernel[: self.setting.points.train]
 
     @cached_property
-    def train_limit(self) -> Float[Tensor, "train out train out_"] | None:
+    def train_limit(self) -> Float[Tensor, "train kept train kept_"] | None:
         """K_∞ among the training examples, where it is known."""
         if isinstance(self.setting.start.limit, DoesNotApply):
             return None
-        return self.setting.start.limit.of_all(self.setting.problem.targets.shape[1])[: self.setting.points.train]
+        limit, outputs = self.setting.start.limit, self.setting.problem.targets.shape[1]
+        whole = limit.of_all(outputs) if self.setting.points.makes_kernels else limit.traced(outputs)
+        return whole[: self.setting.points.train]
 
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
@@ -136,15 +138,14 @@ class Observer:
 
     def kernel(
         self,
-        kernel: Float[Tensor, "point out train out_"],
-        outputs: Float[Tensor, "point out"],
-        weights: Weights,
+        kernel: Float[Tensor, "point kept train kept_"],
+        view: NetworkView,
         step_size: float | None,
     ) -> Row:
-        """The numbers of a tangent kernel."""
+        """The numbers of a tangent kernel, or of its trace over outputs; λ_max is always that of the kernel."""
         train = self.setting.points.train
         here, start, targets = kernel[:train], self.train_kernel, self.setting.problem.targets[:train]
-        changed = self.pattern_at(weights) != self.pattern
+        changed = self.pattern_at(view.weights) != self.pattern
         row: Row = {
             "drift": drift(here, start),
             "alignment": alignment(here, start),
@@ -155,24 +156,27 @@ class Observer:
         if (limit := self.train_limit) is not None:
             row["limit_distance"] = drift(here, limit)
             row["limit_alignment"] = alignment(here, limit)
-        row |= self.modes(here, (outputs[:train] - targets).flatten())
+        row |= self.modes(here, view.train_outputs - targets)
+        if not self.setting.points.makes_kernels:
+            row["lambda_max"] = view.largest
         if step_size is not None and (top := row["lambda_max"]) is not None:
             row["stability"] = (
                 step_size * self.setting.descent.weight * top * self.setting.experiment.loss.curvature / 2
             )
         return row
 
-    def sketch(self, view: NetworkView, kernel: Float[Tensor, "point out train out_"]) -> Row:
+    def sketch(self, view: NetworkView, kernel: Float[Tensor, "point kept train kept_"]) -> Row:
         """How far a sketched kernel may be from what it is a sketch of."""
         if self.setting.points.sketch is None:
             return {}
         return {"sketch_error": view.sketch_error(kernel[: self.setting.points.train])}
 
-    def modes(self, kernel: Float[Tensor, "train out train out_"], residual: Float[Tensor, " entry"]) -> Row:
+    def modes(self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]) -> Row:
         """The numbers of the eigenvalues, of a kernel that is finite and small enough; of a larger one, the first."""
         if not kernel.isfinite().all():
             return {"lambda_max": None}
-        if len(residual) > DENSE:
+        entries = kernel.shape[0] * kernel.shape[1]
+        if entries > DENSE:
             return {"lambda_max": largest(kernel)}
         modes = spectrum(kernel)
         row: Row = {
@@ -181,7 +185,7 @@ class Observer:
             "effective_rank": modes.effective_rank,
         }
         row |= {f"eigenvalue_{k + 1}": float(value) for k, value in enumerate(modes.values[:TOP])}
-        return row | {f"residual_top_{k}": modes.share(residual, k) for k in RESIDUAL_TOPS}
+        return row | {f"residual_top_{k}": modes.share(residual.reshape(entries, -1), k) for k in RESIDUAL_TOPS}
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:

@@ -37,7 +37,10 @@ class Outcome:
 
 
 def outcome_of(
-    state: RunState, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point out train out_"], ending: Ending
+    state: RunState,
+    outputs: Float[Tensor, "point out"],
+    kernel: Float[Tensor, "point kept train kept_"],
+    ending: Ending,
 ) -> Outcome:
     """The outcome, from the outputs and the tangent kernel at the end of training."""
     evidence = evidence_of(state, outputs, kernel)
@@ -56,7 +59,7 @@ def outcome_of(
 
 
 def evidence_of(
-    state: RunState, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point out train out_"]
+    state: RunState, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point kept train kept_"]
 ) -> Evidence:
     """What machines are made of."""
     setting = state.setting
@@ -68,14 +71,22 @@ def evidence_of(
         end=outputs,
         targets=setting.descent.targets,
         paths=path_kernels(state),
-        kernel_start=setting.start.kernel,
-        kernel_end=kernel,
+        kernel_start=of_pairs(setting.start.kernel, setting),
+        kernel_end=of_pairs(kernel, setting),
         start_pull=start_pull(setting),
         integrated=setting.domain.integrated,
         attributed=attributed,
         limit=setting.start.limit,
         training=training(state),
     )
+
+
+def of_pairs(kernel: Float[Tensor, "point kept train kept_"], setting: Setting) -> Float[Tensor, "point out some out_"]:
+    """The kernel, if it is one for every pair of outputs, as machines need it; else one without training examples."""
+    if setting.domain.keeps_kernels:
+        return kernel
+    points, outputs = setting.start.outputs.shape
+    return kernel.new_zeros(points, outputs, 0, outputs)
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:

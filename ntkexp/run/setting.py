@@ -32,7 +32,7 @@ class Start:
     """The network before training, at all points."""
 
     outputs: Float[Tensor, "point out"]
-    kernel: Float[Tensor, "point out train out_"]
+    kernel: Float[Tensor, "point kept train kept_"]
     limit: LimitKernels | DoesNotApply  # the kernels at infinite width
     largest_stable_step: float
 
@@ -81,7 +81,7 @@ def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
     view = NetworkView(points, problem.weights)
     refuse_infinite(view.outputs, experiment)
     keeps = experiment.path.keeps_kernels
-    kernel = view.tangent_kernel() if keeps else view.no_kernel()
+    kernel = view.kept_kernel
     refuse_dead(moves=bool(kernel[: points.train].any()) if keeps else view.largest > 0)
     top = largest(kernel[: points.train]) if keeps else view.largest
     weight = experiment.loss.weight(points.train) * scale(experiment)

@@ -50,7 +50,7 @@ def survey(experiment: Experiment) -> Survey:
         keep=budget.keep,
         chosen=wanted if len(wanted) < problem.outputs else None,
         sketch=sketch_of(experiment, problem, reader),
-        makes_kernels=experiment.path.keeps_kernels,
+        kernels=experiment.path.kernels,
     )
     return Survey(problem=problem, points=points, budget=budget, tape=tape)
 
@@ -78,5 +78,6 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         number_bytes=problem.inputs.element_size(),
         copies=experiment.optimizer.copies,
         keeps_kernels=experiment.path.keeps_kernels,
+        traced=experiment.path.kernels == "trace",
         doubled=experiment.integration.doubles,
     )

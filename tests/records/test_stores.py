@@ -103,6 +103,17 @@ def test_snapshots_that_were_not_reached_are_trimmed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_snapshot(tmp_path / "k", 0), kernel(0))
 
 
+def test_traces_are_kept_as_matrices_and_read_as_kernels_of_one_output(tmp_path: Path) -> None:
+    create_kernels(tmp_path / "k", 5, 2, 3, 2, traced=True)
+    trace = np.arange(15.0).reshape(5, 1, 3, 1)
+    write_snapshot(tmp_path / "k", 0, 0, trace, kernel(0)[0, 0])
+    finish_kernels(tmp_path / "k")
+    np.testing.assert_array_equal(read_snapshot(tmp_path / "k", 0), trace)
+    found = xr.open_zarr(tmp_path / "k", consolidated=False)
+    assert found["trace"].dims == ("snapshot", "probe", "train")
+    assert found["output_gradient"].sizes == {"snapshot": 1, "train": 3, "out_": 2}
+
+
 def test_a_kernel_of_zeros_and_one_of_nan_are_kept(tmp_path: Path) -> None:
     create_kernels(tmp_path / "k", 5, 2, 3, 2)
     for index, value in enumerate((0.0, np.nan)):

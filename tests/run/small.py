@@ -43,7 +43,7 @@ class Memory(AbstractListener):
         self.rows.append(row)
 
     def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+        self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
         self.kernels[step] = kernel
 

@@ -63,5 +63,6 @@ def pull_at_once(
 
 def each_output(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:
     """One for each chosen output in turn, of all examples."""
-    each = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)[list(chosen)]
+    each = output.new_zeros(len(chosen), output.shape[1])
+    each[range(len(chosen)), list(chosen)] = 1
     return each[:, None].expand(-1, *output.shape)

@@ -9,14 +9,16 @@ which needs no memory for blocks: outputs are read a few at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.features.blocks import Block, Factored
 from ntkexp.kernel.features.differentiate import each_output
+from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 
@@ -57,8 +59,25 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
     return chosen
 
 
-def chunks(tape: Tape, examples: int, count: int) -> Iterator[range]:
-    """All outputs, as many at a time as keep gradients small: those of values, or of weights where they are dense."""
-    values = tape.bytes_per_example + sum(tape[slot].nbytes for slot in tape.weights)
-    size = max(1, min(count, int(AT_ONCE / (values * examples))))
+def chunks(tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Features]) -> Iterator[range]:
+    """All outputs, as many at a time as keep gradients small: those of values, and those of weights where they are
+    multiplied out, which is seen from one output if it matters.
+    """
+    values, weights = tape.bytes_per_example, sum(tape[slot].nbytes for slot in tape.weights)
+    size = int(AT_ONCE / ((values + weights) * examples))
+    if size < count:
+        size = int(AT_ONCE / ((values + bytes_made(read([0]))) * examples))
+    size = max(1, min(count, size))
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))
+
+
+def bytes_made(features: Features) -> int:
+    """Bytes of an example's gradients of one output, whose factors are multiplied out where there are many uses."""
+    return sum(numbers_made(block) * block.numbers.element_size() for block in features.blocks.values())
+
+
+def numbers_made(block: Block) -> int:
+    """How many numbers an example's gradients of one output have as they are used."""
+    if isinstance(block, Factored) and block.inputs.shape[1] == 1:
+        return block.outputs[0].numel()
+    return block.size

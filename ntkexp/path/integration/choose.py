@@ -20,10 +20,10 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
     >>> choose_integration(Adam(), Path(rule=(Left(),))).passes
     2
     """
-    if path.kernels == "none" and (optimizer.flows or optimizer.remembers):
+    if not path.keeps_kernels and (optimizer.flows or optimizer.remembers):
         raise Mistake(
-            f"path.kernels=none: the path of optimizer={optimizer.option} is summed up as kernels; use optimizer=gd or "
-            "sgd, or path.kernels=all"
+            f"path.kernels={path.kernels}: the path of optimizer={optimizer.option} is summed up as kernels; use "
+            "optimizer=gd or sgd, or path.kernels=all"
         )
     if optimizer.flows:
         return AlongFlow(path=path)
