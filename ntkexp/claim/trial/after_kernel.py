@@ -24,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.claim.trial.task_by_task import ScaledNetwork, task_of
 from ntkexp.closed_form.gain import FOREVER
 from ntkexp.closed_form.modes import modes_of
@@ -31,6 +32,7 @@ from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.mlp import MLP
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
@@ -64,8 +66,8 @@ class AfterKernel(AbstractTrial):
         if len(data.classes) != 2 or not len(data.test.inputs):
             raise Mistake("trial.data: choose data of two classes, and leave some for the test, such as data=digits")
         task, new = task_of(data.train), task_of(data.test)
-        wide = self.model.model_copy(update={"width": width})
-        module = wide.module(self.init, tuple(task.inputs.shape[1:]), 1, stream("weights", seed, width)).eval()
+        asked, generator = LearningTask(tuple(task.inputs.shape[1:]), 1), stream("weights", seed, width)
+        module = network_of_width(width, self.model, self.init, asked, generator)
         network = ScaledNetwork(module, self.alpha)
         start = {name: weight.clone() for name, weight in network.start.items()}
         end = network.learned(start, task, self.steps, self.fraction, self.until)

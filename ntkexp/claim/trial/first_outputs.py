@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble.train import EnsembleTraining
@@ -39,14 +40,13 @@ class FirstOutputs(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
-        shape, generator = tuple(x.shape[1:]), stream("weights", seed)
+        task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
         every = slice(0, len(x))
-        limit = self.model.limit(self.init, LearningTask(shape, 1))
+        limit = self.model.limit(self.init, task)
         variance = compute(limit, BlockPlace(every, every, same=True), x, memory_gb=1.0).nngp.diagonal()
 
         def drawn(width: int) -> Float[Tensor, "network point"]:
-            wide = self.model.model_copy(update={"width": width})
-            modules = [wide.module(self.init, shape, 1, generator).eval() for _ in range(self.networks)]
+            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             untrained = EnsembleTraining(x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False)
             return untrained.outputs(modules)[..., 0]
 

@@ -15,11 +15,13 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble.train import EnsembleTraining
 from ntkexp.init.ntk import NTK
 from ntkexp.library import tangent_kernel
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.mlp import MLP
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
@@ -37,13 +39,13 @@ class Fluctuations(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        train, shape, generator = len(data.train.inputs), tuple(data.train.inputs.shape[1:]), stream("weights", seed)
+        train, generator = len(data.train.inputs), stream("weights", seed)
+        task = LearningTask(tuple(data.train.inputs.shape[1:]), 1)
         x = torch.cat([data.train.inputs, data.test.inputs])
         targets = data.train.target.to(x).view(train, 1)
 
         def trained(width: int) -> Float[Tensor, "network point"]:
-            wide = self.model.model_copy(update={"width": width})
-            modules = [wide.module(self.init, shape, 1, generator).eval() for _ in range(self.networks)]
+            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
             size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
             return EnsembleTraining(x, targets, size, self.steps, divisor=1.0, readout=False).outputs(modules)[..., 0]

@@ -15,10 +15,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.init.base import AbstractInit
 from ntkexp.library import tangent_kernel
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.mlp import MLP
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
@@ -36,12 +38,10 @@ class SummedOutputs(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
-        generator = stream("weights", seed)
+        task, generator = LearningTask(tuple(x.shape[1:]), self.outputs), stream("weights", seed)
 
         def missed(width: int) -> float:
-            wide = self.model.model_copy(update={"width": width})
-            module = wide.module(self.init, tuple(x.shape[1:]), self.outputs, generator).eval()
-            return distance(tangent_kernel(module, x, x))
+            return distance(tangent_kernel(network_of_width(width, self.model, self.init, task, generator), x, x))
 
         return [{"width": width, "error": missed(width)} for width in self.widths]
 

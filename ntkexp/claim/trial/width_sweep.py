@@ -24,12 +24,14 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.effects.flat_weights import flat_like
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.mlp import MLP
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
@@ -53,11 +55,11 @@ class WidthSweep(AbstractTrial):
         new, truth = data.test.inputs, data.test.target.double()
         if data.classes or y.shape[1] != 1:
             raise Mistake("trial.data: choose data of one real value, such as ntkexp.data.Teacher")
+        task = LearningTask(tuple(x.shape[1:]), 1, data.vocabulary)
         scale = float(truth.var(correction=0))
 
         def row(width: int) -> Mapping[str, Level]:
-            wide, generator = self.model.model_copy(update={"width": width}), stream("weights", seed, width)
-            module = wide.module(self.init, tuple(x.shape[1:]), 1, generator, data.vocabulary).eval()
+            module = network_of_width(width, self.model, self.init, task, stream("weights", seed, width))
             function, start = function_of(module), weights_of(module)
             flat = flat_like(start)
             first = flat.vector(start)
