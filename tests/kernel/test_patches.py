@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
-from ntkexp.kernel.secant.patches import AT_ONCE, Window
+from ntkexp.kernel.secant import patches
+from ntkexp.kernel.secant.patches import Window
 from ntkexp.library import reader_of, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree
@@ -30,19 +31,23 @@ def images(examples: int, *shape: int) -> Tensor:
     return torch.randn(examples, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("examples", [2, AT_ONCE + 1])
+@pytest.mark.parametrize("together", [1, 4, 9])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_a_few_at_a_time_are_all(name: str, examples: int) -> None:
+def test_a_few_at_a_time_are_all(name: str, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels, *how = WINDOWS[name]
-    window = Window(images(examples, 2, *pixels), *how)
+    window = Window(images(9, 2, *pixels), *how)
+    monkeypatch.setattr(patches, "AT_ONCE", together * window.rows[:1].nbytes)
     parts = [shown.mT.clone() for _, shown in window.turns()]
     assert torch.equal(torch.cat(parts), window.rows)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_the_kernel_of_more_images_than_are_brought_together_at_once(groups: int) -> None:
+def test_the_kernel_of_more_images_than_are_brought_together_at_once(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patches, "AT_ONCE", 2 * 4 * 3 * 4 * 9 * 8)  # two of the larger patches
     layers = (nn.Conv2d(4, 4, 3, padding=1, groups=groups), nn.Tanh(), nn.Conv2d(4, 4, 2, stride=2, groups=groups))
-    made, x = nn.Sequential(*layers, nn.Flatten()).double(), images(AT_ONCE + 1, 4, 3, 4)
+    made, x = nn.Sequential(*layers, nn.Flatten()).double(), images(5, 4, 3, 4)
     agree(tangent_kernel(made, x[-2:], x), oracle.tangent(made, x[-2:], x), 100 * EPS)
 
 

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ntkexp.kernel.record.arguments import leaves, replace
+from ntkexp.kernel.record.convolve import convolve
 from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.record.tape import storage
 from ntkexp.mistake import Mistake
@@ -85,7 +86,7 @@ class Recorder(DispatchMode):
                 return self.turn(func, twin, args, kwargs)
             return self.overwrite(func, twin, args, kwargs)
         slots, named = self.written(args, kwargs)
-        outcome = func(*args, **kwargs)
+        outcome = (convolve if func is aten.convolution.default else func)(*args, **kwargs)
         found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
         results = tuple([self.slot(leaf) for leaf in found if isinstance(leaf, Tensor)])
         scalars = tuple([leaf for leaf in found if not isinstance(leaf, Tensor)])

@@ -33,7 +33,7 @@ def patches(
     return torch.stack(shown, dim=2).flatten(3).flatten(1, 2).mT  # [example, pixel, (channel, offset)]
 
 
-AT_ONCE = 16  # examples whose patches are brought together: they are multiplied while they are in the cache
+AT_ONCE = 2**22  # bytes of patches that are brought together: they are multiplied while they are in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +55,13 @@ class Window:
         """The patches of a few examples at a time, transposed; each time in the memory of the time before."""
         pixel = [1] * len(self.size)
         bare = list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding)
-        step = min(AT_ONCE, len(self.x))
         if bare:
             yield slice(None), self.x.flatten(2)
             return
+        seen = shown_by(self.x.new_empty(1, self.x.shape[1], *self.padded), self)
+        step = min(max(1, AT_ONCE // (seen.numel() * seen.element_size())), len(self.x))
         border = self.x.new_zeros(step, self.x.shape[1], *self.padded)
-        shown = self.x.new_empty(shown_by(border, self).shape)
+        shown = self.x.new_empty(step, *seen.shape[1:])
         for at in range(0, len(self.x), step):
             part = self.x[at : at + step]
             inner = [slice(p, p + n) for p, n in zip(self.padding, part.shape[2:], strict=True)]
