@@ -26,6 +26,7 @@ def explain(
     picture: Path | None,
     *,
     without: str | None,
+    again: str | None,
     page: bool,
     as_json: bool,
     trust: Sequence[str],
@@ -37,18 +38,20 @@ def explain(
     from ntkexp.report.run import load_run
 
     refuse_both(numbers, worst, picture, page, as_json)
+    if again is not None and without is None:
+        raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
     run = load_run(folder.expanduser())
     chosen = split or ("probe" if numbers else main_split(run.ladder))
     wanted = list(numbers) or explanations.worst(run, chosen, worst or (ON_A_PAGE if page else FEW))
     if page:
         from ntkexp.cli.explain_page import write_page
 
-        sys.stdout.write(f"{write_page(run, chosen, wanted, without, trust)}\n")
+        sys.stdout.write(f"{write_page(run, chosen, wanted, without, trust, again)}\n")
         return
     if without is not None:
         from ntkexp.cli.without import leave_out
 
-        leave_out(run, chosen, wanted, without, top, as_json=as_json, trust=trust)
+        leave_out(run, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
         return
     if as_json:
         raise Mistake("--json tells the ledger of a removal; add --without=K,… to say who is left out")

@@ -14,16 +14,26 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ntkexp.effects.mean import MeanName
+    from ntkexp.progress import AbstractProgress
     from ntkexp.records.removal import Removal
     from ntkexp.report.ledger import LedgerEntry
     from ntkexp.report.run import Run
 
 
 def leave_out(
-    run: Run, split: str, numbers: list[int], text: str, top: int, *, as_json: bool, trust: Sequence[str]
+    run: Run,
+    split: str,
+    numbers: list[int],
+    text: str,
+    top: int,
+    *,
+    again: str | None,
+    as_json: bool,
+    trust: Sequence[str],
 ) -> None:
     """Show what leaving out a group changes at these points of a split."""
-    made, found = removal(run, split, numbers, text, trust, quiet=as_json)
+    made, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
     if as_json:
         from ntkexp.records.json_file import to_text
 
@@ -37,26 +47,61 @@ def leave_out(
 
 
 def removal(
-    run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], *, quiet: bool
+    run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], again: str | None, *, quiet: bool
 ) -> tuple[list[LedgerEntry], Removal]:
     """Find what leaving out a group changes, and put it in words of the run."""
-    from ntkexp.config.target import admit
     from ntkexp.report.explain import numbered
     from ntkexp.report.group import group
     from ntkexp.report.ledger import entries
 
-    if "follow" in run.config:
-        raise Mistake(
-            f"{run.path} is of a loop of yours, which nothing here can run again without some of its examples"
-        )
     points = [numbered(run, split, number) for number in numbers]
     chosen = group(run, text, lambda: influences(run, points))
+    with interruptible(lambda: "; nothing was kept of it"):
+        if "follow" in run.config:
+            found = of_a_loop(run, chosen, points, again, trust, listener(quiet=quiet))
+        else:
+            found = of_an_experiment(run, chosen, points, again, trust, listener(quiet=quiet))
+    return entries(run, split, numbers, found), found
+
+
+def of_an_experiment(
+    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
+) -> Removal:
+    """Train an experiment again without a group."""
+    from ntkexp.config.target import admit
+
+    if again is not None:
+        raise Mistake(
+            f"--again is for loops that were followed; {run.path} is an experiment, which is trained as it is"
+        )
     admitted = admit(trust)
     from ntkexp.run.without import without
 
-    with interruptible(lambda: "; nothing was kept of it"):
-        found = without(run.path, chosen, points, listener(quiet=quiet), admitted)
-    return entries(run, split, numbers, found), found
+    return without(run.path, group, points, progress, admitted)
+
+
+def of_a_loop(
+    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
+) -> Removal:
+    """Let the user's function carry a followed loop out without a group."""
+    from ntkexp.cli.attribute import found_in
+    from ntkexp.foreign_loop.kept.load import trace_in
+    from ntkexp.foreign_loop.loop_ledger import loop_without
+    from ntkexp.records.removal import read_removal, write_removal
+
+    if (known := read_removal(run.path, group, points)) is not None:
+        return known
+    if again is None:
+        raise Mistake(
+            f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"
+        )
+    files, effect = trace_in(run.path), run.contributions.get("effect")
+    mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
+    function = found_in(again, "again", trust)
+    with files.folder.claim():
+        found = loop_without(files, function, mean, group, points, progress)
+        write_removal(run.path, found)
+    return found
 
 
 def influences(run: Run, points: Sequence[int]) -> NDArray[np.float64]:

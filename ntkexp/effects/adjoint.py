@@ -69,7 +69,8 @@ class Adjoint:
         t = u if by.largest is None else by.largest.sqrt()
         felt = moved * (by.mean / (t / by.root + by.eps) / by.root)
         if by.largest_before is not None:
-            felt = self.below_largest(place, felt, u > by.largest_before.sqrt())
+            passed = (u > by.largest_before.sqrt()).to(u) if by.passed is None else by.passed
+            felt = self.below_largest(place, felt, passed)
         latest += felt
         shares = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
         pulled = latest * ((1 - by.second) * p * shares)
@@ -85,7 +86,7 @@ class Adjoint:
         largest = self.largest[:, place]
         largest += felt
         found = largest * passed
-        largest *= ~passed
+        largest *= 1 - passed
         return found
 
     @property

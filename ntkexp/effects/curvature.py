@@ -53,6 +53,24 @@ def curvature(
     return found
 
 
+def scores(
+    batches: Sequence[TakenBatch],
+    weights: Float[Tensor, " weight"],
+    vectors: Float[Tensor, "vector weight"],
+    together: int | None = None,
+) -> Float[Tensor, "vector row"]:
+    """γ·∇ℓ of every row, the batches one after another, without H γ."""
+
+    def along(vector: Tensor) -> Tensor:
+        found: Tensor = jvp(lambda at: torch.cat([batch.losses(at) for batch in batches]), (weights,), (vector,))[1]
+        return found
+
+    load_forward_mode()
+    with plain_kernels():
+        found: Tensor = vmap(along, chunk_size=together)(vectors)
+    return found
+
+
 def row_gradients(
     batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]
 ) -> Iterator[Float[Tensor, "row weight"]]:

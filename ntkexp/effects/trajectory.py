@@ -48,6 +48,7 @@ class Denominator:
     latest_before: Tensor
     largest: Tensor | None = None  # t², where it is not u²
     largest_before: Tensor | None = None
+    passed: Tensor | None = None  # how much of a change of u is one of t, where that is not 1[u > t′]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,6 @@ from ntkexp.run.environment import fix_circumstances
 from ntkexp.run.execute import digits
 from ntkexp.text import short
 
-FOLLOWED = "follow"
-"""The key of config.json that tells a followed loop from an experiment."""
-
 REPEATED = 0.01
 """The training as it was must end where it did, to this share of what the removal changed."""
 
@@ -41,12 +38,7 @@ def without(
     if found is not None:
         return found
     folder = RunFolder(run)
-    if FOLLOWED in (config := folder.read_json(CONFIG)):
-        raise Mistake(
-            f"{run} is a loop that was followed, and only its own program can train without an example; leave the "
-            "examples out there, and compare"
-        )
-    experiment = build(config, trusted)
+    experiment = build(folder.read_json(CONFIG), trusted)
     if digits(folder_name(experiment)) != digits(run.resolve().name):
         raise Mistake(f"{run} is of other data, or of another version: run the experiment anew")
     fix_circumstances(experiment)

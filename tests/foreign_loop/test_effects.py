@@ -30,7 +30,8 @@ class WeightedLoop(Loop):
     def back(self, batch: Tensor, divisor: float = 1.0) -> None:
         losses = nn.functional.cross_entropy(self.model(self.x[batch]), self.y[batch], reduction="none")
         weights = self.weights[batch]
-        (losses @ weights / weights.sum() / divisor).backward()  # type: ignore[no-untyped-call]
+        whole = weights.sum().clamp(min=1e-9)  # a mean of nothing is zero
+        (losses @ weights / whole / divisor).backward()  # type: ignore[no-untyped-call]
 
 
 def loss_of(given: Loop) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import AsJson, Trust
+from ntkexp.cli.arguments import Again, AsJson, Trust
 
 
 def explain(
@@ -39,6 +39,7 @@ def explain(
             "#K for a number in the source, an id, class:NAME or top:N.",
         ),
     ] = None,
+    again: Again = None,
     page: Annotated[
         bool,
         typer.Option("--page", help="Write a page on which points can be chosen, with all that is known of each."),
@@ -50,5 +51,15 @@ def explain(
     from ntkexp.cli.explain import explain
 
     explain(
-        run, split, probe or [], worst, top, picture, without=without, page=page, as_json=as_json, trust=trust or []
+        run,
+        split,
+        probe or [],
+        worst,
+        top,
+        picture,
+        without=without,
+        again=again,
+        page=page,
+        as_json=as_json,
+        trust=trust or [],
     )

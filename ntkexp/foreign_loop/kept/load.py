@@ -35,6 +35,11 @@ def loaded(files: TraceFolder, module: nn.Module) -> Trace:
     return Trace(steps, module, start["output"], start["queries"], folder=files.folder)
 
 
+def names_in(files: TraceFolder) -> list[str]:
+    """The examples of a trace, in order of their first use; no module is asked for."""
+    return list(dict.fromkeys(StepsOnDisk(files, nn.Module(), None, ()).names()))
+
+
 def fill(module: nn.Module, start: Mapping[str, Any], weights: Mapping[str, torch.Tensor], path: Path) -> None:
     """Give a module all that the followed one held, if it is of that kind."""
     state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}

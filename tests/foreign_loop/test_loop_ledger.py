@@ -1,0 +1,188 @@
+"""What leaving examples of a followed loop out changes splits over them, to rounding, whatever the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.cli.main import run as command
+from ntkexp.effects.mean import MEANS, MeanName
+from ntkexp.foreign_loop.altered_loop import trained_again
+from ntkexp.foreign_loop.followed_training import FollowedTraining
+from ntkexp.foreign_loop.kept.load import names_in, trace_in
+from ntkexp.foreign_loop.loop_effects import loss_of as known_loss
+from ntkexp.foreign_loop.loop_ledger import OutputsAt, loop_without
+from ntkexp.foreign_loop.model_call import digests
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.weighing import Weighing
+from ntkexp.kernel.record.inputs import part
+from ntkexp.mistake import Mistake
+from ntkexp.progress import Silent
+from ntkexp.records.removal import Removal
+from ntkexp.removal.between import TrainingPair
+from ntkexp.removal.ledger import Ledger
+from tests.foreign_loop import bugs, loops
+from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
+from tests.foreign_loop.test_effects import loss_of, trained_with
+
+CLOSES = 1e-10  # eight steps of some hundred roundings each, and by Adam quotients of small numbers
+GROUP = [0, 3, 5, 7]
+CASES = (
+    (loops.sgd, loops.plain),
+    (loops.adam, loops.accumulated),
+    (loops.momentum, loops.scheduled_and_clipped),
+    (loops.nesterov, loops.accumulated),
+    (loops.adamw, loops.scheduled_and_clipped),
+    (loops.several, loops.scheduled_and_clipped),
+    (loops.momentum, loops.with_a_scaler),
+    (loops.adamw, bugs.frozen_half_way),
+)
+
+
+def again(optimizers: Maker, body: Body, to: Path) -> Trace:
+    """The loop from its seeds on, followed; its network has ReLU in it."""
+    given = loop(optimizers)
+    return followed(given, body, loss=loss_of(given), to=to, every=3)
+
+
+def without(optimizers: Maker, body: Body, to: Path, mean: MeanName = "renormalised") -> tuple[Removal, list[int]]:
+    """What leaving the group out changes at all queries; the places of the group among the data."""
+    train = partial(again, optimizers, body, to)
+    train()
+    files = trace_in(to)
+    data = digests(loop(optimizers).x)
+    found = loop_without(files, train, mean, GROUP, [0, 1, 2], Silent())
+    assert [path.name for path in (to / "removal").iterdir()] == []  # the second trace is gone
+    return found, [data.index(names_in(files)[k]) for k in GROUP]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "body"),
+    [pytest.param(*case, marks=() if case == CASES[1] else pytest.mark.slow) for case in CASES],
+    ids=lambda part: part.__name__,
+)
+def test_shares_add_up_to_what_the_loop_would_have_done(optimizers: Maker, body: Body, tmp_path: Path) -> None:
+    found, places = without(optimizers, body, tmp_path / "run")
+    weights = torch.ones(2, EXAMPLES, dtype=torch.float64)
+    weights[1, places] = 0.0
+    before, after = (trained_with(optimizers, body, each) for each in weights)
+    change = (after - before).numpy()
+    size = float(np.linalg.norm(change))
+    assert size > 1e-3
+    assert float(np.linalg.norm(found.actual - change)) <= CLOSES * size  # of a loop that weighs its means itself
+    assert float(np.linalg.norm(found.shares.sum(2) - change)) <= CLOSES * size
+    assert float(np.linalg.norm(found.by_step.sum(2) - change)) <= CLOSES * size
+    assert np.abs(found.shares).min(axis=(0, 1)).all()  # nobody of the group did nothing
+
+
+@pytest.mark.slow
+def test_a_mean_that_keeps_its_shares_closes_too(tmp_path: Path) -> None:
+    found, _ = without(loops.momentum, loops.plain, tmp_path / "run", "fixed")
+    other, _ = without(loops.momentum, loops.plain, tmp_path / "other")
+    assert found.closure < CLOSES
+    assert not np.allclose(found.actual, other.actual, rtol=1e-3)
+
+
+def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:
+    """The ledger between the loop and itself with other weights of examples."""
+    train = partial(again, optimizers, body, to)
+    first, weighed = train(), Weighing(weights)
+    second = trained_again(train, weighed, to / "second")
+    names = first.examples
+    one, other = (
+        FollowedTraining(
+            steps=each.steps, function=each.function, loss=known_loss(first), names=names, weighing=weighing
+        )
+        for each, weighing in ((first, Weighing()), (second, weighed))
+    )
+    left = weighed.left(list(names))
+    pair = TrainingPair(first=one, second=other, left=left, mean=MEANS["renormalised"])
+    queries = [part(first.queries, slice(k, k + 1)) for k in range(3)]
+    return pair.ledger(OutputsAt(pair, first.function, queries), lambda _: None), first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizers", [loops.momentum, loops.adamw, loops.adam])
+def test_between_loops_that_hardly_differ_shares_are_effects(optimizers: Maker, tmp_path: Path) -> None:
+    """To first order in the distance; a unit that switches between them would be seen as more."""
+    name, h = digests(loop(optimizers).x)[3], 1e-6
+    found, first = ledger(tmp_path / "run", optimizers, loops.scheduled_and_clipped, {name: 1 - h})
+    place = first.examples[name]
+    effect = first.attribute(effects=True)["effect"].to_numpy()[:, :, place].reshape(-1)
+    assert np.abs(found.shares[:, place].numpy() / h - effect).max() < 1e-4 * np.abs(effect).max()
+
+
+def test_without_the_correction_shares_would_not_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntkexp.removal.between.along", lambda missed, change: 0.0)
+    names = digests(loop(loops.sgd).x)
+    found, _ = ledger(tmp_path / "run", loops.sgd, loops.plain, {names[3]: 0.0, names[5]: 0.0})
+    assert found.closure > 1e-4
+
+
+def learning_less_where_it_went_well(given: Loop, batch: Tensor) -> None:
+    """A schedule that looks at the loss."""
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(given.model(given.x), given.y)
+    given.optimizers[0].param_groups[0]["lr"] = 0.1 * float(loss)
+    loops.plain(given, batch)
+
+
+def test_a_schedule_that_looks_at_the_loss_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"step \d: without the examples it was taken with other settings"):
+        without(loops.sgd, learning_less_where_it_went_well, tmp_path / "run")
+
+
+NET = """
+from pathlib import Path
+from tests.foreign_loop import loops
+from tests.foreign_loop.test_loop_ledger import again
+
+
+def train():
+    return again(loops.momentum, loops.plain, Path("outputs/runs/mine"))
+"""
+
+
+@pytest.mark.slow
+def test_the_command_tells_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop_of_mine.py").write_text(NET)
+    again(loops.momentum, loops.plain, Path("outputs/runs/mine"))
+    given = ["--again=loop_of_mine.py:train", "--trust=loop_of_mine.py"]
+
+    def told(*words: str, code: int = 0) -> str:
+        assert command(list(words)) == code
+        out = capfd.readouterr()
+        return out.err if code else out.out
+
+    assert "predicted changes correlate" in told("attribute", "outputs/runs/mine", "--effects", *given)
+    explained = ["explain", "outputs/runs/mine", "--probe=0", "--without=top:2"]
+    assert "give a function that carries it out anew, --again=" in told(*explained, code=2)
+    found = told(*explained, *given)
+    assert "trained again without 2 examples" in found
+    assert "predicted" in found
+    assert told(*explained) == found  # it was found earlier
+    assert '"shares"' in told(*explained, "--json")
+    assert "add --without=" in told("explain", "outputs/runs/mine", "--again=loop_of_mine.py:train", code=2)
+
+
+def refused_by(train: Callable[[], object], to: Path) -> None:
+    """Leave the group out of another loop than the one that was followed."""
+    loop_without(trace_in(to), train, "renormalised", GROUP, [0], Silent())
+
+
+def test_another_loop_is_refused(tmp_path: Path) -> None:
+    again(loops.sgd, loops.plain, tmp_path / "run")
+    with pytest.raises(Mistake, match="let it carry out the one that was followed"):
+        refused_by(lambda: None, tmp_path / "run")
+    with pytest.raises(Mistake, match="it was another step, of other parameters or calls"):
+        refused_by(partial(again, loops.sgd, loops.accumulated, tmp_path / "run"), tmp_path / "run")
+    assert len(again(loops.sgd, loops.plain, tmp_path / "run").steps) == loops.STEPS  # its folder is as it was
