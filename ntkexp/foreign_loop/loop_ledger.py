@@ -108,7 +108,7 @@ class OutputsAt:
         return torch.cat(values), torch.cat(slopes)
 
     def one(self, weights: Float[Tensor, " weight"], query: Inputs) -> tuple[Tensor, Tensor]:
-        """The same at one query."""
+        """Find both at one query."""
 
         def outputs(vector: Tensor) -> Tensor:
             return self.function(self.pair.first.flat.weights(vector), query).reshape(-1)

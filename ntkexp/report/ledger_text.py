@@ -27,7 +27,7 @@ def ledger_told(entries: Sequence[LedgerEntry], found: Removal, agreement: Agree
 def head(found: Removal) -> str:
     """Say what was done, and how well it is known."""
     group = f"{len(found.example)} example{'s' * (len(found.example) > 1)}"
-    said = [f"trained again without {group}, from the same start, in the same order"]
+    said = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
     if found.emptied:
         said.append(f"in {found.emptied} steps nothing was left of the batch: memory and decay alone moved the weights")
     said.append(f"shares add up to the actual changes, to {short(found.closure)} of them")

@@ -161,12 +161,6 @@ def test_a_run_that_cannot_be_trained_again_is_one_line(tmp_path: Path, words: t
         without(trained(tmp_path, *words), GROUP, [0], Silent())
 
 
-def test_a_followed_loop_is_trained_by_its_own_program_only(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"follow": {}}')
-    with pytest.raises(Mistake, match="only its own program can train without an example"):
-        without(tmp_path, [0], [0], Silent())
-
-
 @pytest.fixture(scope="module")
 def effective(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A smooth run with effects, at fewer outputs than would be cheap to train for."""
