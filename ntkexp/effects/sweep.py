@@ -1,11 +1,12 @@
 """The sweep: from the end of a training to its beginning, with what every output feels of each step on the way.
 
     a_T = ∂F/∂θ_T        p̂_s, a = adjoint of step s        γ_s = p̂_s back through clipping
-    a_s = a + H_s γ_s        ∂F/∂wᵢ = Σ_s (∂κ/∂wᵢ)·(γ_s·∇ℓ)
+    a_s = a + H_s γ_s        ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ        effect of i = Σ_s γ_s·(g_s⁻ⁱ − g_s)
 
-This is the derivative of F(θ_T) by the weight of every example, through the whole map of training: through every
-gradient, the optimizer's memory, its scalings, its clipping and its decay (Engstrom et al. 2025 call it metagradient).
-What leaving an example out would change is −∂F/∂wᵢ to first order; `one_step` takes the first step of that exactly.
+With the former sum this is the derivative of F(θ_T) by the weight of every example, through the whole map of training:
+through every gradient, the optimizer's memory, its scalings, its clipping and its decay (Engstrom et al. 2025 call it
+metagradient). An effect has the whole step that each mean takes when an example leaves, and is linear in what comes of
+it. `one_step` takes the optimizer's step without the example exactly, too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class AdjointSweep:
     trajectory: AbstractTrajectory
     mean: AbstractMean
     adjoint: Adjoint
-    effects: Float[Tensor, "vector example"]  # −∂F/∂w, or what one step without each example does to F
+    effects: Float[Tensor, "vector example"]  # what would come of F without each example
     left: int
     one_step: bool = False
     together: int | None = None  # vectors in one pass; None: all
@@ -73,7 +74,7 @@ class AdjointSweep:
             return
         rows = torch.split(along, [len(batch.examples) for batch in step.batches], dim=1)
         for part, batch in zip(rows, step.batches, strict=True):
-            self.effects.index_add_(1, batch.examples, self.mean.slopes(part, batch), alpha=-1)
+            self.effects.index_add_(1, batch.examples, self.mean.removals(part, batch))
 
     @property
     def state(self) -> dict[str, Any]:

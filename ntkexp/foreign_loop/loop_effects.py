@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ntkexp.diagnostics.kinks import kinks
 from ntkexp.effects.caveats import Caveats
-from ntkexp.effects.mean import MEANS, MeanName
+from ntkexp.effects.mean import Effects, MeanName, kind_of, mean_of
 from ntkexp.effects.sweep_plan import SweepPlan
 from ntkexp.foreign_loop.altered_loop import Again
 from ntkexp.foreign_loop.example_loss import ExampleLoss
@@ -48,8 +48,9 @@ class LoopEffects:
     check: LeaveOut | None
 
 
-def loop_effects(trace: Trace, mean: MeanName, memory_gb: float, again: Again | None, *, one_step: bool) -> LoopEffects:
+def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> LoopEffects:
     """Sweep back over the loop, and carry it out again without examples where somebody says how."""
+    one_step = effects == "one_step"
     training = FollowedTraining(steps=trace.steps, function=trace.function, loss=loss_of(trace), names=trace.examples)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
@@ -59,7 +60,7 @@ def loop_effects(trace: Trace, mean: MeanName, memory_gb: float, again: Again | 
         training=training,
         function=trace.function,
         queries=trace.queries,
-        mean=MEANS[mean],
+        mean=mean_of(effects, mean),
         plan=plan,
         one_step=one_step,
         files=None if trace.folder is None else TraceFolder(trace.folder),
@@ -71,7 +72,7 @@ def loop_effects(trace: Trace, mean: MeanName, memory_gb: float, again: Again | 
     caveats = Caveats(growth=sweep.growth, agreement=agrees, kinks=kinks(tape), eps=eps_of(last)).sentences
     caveats += [UNCHECKED] if check is None else [held_against(check, sweep.growth).sentence]
     facts: dict[str, float | str] = {
-        "kind": "one_step" if one_step else "derivative",
+        "kind": kind_of(effects),
         "mean": mean,
         "growth": sweep.growth,
         "caveats": "; ".join(caveats),

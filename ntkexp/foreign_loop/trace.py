@@ -67,9 +67,10 @@ class Trace:
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
-        With `effects`, also by how much the output would change if the example were left out: as the derivative of the
-        whole training foretells it, or with 'one_step' as steps without the example do. `mean` says whether the others
-        of a batch then share what is left (renormalised), or keep their shares (fixed).
+        With `effects`, also by how much the output would change if the example were left out: as means without it and
+        the derivative of all that follows foretell it, or with 'one_step' as steps without it do; 'derivative' is that
+        by its weight, alone. `mean` says whether the others of a batch then share what is left (renormalised), or keep
+        their shares (fixed).
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
@@ -87,7 +88,7 @@ class Trace:
         found = self.found(gallery)
         known = None
         if effects:
-            known = loop_effects(self, mean, memory_gb, again, one_step=effects == "one_step")
+            known = loop_effects(self, effects, mean, memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)

@@ -6,8 +6,10 @@
                                            understood from the end
     decay          [probe, out]            what decay of the weights took away, where they decay
     by_step        [probe, out, step]      both together, step by step, where that is known
-    effect         [probe, out, example]   by how much the output would change without the example, as the derivative of
-                                           training foretells it; attributes: `kind`, `mean`, `growth`, `agreement`
+    effect         [probe, out, example]   by how much the output would change without the example, as a sweep back over
+                                           training foretells it, or trainings have found; attributes: `kind`
+                                           (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
+                                           `agreement`
 
 These are by the rule that explains best; what others say has their names behind, as `contribution_left`. The attribute
 `example` of the store says who the examples are: their numbers in the source, their names, or what they hold, digested.
@@ -26,6 +28,9 @@ from ntkexp.records.store import Facts, create_store, open_store, put_array
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 EFFECT = "effect"
+RETRAINED = "retrained"
+"""The `kind` of effects that trainings without each example have found; others foretell that."""
+
 DIMS = ("probe", "out", "example")
 ORDER = {"secant": 0, "gauss": 1, "left": 3}
 """The rules that are told of first, and that which is told of last."""

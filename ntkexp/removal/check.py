@@ -44,12 +44,19 @@ def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]
 def changes(
     rerun: Rerun, removals: Sequence[Sequence[int]], inputs: Float[Tensor, "point *shape"]
 ) -> Float[Tensor, "removal point out"]:
-    """How the outputs change when each of these groups is left out: all are trained at once."""
+    """How the outputs change when each of these groups is left out."""
+    outputs = outputs_without(rerun, removals, inputs)
+    return outputs[1:] - outputs[0]
+
+
+def outputs_without(
+    rerun: Rerun, removals: Sequence[Sequence[int]], inputs: Float[Tensor, "point *shape"]
+) -> Float[Tensor, "training point out"]:
+    """The outputs of everyone's training, and of those without each of these groups: all are trained at once."""
     weight = torch.stack([rerun.everyone, *(rerun.without(list(group)) for group in removals)])
     ends = (end for some in torch.split(weight, rerun.directions) for end in trained(rerun, some))
     with torch.no_grad(), plain_kernels():
-        outputs = torch.stack([rerun.outputs(end, inputs) for end in ends])
-    return outputs[1:] - outputs[0]
+        return torch.stack([rerun.outputs(end, inputs) for end in ends])
 
 
 def leave_out(

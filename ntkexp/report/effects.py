@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ntkexp.records.contributions import RETRAINED
 from ntkexp.records.leave_out import STORE, LeaveOut, read_leave_out
 from ntkexp.report.leave_out import Agreement, held_against
 from ntkexp.report.run import Run
@@ -33,6 +34,7 @@ class KnownEffects:
     predicted: Array  # [probe, out, example]
     check: LeaveOut | None
     agreement: Agreement | None
+    is_actual: bool = False  # whether trainings found what is `predicted`
 
     def at(self, probe: int, out: int) -> tuple[Array, bool] | None:
         """Find the change of an output without each example, and whether it came of trainings; None: not known."""
@@ -41,7 +43,7 @@ class KnownEffects:
         if self.check is not None and actual is not None and probe in self.check.probe:
             return actual[self.check.probe.index(probe), out], True
         found = self.predicted[probe, out]
-        return (found, False) if np.isfinite(found).all() else None
+        return (found, self.is_actual) if np.isfinite(found).all() else None
 
     @property
     def withheld(self) -> bool:
@@ -54,11 +56,13 @@ def known_effects(run: Run) -> KnownEffects | None:
     predicted = effects(run)
     if predicted is None:
         return None
+    facts = run.contributions[EFFECT].attrs
+    is_actual = facts.get("kind") == RETRAINED
     if not (run.path / STORE).exists():
-        return KnownEffects(predicted, None, None)
+        return KnownEffects(predicted, None, None, is_actual)
     check = read_leave_out(run.sealed(STORE))
-    growth = float(run.contributions[EFFECT].attrs.get("growth") or inf)  # JSON knows no infinity
-    return KnownEffects(predicted, check, held_against(check, growth))
+    growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON knows no infinity
+    return KnownEffects(predicted, check, held_against(check, growth), is_actual)
 
 
 def influence(parts: Array) -> Array:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.effects.mean import MEANS
+from ntkexp.effects.mean import mean_of
 from ntkexp.effects.sweep import AdjointSweep, sweep_from
 from ntkexp.path.backward.recorded_training import RecordedTraining
 from ntkexp.path.backward.recording import Recording, row_length
@@ -61,8 +61,8 @@ class EffectsPass:
     def begin(self, training: RecordedTraining, chunk: slice) -> AdjointSweep:
         """The sweep of a chunk, where it stands."""
         vectors = self.end_gradients(training, self.asked.points[chunk])
-        mean = MEANS[self.setting.experiment.path.mean]
-        one_step = self.setting.experiment.path.effects == "one_step"
+        path = self.setting.experiment.path
+        mean, one_step = mean_of(path.effects, path.mean), path.effects == "one_step"
         sweep = sweep_from(training, vectors, mean, self.asked.plan.together, one_step=one_step)
         if self.saved is not None:
             sweep.restore(self.saved)

@@ -24,7 +24,7 @@ def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] |
     """A whole run, or the rest of one."""
     state = begin(setting, listener.trajectory)
     if setting.sweep is not None:
-        listener.on_remark(setting.sweep.plan.sentence)
+        listener.on_remark(setting.sweep.sentence)
     if saved is not None:
         state.restore(saved)
     ending = go(state, listener)

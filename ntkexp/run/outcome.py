@@ -14,7 +14,9 @@ from ntkexp.kernel.secant.closure import Closure
 from ntkexp.machine.evidence import Evidence, PathKernel
 from ntkexp.machine.ladder import Region, Rung
 from ntkexp.machine.training import Training
-from ntkexp.run.effects_found import EffectsFound, effects_found
+from ntkexp.run.effects_found import EffectsFound
+from ntkexp.run.effects_swept import effects_swept
+from ntkexp.run.effects_trained import effects_trained
 from ntkexp.run.ending import Ending
 from ntkexp.run.same_steps import SameSteps
 from ntkexp.run.setting import Setting
@@ -44,7 +46,7 @@ def outcome_of(
 ) -> Outcome:
     """The outcome, from the outputs and the tangent kernel at the end of training."""
     evidence = evidence_of(state, outputs, kernel)
-    effects = effects_found(state)
+    effects = effects_of(state)
     remarks = [*state.setting.remarks, *miss_remarks(state.misses), *(effects.caveats if effects else [])]
     return Outcome(
         evidence=evidence,
@@ -56,6 +58,14 @@ def outcome_of(
         sentence="; ".join([ending.sentence, *remarks]),
         effects=effects,
     )
+
+
+def effects_of(state: RunState) -> EffectsFound | None:
+    """The effects, if they were asked for."""
+    asked = state.setting.sweep
+    if asked is not None and asked.retrains:
+        return effects_trained(state, asked)
+    return None if state.effects is None else effects_swept(state, state.effects)
 
 
 def evidence_of(

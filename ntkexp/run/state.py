@@ -115,12 +115,12 @@ class RunState:
 def begin(setting: Setting, room: Room) -> RunState:
     """The state before the first step; an integration that goes back takes room for its recording."""
     experiment, weights = setting.experiment, setting.problem.weights
-    accumulator = experiment.integration.begin(setting.domain, weights, room)
+    accumulator, asked = experiment.integration.begin(setting.domain, weights, room), setting.sweep
     return RunState(
         setting=setting,
         weights=weights,
         accumulator=accumulator,
         timetable=experiment.path.timetable(experiment.steps),
         summed_gradient=torch.zeros_like(setting.descent.targets),
-        effects=None if setting.sweep is None else begin_effects(setting, setting.sweep, accumulator.recorded(), room),
+        effects=begin_effects(setting, asked, accumulator.recorded(), room) if asked and not asked.retrains else None,
     )

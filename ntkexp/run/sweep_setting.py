@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
@@ -14,14 +14,33 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.path.attributed_points import shares
 from ntkexp.run.survey import Survey
 
+RETRAININGS = 2
+"""A sweep back for one output takes as long as so many trainings, or longer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSetting:
-    """The points, what the sweep takes, and what has kinks."""
+    """The points, what the sweep takes, what has kinks, and whether trainings without examples take its place."""
 
     points: Int[Tensor, " attributed"]
     plan: SweepPlan
     kinks: tuple[str, ...]
+    retrains: bool = False
+
+    @property
+    def costs_more(self) -> bool:
+        """Whether the sweep takes longer than training without each example in turn."""
+        return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
+
+    @property
+    def sentence(self) -> str:
+        """What effects cost, said before they are begun."""
+        if not self.retrains:
+            return self.plan.sentence
+        return (
+            f"effects: {self.plan.train} trainings, each without one example, take less than a sweep back for "
+            f"{self.plan.points * self.plan.outputs} outputs and are the truth: no sweep is made"
+        )
 
 
 def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
@@ -30,9 +49,12 @@ def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
     counts = shares(experiment.path.attributed, [place.stop - place.start for place in places])
     points = torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
     kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
-    return SweepSetting(
+    asked = SweepSetting(
         points=points.to(experiment.device), plan=plan(experiment, found, len(points)), kinks=tuple(kinked)
     )
+    path = experiment.path
+    leaves = path.effects is True and path.mean == "renormalised"  # which is what trainings without somebody do
+    return replace(asked, retrains=leaves and asked.costs_more)
 
 
 def plan(experiment: Experiment, found: Survey, points: int) -> SweepPlan:

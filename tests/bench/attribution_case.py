@@ -62,7 +62,8 @@ class Case:
         setting = prepare(compose(words))
         if setting.sweep is None:
             return setting
-        return replace(setting, sweep=replace(setting.sweep, points=size.train + torch.arange(size.read)))
+        read = size.train + torch.arange(size.read)
+        return replace(setting, sweep=replace(setting.sweep, points=read, retrains=False))  # retrained it is anyway
 
     @cached_property
     def plain(self) -> Setting:

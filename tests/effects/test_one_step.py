@@ -33,6 +33,9 @@ class ALittle(AbstractMean):
     def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
         return self.mean.slopes(along, batch)
 
+    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        return self.mean.removals(along, batch)
+
 
 def effects(found: Trained, mean: AbstractMean, vectors: Tensor) -> Tensor:
     sweep = sweep_from(found.trajectory, vectors, mean, one_step=True)

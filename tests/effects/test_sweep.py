@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ntkexp.effects.clipping import Clipping
 from ntkexp.effects.curvature import gradient
-from ntkexp.effects.mean import MEANS, MeanName
+from ntkexp.effects.mean import MEANS, Infinitesimal, MeanName
 from ntkexp.effects.sweep import sweep_from
 from tests.effects.trainings import OPTIMIZERS, Trained, Weighted, distance, trained
 
@@ -57,7 +57,7 @@ def outputs_of(found: Trained, weights: dict[str, Tensor]) -> Tensor:
 
 
 def slopes(found: Trained, mean: MeanName, vectors: Tensor) -> Tensor:
-    sweep = sweep_from(found.trajectory, vectors, MEANS[mean])
+    sweep = sweep_from(found.trajectory, vectors, Infinitesimal(MEANS[mean]))
     for _ in sweep.steps_back():
         continue
     return -sweep.effects

@@ -18,6 +18,7 @@ from ntkexp.optimizer.sgd import SGD
 from ntkexp.removal.again import again
 from ntkexp.removal.train import trained
 from ntkexp.run.effects_found import EffectsFound
+from ntkexp.run.effects_trained import drifted
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
@@ -27,7 +28,7 @@ from tests.run.small import Memory, small
 QUICK = (
     "data=digits", "data.classes=[0,1,2]", "data.train=12", "data.probe=4", "data.test=3", "loss=cross_entropy",
     "steps=6", "model.width=6", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]",
-    "path.attributed=5", "path.effects=true",
+    "path.attributed=5", "path.effects=derivative",
 )  # fmt: skip
 ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
 
@@ -57,6 +58,34 @@ def test_a_run_says_what_an_example_less_would_change(words: tuple[str, ...]) ->
     assert known.nonzero().flatten().tolist() == [0, 1, 12, 13, 16]  # the first few of every split
     expected = slopes(setting, 3)[known]
     assert (values[known][:, :, 3] - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+def test_where_training_without_each_example_is_cheaper_the_truth_is_told() -> None:
+    setting, listener = prepare(small(*QUICK, *ADAM, "path.effects=true")), Memory()
+    found = effects_of(setting, listener)
+    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    ends = trained(rerun, torch.stack([rerun.everyone, rerun.without([3])]))
+    whole, without = (rerun.outputs(end, setting.problem.inputs) for end in ends)
+    known = found.values.isfinite().all(2).all(1)
+    assert known.nonzero().flatten().tolist() == [0, 1, 12, 13, 16]
+    assert torch.allclose(found.values[known][:, :, 3], (without - whole)[known], rtol=1e-9, atol=1e-12)
+    assert found.facts == {"kind": "retrained", "mean": "renormalised"}
+    assert found.caveats == ["effects are changes in 12 trainings, each without one example"]
+
+
+@pytest.mark.parametrize("words", ["path.effects=one_step", "path.mean=fixed", "path.attributed=1"])
+def test_what_trainings_do_not_tell_or_tell_too_slowly_is_swept_for(words: str) -> None:
+    asked = prepare(small(*QUICK, *ADAM, "path.effects=true", words)).sweep
+    assert asked is not None
+    assert not asked.retrains
+
+
+def test_a_training_that_does_not_repeat_itself_is_told() -> None:
+    ones = torch.ones(3, 2, 1)
+    assert drifted(1e-3 * ones[0], ones) == []
+    assert drifted(0 * ones[0], 0 * ones) == []
+    (said,) = drifted(0.1 * ones[0], ones)
+    assert said.startswith("trained again as it was, the run ends 0.1 from where it did")
 
 
 @pytest.mark.slow
@@ -122,10 +151,10 @@ class OfMyOwn(SGD):
 
 def test_an_optimizer_from_elsewhere_has_no_effects() -> None:
     experiment = small(*QUICK, "optimizer=sgd")
-    with pytest.raises(ValidationError, match=r"path.effects=true: nobody knows .* optimizer=of_my_own does"):
+    with pytest.raises(ValidationError, match=r"path.effects=derivative: nobody knows .* optimizer=of_my_own does"):
         Experiment(**dict(experiment) | {"optimizer": OfMyOwn()})
 
 
 def test_a_flow_has_no_effects() -> None:
-    with pytest.raises(Mistake, match=r"path.effects=true: optimizer=flow"):
+    with pytest.raises(Mistake, match=r"path.effects=derivative: optimizer=flow"):
         small(*QUICK, "optimizer=flow", "loss=squared")
