@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ from ntkexp.claim.trial import AddedRemovals, OtherRuns, RemovalScores
 from ntkexp.claim.trial.other_runs import FAMILY
 from ntkexp.claim.trial.retraining import Retraining, retraining
 from ntkexp.claim.trial.told_changes import DAMPING, influence, trak
-from ntkexp.claim.trial.would_change import would_change
+from ntkexp.claim.trial.would_change import recorded, would_change
 from ntkexp.mistake import Mistake
 
 SMALL = ("data=moons", "data.train=16", "data.probe=4", "data.test=0", "path.count=2", "model.width=8")
@@ -26,11 +27,23 @@ def linear() -> Retraining:
     return retraining([*WORDS, "model=linear", "steps=1"], seed=0)
 
 
-def test_one_step_of_a_linear_model_is_taken_exactly_without_an_example(linear: Retraining) -> None:
-    actual = linear.changes_without(torch.eye(16, dtype=torch.float64)).t()
-    torch.testing.assert_close(would_change(linear.setting, one_step=True), actual, rtol=1e-11, atol=1e-14)
-    ratio = would_change(linear.setting) / actual  # the slope counts a mean over as many
+@pytest.mark.parametrize("how", [(), ("optimizer=adam", "optimizer.step_size=0.01", "optimizer.eps=0.1")])
+def test_one_step_of_a_linear_model_is_taken_exactly_without_an_example(how: tuple[str, ...]) -> None:
+    found = retraining([*WORDS, *how, "model=linear", "steps=1"], seed=0)
+    actual = found.changes_without(torch.eye(16, dtype=torch.float64)).t()
+    torch.testing.assert_close(would_change(found, one_step=True), actual, rtol=1e-11, atol=1e-14)
+
+
+def test_a_slope_of_one_step_is_its_removal_but_for_the_smaller_mean(linear: Retraining) -> None:
+    ratio = would_change(linear) / linear.changes_without(torch.eye(16, dtype=torch.float64)).t()
     assert ratio.std() < 1e-11 * ratio.mean()
+
+
+def test_what_is_recorded_ends_where_training_did(tmp_path: Path) -> None:
+    found = retraining([*WORDS, "model=linear", "steps=20", "stop_at_loss=0.3"], seed=0)
+    training = recorded(found, tmp_path)
+    assert 0 < training.length == found.outcome.steps < 20
+    assert torch.equal(training.end, found.rerun.flat.vector(found.outcome.weights))
 
 
 def test_nobody_left_out_changes_nothing(linear: Retraining) -> None:

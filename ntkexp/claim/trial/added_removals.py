@@ -45,7 +45,7 @@ class AddedRemovals(AbstractTrial):
         if max(self.sizes) >= trained.train:
             raise Mistake(f"trial.sizes: of {trained.train} examples some must be left; lower the last")
         alone = trained.changes_without(torch.eye(trained.train, dtype=torch.float64))
-        effect, rows = would_change(trained.setting).t(), list[Mapping[str, Level]]()
+        effect, rows = would_change(trained).t(), list[Mapping[str, Level]]()
         for size in self.sizes:
             left = groups_of(size, self.groups, trained.train, seed)
             together = trained.changes_without(left)

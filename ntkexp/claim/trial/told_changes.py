@@ -34,10 +34,10 @@ COARSER = 4
 def told_changes(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What every score says, at the points that are no training examples."""
     summed = attributions(found)
-    effect = would_change(found.setting)
+    effect = would_change(found)
     return {
         "effect": effect,
-        "one_step": would_change(found.setting, one_step=True),
+        "one_step": would_change(found, one_step=True),
         **{name: -summed[name] for name in ("contributions", "tracin", "last_gradient")},
         "influence": influence(found),
         "trak": trak(found),
