@@ -66,9 +66,7 @@ def follow(
     now = altered_loop()
     place, keeper = to if now is None else now.place, keeper_without_folder(now, memory_gb)
     if place is not None:
-        keeper = keeper_in(
-            place, inner, optimizers, asked, output, named=ids is not None, every=every, memory_gb=memory_gb
-        )
+        keeper = keeper_in(place, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
     watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module), None if now is None else now.weighing)
     try:
         watch.begin()

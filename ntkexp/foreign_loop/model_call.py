@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import TypeAlias
 
@@ -23,13 +24,18 @@ Ids: TypeAlias = Callable[[Inputs], Sequence[object]] | str | None
 @dataclass
 class ModelCall:
     """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, on
-    its latest way back, `way`."""
+    its latest way back, `way`. Examples that were not `called` by names go by what they hold."""
 
     at: int
     inputs: Inputs
-    names: tuple[str, ...]
+    called: tuple[str, ...] | None = None
     gradient: Float[Tensor, "example out"] | None = None
     way: int = -1
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the examples, which take time to find and are not asked for in the loop."""
+        return digests(self.inputs) if self.called is None else self.called
 
     def forget(self) -> None:
         """What came back was thrown away."""
@@ -61,15 +67,15 @@ def rows_of(tensor: Tensor) -> list[bytes]:
     return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
 
 
-def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...]:
-    """The examples of a call by their names, or by what they hold.
+def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
+    """The names of the examples of a call, if they have some.
 
     >>> import torch
     >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
     ('4', '7')
     """
     if ids is None:
-        return digests(inputs)
+        return None
     if isinstance(ids, str):
         if not isinstance(inputs, Mapping) or ids not in inputs:
             raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")

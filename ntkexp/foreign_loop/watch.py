@@ -8,6 +8,7 @@ step        the gradient that was consumed, and proof (b): the rule of the optim
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -176,7 +177,7 @@ class Watch:
                 settings[name] = used
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
-        calls = tuple(replace(call) for call in self.calls if call.gradient is not None)
+        calls = tuple(copy(call) for call in self.calls if call.gradient is not None)
         step = FollowedStep(self.keeper.count, calls, before, consumed, linear, frozenset(silent), settings, missed)
         self.keeper.take(step, self.optimizers.index(optimizer), self.weights)
 

@@ -32,7 +32,6 @@ class EventWriter:
     """Makes plain content of steps; a call and its gradient are part of the first step that uses them."""
 
     files: TraceFolder
-    named: bool  # whether examples go by names of their own
     signatures: Signatures = field(default_factory=Signatures)
     known: dict[int, KnownCall] = field(default_factory=dict)
     calls: int = 0
@@ -64,8 +63,8 @@ class EventWriter:
         if found is None:
             found = self.known[id(call.inputs)] = KnownCall(self.calls, call.inputs)
             self.calls += 1
-            rows = self.files.rows.keep(digests(call.inputs) if self.named else call.names, call.inputs)
-            kept = {"at": call.at, **rows, **({"names": list(call.names)} if self.named else {})}
+            named = {} if call.called is None else {"names": list(call.called)}
+            kept = {"at": call.at, **self.files.rows.keep(digests(call.inputs), call.inputs), **named}
         if call.gradient is not found.gradient:
             found.gradient = call.gradient
             kept["gradient"] = call.gradient
@@ -78,7 +77,7 @@ def read_calls(event: Mapping[str, Any], rows: KeptRows, placed: Callable[[Tenso
         ModelCall(
             at=call["at"],
             inputs=map_tensors(placed, rows.find(call)),
-            names=names_of_kept(call),
+            called=names_of_kept(call),
             gradient=placed(call["gradient"].clone()),
         )
         for call in event["calls"]

@@ -25,7 +25,6 @@ def keeper_in(
     queries: Inputs,
     output: str | int | None,
     *,
-    named: bool,
     every: int | None,
     memory_gb: float,
 ) -> KeeperOnDisk:
@@ -37,7 +36,7 @@ def keeper_in(
     still = {name: part for name, part in module.state_dict().items() if name not in followed}
     modes = {name: part.training for name, part in module.named_modules()}
     start = {"queries": queries, "output": output, "still": still, "training": modes}
-    return KeeperOnDisk(files, config, start, EventWriter(files, named), output, every, memory_gb)
+    return KeeperOnDisk(files, config, start, EventWriter(files), output, every, memory_gb)
 
 
 def config_of(

@@ -55,6 +55,8 @@ class RuleProof:
 
     def there(self, like: Tensor) -> Tensor:
         """The place for a difference of this shape."""
+        if like.numel() <= FEW:
+            return torch.empty_like(like)
         key = (like.dtype, like.device)
         if key not in self.place or self.place[key].numel() < like.numel():
             self.place[key] = torch.empty_like(like).flatten()
@@ -105,7 +107,9 @@ def largest_row(values: Tensor) -> float:
     >>> largest_row(torch.tensor([[3.0, 4.0], [1.0, -1.0]]))
     5.0
     """
-    return float(torch.linalg.vector_norm(values.flatten(1) if values.dim() > 1 else values[None], dim=1).amax())
+    if values.dim() < 2:
+        return float(torch.linalg.vector_norm(values))
+    return float(torch.linalg.vector_norm(values.flatten(1), dim=1).amax())
 
 
 def root_mean_square(values: Tensor) -> float:
