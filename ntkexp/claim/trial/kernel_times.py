@@ -1,4 +1,5 @@
-"""How long kernels take: the tangent kernel at infinite width among n examples, and a solve with it.
+"""How long kernels take: the tangent kernel at infinite width between n examples and n others, of which no pair comes
+twice, and a solve with the kernel among n examples.
 
     kernel_seconds, solve_seconds    time of this process, the shortest of `repeats` attempts
 
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -35,21 +37,19 @@ class KernelTimes(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         generator = stream("trial", seed)
         return [
-            self.timed(torch.randn(size, *self.shape, generator=generator, dtype=torch.float64)) for size in self.sizes
+            self.timed(torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64))
+            for size in self.sizes
         ]
 
-    def timed(self, x: Tensor) -> dict[str, Level]:
-        """The times of some examples."""
+    def timed(self, both: Float[Tensor, "2 example *shape"]) -> dict[str, Level]:
+        """The times of some examples and as many others."""
+        x, others = both
         layers = self.model.layers(self.init, self.shape, 1)
-
-        def kernel() -> Tensor:
-            return infinite_kernel(layers, x, engine="torch", threads=1)[1]
-
-        matrix, ones = kernel(), torch.ones(len(x), 1, dtype=x.dtype)
+        matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(len(x), 1, dtype=x.dtype)
         matrix.diagonal().add_(matrix.diagonal().mean())
         return {
             "examples": len(x),
-            "kernel_seconds": self.shortest(kernel),
+            "kernel_seconds": self.shortest(lambda: infinite_kernel(layers, x, others, engine="torch", threads=1)[1]),
             "solve_seconds": self.shortest(lambda: torch.linalg.solve(matrix, ones)),
         }
 
