@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
+import torch
 
-from ntkexp.claim.trial import AfterKernel
+from ntkexp.claim.trial import AfterKernel, SilentAlignment
+from ntkexp.claim.trial.task_by_task import LearnedTask, ScaledNetwork, length
 from ntkexp.data import Circle, Digits
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake
-from ntkexp.model import MLP
+from ntkexp.model import MLP, DeepLinear
+from ntkexp.model.functional import weights_of
+from ntkexp.records.sweep import Level
+from ntkexp.stream import stream
 from tests.claim.test_wide_trials import number
 
 INIT = NTK(W_std=2**0.5, b_std=0.1)
@@ -47,3 +53,42 @@ def test_an_after_kernel_of_other_than_two_classes_is_refused() -> None:
     trial = AfterKernel(model=MLP(width=8), init=INIT, data=Circle(train=4, probe=0, test=2))
     with pytest.raises(Mistake, match="choose data of two classes"):
         trial.rows(0)
+
+
+def silent(**changes: float) -> list[Mapping[str, Level]]:
+    """The rows of a network without activations, at sizes that take a moment."""
+    trial = SilentAlignment(
+        names=("linear",),
+        models=(DeepLinear(width=32, depth=1),),
+        init=NTK(W_std=1, b_std=0),
+        data=Digits(train=6, probe=0, test=5),
+    )
+    return list(trial.model_copy(update=changes).rows(0))
+
+
+def test_from_almost_nothing_the_kernel_of_a_linear_network_ends_as_one_direction_beside_white() -> None:
+    """Of W and a that grow from zero as aβᵀ, K = ‖β‖ (X Xᵀ + X β̂ β̂ᵀXᵀ), whose alignment is 2/√(M − 1 + 4)."""
+    found = silent(small=1e-5)[2]
+    assert (found["inputs"], found["start"]) == ("whitened", "small")
+    # Weights grow three hundredfold, so that the start is a share of 10⁻⁵ of the kernel; 1 % of the loss is left.
+    assert number(found, "alignment_end") == pytest.approx(2 / math.sqrt(6 - 1 + 4), abs=1e-3)
+    assert number(found, "turned") == pytest.approx(1, abs=0.02)
+
+
+def test_whatever_is_linear_is_regression_with_its_last_kernel_in_the_span_of_the_examples() -> None:
+    assert all(number(row, "gap") < 1e-9 for row in silent())  # 1e-12 of ridge, times the condition number
+
+
+def test_what_has_not_come_to_its_end_has_no_turn() -> None:
+    assert all(math.isnan(number(row, "turned")) for row in silent(steps=2))
+
+
+def test_a_step_is_no_longer_than_its_stride() -> None:
+    module = MLP(width=8, depth=1).module(INIT, (3,), 1, stream("weights", 0)).eval()
+    x = torch.randn(5, 3, generator=stream("examples", 0), dtype=torch.float64)
+    path = ScaledNetwork(module, 0.01).learn(weights_of(module), LearnedTask(x, x[:, 0]), 5, 0.4, 0.0, stride=0.02)
+    moved = [
+        float(length([step.after[name] - step.before[name] for name in step.before]) / length(step.before.values()))
+        for step in path
+    ]
+    assert max(moved) == pytest.approx(0.02, rel=1e-9)  # a quotient of rounded sums

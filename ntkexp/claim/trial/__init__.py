@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
     from ntkexp.claim.trial.selective_units import SelectiveUnits as SelectiveUnits
     from ntkexp.claim.trial.side_by_side import SideBySide as SideBySide
+    from ntkexp.claim.trial.silent_alignment import SilentAlignment as SilentAlignment
     from ntkexp.claim.trial.summed_outputs import SummedOutputs as SummedOutputs
     from ntkexp.claim.trial.training_beside_kernels import TrainingBesideKernels as TrainingBesideKernels
     from ntkexp.claim.trial.width_sweep import WidthSweep as WidthSweep

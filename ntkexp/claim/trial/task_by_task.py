@@ -9,7 +9,8 @@ a network that is not lazy would otherwise leave the range in which steps are st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -69,9 +70,18 @@ class ScaledNetwork:
         return tangent_kernel(self.module, x1, x2, weights=weights)[:, 0, :, 0]
 
     def learn(
-        self, weights: Weights, task: LearnedTask, steps: int, fraction: float, until: float
+        self,
+        weights: Weights,
+        task: LearnedTask,
+        steps: int,
+        fraction: float,
+        until: float,
+        stride: float = math.inf,
     ) -> Iterator[LearningStep]:
-        """Take steps on a task, so many, or until the mean of ½ missed² is no larger than `until`."""
+        """Take steps on a task, so many, or until the mean of ½ missed² is no larger than `until`.
+
+        None moves the weights by more than `stride`, as a share of their length.
+        """
         count, size = len(task.targets), 0.0
         for number in range(steps):
             if number % REFRESH == 0:
@@ -80,11 +90,13 @@ class ScaledNetwork:
             leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
             missed = self.outputs(leaves, task.inputs) - task.targets
             gradients = torch.autograd.grad(missed.square().sum() / (2 * count), list(leaves.values()))
+            longest = stride * length(leaves.values()) / length(gradients) * self.alpha**2
+            taken = min(size, float(longest)) if math.isfinite(stride) else size
             after = {
-                name: weight.detach() - size / self.alpha**2 * gradient
+                name: weight.detach() - taken / self.alpha**2 * gradient
                 for (name, weight), gradient in zip(leaves.items(), gradients, strict=True)
             }
-            step = LearningStep(weights, after, size, missed.detach())
+            step = LearningStep(weights, after, taken, missed.detach())
             if step.loss <= until:
                 return
             yield step
@@ -95,3 +107,13 @@ class ScaledNetwork:
         for step in self.learn(weights, task, steps, fraction, until):
             weights = step.after
         return weights
+
+
+def length(parts: Iterable[Tensor]) -> Float[Tensor, ""]:
+    """The length of a vector in parts.
+
+    >>> length([torch.tensor([3.0]), torch.tensor([[4.0]])])
+    tensor(5.)
+    """
+    found: Tensor = torch.stack([part.detach().norm() for part in parts]).norm()
+    return found
