@@ -8,7 +8,7 @@ bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ntkexp.path.network_view import NetworkView
 from ntkexp.path.step import Step
@@ -38,12 +38,12 @@ def go(state: RunState, listener: AbstractListener) -> Ending:
     setting, observer = state.setting, Observer(state.setting)
     first = observer.loss(setting.start.outputs)
     for step in setting.descent.walk(state.weights, state.memory, state.step):
-        loss = observer.loss(step.outputs)
+        row = observer.row(step, state.time)
+        loss = cast("float", row["loss"])  # which every row has
         if (ending := ending_before(setting, loss, first, step.index)) is not None:
             state.accumulator.close(step)
             return ending
-        row, due = observer.row(step, state.time), state.timetable.due(step.index)
-        if due:
+        if due := state.timetable.due(step.index):
             row |= snapshot(state, observer, listener, step)
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing))

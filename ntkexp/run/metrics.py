@@ -16,7 +16,7 @@ from ntkexp.diagnostics.drift import alignment, drift, label_alignment
 from ntkexp.diagnostics.spectrum import DENSE, TOP, largest, spectrum
 from ntkexp.machine.evidence import DoesNotApply
 from ntkexp.machine.ladder import label
-from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.accumulate.tally import Tally, fetched
 from ntkexp.path.network_view import NetworkView
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.step import Step
@@ -85,27 +85,36 @@ class Observer:
         points = self.setting.points
         return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
 
+    @property
+    def splits(self) -> dict[str, slice]:
+        """Where training and probe examples are, by what is added to the names of their columns."""
+        found = {"": slice(0, self.setting.points.train)}
+        if probe := self.setting.problem.places.get("probe"):
+            found["_probe"] = probe
+        return found
+
     def loss(self, outputs: Float[Tensor, "point out"]) -> float:
         """The training objective."""
-        return self.objective(outputs, slice(0, self.setting.points.train)) * self.setting.descent.scale
+        place = self.splits[""]
+        return self.objective(float(self.summed_loss(outputs, place)), place)
 
-    def objective(self, outputs: Float[Tensor, "point out"], place: slice) -> float:
-        """The loss over a split, with the split's own weights."""
-        loss = self.setting.experiment.loss
-        values = loss.value(outputs[place], self.setting.problem.targets[place])
-        return float(values.sum()) * loss.weight(len(values))
+    def summed_loss(self, outputs: Float[Tensor, "point out"], place: slice) -> Float[Tensor, ""]:
+        """The losses of a split's examples, added up."""
+        return self.setting.experiment.loss.value(outputs[place], self.setting.problem.targets[place]).sum()
+
+    def objective(self, summed: float, place: slice) -> float:
+        """The objective that this makes, with the split's own weights."""
+        return summed * self.setting.experiment.loss.weight(place.stop - place.start) * self.setting.descent.scale
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
         """ℓ′ of every training example."""
         place = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.problem.targets[place])
 
-    def accuracy(self, outputs: Float[Tensor, "point out"], place: slice) -> float | None:
-        """The share of points whose label is right; nothing for regression."""
-        if not self.setting.problem.data.classes:
-            return None
+    def accuracy(self, outputs: Float[Tensor, "point out"], place: slice) -> Float[Tensor, ""]:
+        """The share of points whose label is right."""
         right = label(outputs[place]) == label(self.setting.problem.targets[place])
-        return float(right.double().mean())
+        return right.double().mean()
 
     def row(self, step: Step, time: float) -> Row:
         """The numbers of a step before it is taken: how long it is as well, and by how much its gradient was shortened,
@@ -116,25 +125,28 @@ class Observer:
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
 
     def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
-        """The numbers of every step."""
-        row: Row = {"step": step, "time": time, "loss": self.loss(outputs)}
-        row["accuracy"] = self.accuracy(outputs, slice(0, self.setting.points.train))
-        if probe := self.setting.problem.places.get("probe"):
-            row["loss_probe"] = self.objective(outputs, probe) * self.setting.descent.scale
-            row["accuracy_probe"] = self.accuracy(outputs, probe)
-        return row | self.movement(weights)
-
-    def movement(self, weights: Weights) -> Row:
-        """‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter."""
-        start, sizes = self.setting.problem.weights, self.sizes
+        """The numbers of every step, for which a device is waited for once."""
+        start, splits = self.setting.problem.weights, self.splits
+        numbers = {"loss" + name: self.summed_loss(outputs, place) for name, place in splits.items()}
+        if self.setting.problem.data.classes:
+            numbers |= {"accuracy" + name: self.accuracy(outputs, place) for name, place in splits.items()}
         moved = squares({name: weights[name] - start[name] for name in start})
-        row: Row = {"weights_moved": ratio(sum(moved.values()), sum(sizes.values()))}
-        return row | {f"weights_moved.{name}": ratio(moved[name], sizes[name]) for name in start}
+        found = iter(fetched(*numbers.values(), *moved.values()))
+        seen = {name: next(found) for name in numbers}
+        seen |= {"loss" + name: self.objective(seen["loss" + name], place) for name, place in splits.items()}
+        row: Row = {"step": step, "time": time} | dict.fromkeys("accuracy" + name for name in splits)
+        return row | seen | self.movement(dict(zip(moved, found, strict=True)))
+
+    def movement(self, moved: dict[str, float]) -> Row:
+        """‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter."""
+        row: Row = {"weights_moved": ratio(sum(moved.values()), sum(self.sizes.values()))}
+        return row | {f"weights_moved.{name}": ratio(moved[name], self.sizes[name]) for name in moved}
 
     @cached_property
     def sizes(self) -> dict[str, float]:
         """‖θ_0‖², parameter by parameter."""
-        return squares(self.setting.problem.weights)
+        found = squares(self.setting.problem.weights)
+        return dict(zip(found, fetched(*found.values()), strict=True))
 
     def kernel(
         self,
@@ -201,13 +213,13 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
     }
 
 
-def squares(weights: Weights) -> dict[str, float]:
-    """‖·‖² of every parameter, which a device is waited for once.
+def squares(weights: Weights) -> dict[str, Float[Tensor, ""]]:
+    """‖·‖² of every parameter.
 
-    >>> squares({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor(2.0)})
-    {'w': 25.0, 'b': 4.0}
+    >>> squares({"w": torch.tensor([3.0, 4.0])})
+    {'w': tensor(25.)}
     """
-    return dict(zip(weights, torch.stack([part.square().sum() for part in weights.values()]).tolist(), strict=True))
+    return {name: part.square().sum() for name, part in weights.items()}
 
 
 def ratio(above: float, below: float) -> float | None:

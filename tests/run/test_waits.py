@@ -1,0 +1,50 @@
+"""A device is waited for as rarely as numbers are needed: each wait stops it between two steps.
+
+On the CPU as well a number that is read from a tensor is an operation of its own, and those can be counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ntkexp.kernel.record.recorder import DispatchMode
+from ntkexp.run.loop import go
+from ntkexp.run.setting import prepare
+from ntkexp.run.state import begin
+from tests.run.small import Memory, small
+
+READ = "aten._local_scalar_dense.default"  # of float(tensor) and of `if tensor`, not of numbers fetched together
+
+
+class Waits(DispatchMode):
+    """Counts numbers that are read one by one."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(func) == READ
+        return func(*args, **(kwargs or {}))
+
+
+def waits(steps: int, *overrides: str) -> int:
+    """How many waits there are in so many steps, of which the first keeps a kernel."""
+    setting = prepare(small(f"steps={steps}", "path.rule=[secant]", "path.schedule=[0]", *overrides))
+    listener = Memory()
+    with Waits() as seen:
+        go(begin(setting, listener.trajectory), listener)
+    found: int = seen.count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "each"),
+    [
+        (("data.classes=[1,3,8]", "path.error_samples=0"), 0),
+        (("optimizer=sgd", "optimizer.clip_norm=0.1", "path.error_samples=0"), 1),  # how much a gradient is shortened
+    ],
+    ids=["gd", "clipped"],
+)
+def test_a_step_reads_no_number_by_itself_that_it_does_not_need(more: tuple[str, ...], each: int) -> None:
+    assert waits(5, *more) - waits(2, *more) == 3 * each
