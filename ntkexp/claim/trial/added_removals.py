@@ -3,7 +3,7 @@
     miss    ‖Σ_{i ∈ G} τᵢ − Δ_G‖/‖Δ_G‖        over points, and over groups G of one size
 
 Δ_G is what the output changes by when G is left out of the same training: the same start, order and step sizes. What is
-added up is said by `single`: Δ of each example alone (`retrained`), its effect by the derivative through the training
+added up is said by `single`: Δ of each example alone (`retrained`), what a sweep back over the training says of it
 (`effect`), or Δ of the examples of another group (`others`).
 """
 

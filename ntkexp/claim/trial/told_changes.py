@@ -1,7 +1,7 @@
 """What scores of training examples say that an output changes by when one of them is left out:
 
-    effect           the derivative through the whole training, by the weight of the example
-    one_step         the same, with each step that it took part in taken without it
+    effect           each mean that it took part in is taken without it, and what comes of that is linear
+    one_step         the same, with each step of the optimizer taken without it
     contributions    −𝒮(x, xᵢ) by secants: what it added is taken off
     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), the first order of that
     last_gradient    K_T(x, xᵢ) ℓ′ᵢ(T)
