@@ -111,7 +111,7 @@ class FollowedSweep:
             "sweep": None if self.sweep is None else self.sweep.state,
         }
         with suppress(NoPlace):
-            self.files.write(self.files.sweep, state, lasting=True)
+            self.files.write(self.files.sweep, state)
 
     def restored(self) -> Mapping[str, Any] | None:
         """Stand where the sweep that is kept stood; the state of the chunk that was under way."""

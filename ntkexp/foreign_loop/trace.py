@@ -15,6 +15,7 @@ from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.kept.save import PROOFS, save
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_effects import loop_effects
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
@@ -92,6 +93,7 @@ class Trace:
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
+            TraceFolder(self.folder).sweep.unlink(missing_ok=True)
         return found
 
     def found(self, gallery: Gallery) -> xr.Dataset:

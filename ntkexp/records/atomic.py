@@ -12,18 +12,15 @@ PARTIAL = ".partial"  # how the name of a file ends that is not yet in its place
 
 
 @contextmanager
-def being_written(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to, moved into its place at the end: a kill leaves the old file or the new one, and so does a
-    power cut, if it is to be `lasting`, which takes time.
-    """
+def being_written(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, moved into its place at the end: a kill or a power cut leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             yield file
             file.flush()
-            if lasting:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:  # a full disk: what was begun would keep it full
         partial.unlink(missing_ok=True)

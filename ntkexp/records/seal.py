@@ -115,9 +115,9 @@ class SealedFile:
 
 
 @contextmanager
-def being_sealed(path: Path, of: str, *, lasting: bool = True) -> Iterator[BinaryIO]:
+def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
     """A file that is there whole, with its seal at its end, or not at all; it can be written to, and nothing else."""
-    with being_written(path, lasting=lasting) as file:
+    with being_written(path) as file:
         content = SealedFile(file, of)
         yield cast(BinaryIO, content)
         file.write(content.sealing.digest)

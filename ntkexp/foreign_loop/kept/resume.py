@@ -77,7 +77,7 @@ def begin_anew(files: TraceFolder, config: Mapping[str, Json], start: Mapping[st
     files.folder.clear()
     (files.path / "weights").mkdir(parents=True)
     files.folder.write_json(CONFIG, config)
-    files.write(files.path / START, start, lasting=True)
+    files.write(files.path / START, start)
 
 
 def kept_steps(files: TraceFolder) -> dict[int, int]:

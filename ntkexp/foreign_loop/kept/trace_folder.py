@@ -77,14 +77,14 @@ class TraceFolder:
         """Keep these weights no more."""
         self.weights_at(event).unlink(missing_ok=True)
 
-    def write(self, path: Path, content: Mapping[str, object], *, lasting: bool = False) -> int:
-        """Write a file, whole or not at all; how many bytes it has."""
+    def write(self, path: Path, content: Mapping[str, object]) -> int:
+        """Write a file, whole or not at all, whatever happens to the power; how many bytes it has."""
         found = written(content)
         free = disk_usage(self.folder.path).free
         try:
             if free < len(found):
                 raise OSError(None, f"{len(found) / 1e6:.3g} MB are asked for, {free / 1e6:.3g} MB are free")
-            with being_sealed(path, self.of_file(path), lasting=lasting) as file:
+            with being_sealed(path, self.of_file(path)) as file:
                 file.write(found)
         except OSError as error:
             raise NoPlace(f"{path} cannot be written ({error.strerror}); choose another place") from error
