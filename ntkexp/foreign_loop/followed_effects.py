@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.effects.mean import AbstractMean
+from ntkexp.effects.mean import Effects, MeanName, mean_of
 from ntkexp.effects.sweep import AdjointSweep, sweep_from
 from ntkexp.effects.sweep_plan import SweepPlan
 from ntkexp.foreign_loop.followed_training import FollowedTraining
@@ -40,9 +40,9 @@ class FollowedSweep:
     training: FollowedTraining
     function: Function
     queries: Inputs
-    mean: AbstractMean
+    kind: Effects
+    mean: MeanName
     plan: SweepPlan
-    one_step: bool
     files: TraceFolder | None
     chunks: list[Tensor] = field(default_factory=list)
     sizes: list[Tensor] = field(default_factory=list)  # Σ‖a‖ from the end on, of each chunk
@@ -76,7 +76,8 @@ class FollowedSweep:
         first = len(self.chunks) * self.plan.chunk
         rows = range(first, min(first + self.plan.chunk, self.plan.points))
         vectors = torch.cat([self.end_gradient(part(self.queries, slice(k, k + 1))) for k in rows])
-        return sweep_from(self.training, vectors, self.mean, self.plan.together, one_step=self.one_step)
+        mean, one_step = mean_of(self.kind, self.mean), self.kind == "one_step"
+        return sweep_from(self.training, vectors, mean, self.plan.together, one_step=one_step)
 
     def end_gradient(self, query: Inputs) -> Float[Tensor, "out weight"]:
         """∂f/∂θ_T of the outputs at one query."""
@@ -90,7 +91,7 @@ class FollowedSweep:
         """What the sweep is of, as far as it decides whether one that was kept can go on."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
-        asked = [self.training.length, self.plan.chunk, type(self.mean).__name__, self.one_step]
+        asked = [self.training.length, self.plan.chunk, self.mean, self.kind]
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
 
     def keep_now_and_then(self) -> None:

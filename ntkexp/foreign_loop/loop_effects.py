@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ntkexp.diagnostics.kinks import kinks
 from ntkexp.effects.caveats import Caveats
-from ntkexp.effects.mean import Effects, MeanName, kind_of, mean_of
+from ntkexp.effects.mean import Effects, MeanName, kind_of
 from ntkexp.effects.sweep_plan import SweepPlan
 from ntkexp.foreign_loop.altered_loop import Again
 from ntkexp.foreign_loop.example_loss import ExampleLoss
@@ -50,19 +50,18 @@ class LoopEffects:
 
 def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> LoopEffects:
     """Sweep back over the loop, and carry it out again without examples where somebody says how."""
-    one_step = effects == "one_step"
     training = FollowedTraining(steps=trace.steps, function=trace.function, loss=loss_of(trace), names=trace.examples)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
-    plan = plan_of(trace, tape, last, memory_gb, one_step=one_step)
+    plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
     LOG.warning("ntkexp: %s%s", plan.sentence, "" if again is None else f"; then {retrainings(len(trace.examples))}")
     sweep = FollowedSweep(
         training=training,
         function=trace.function,
         queries=trace.queries,
-        mean=mean_of(effects, mean),
+        kind=effects,
+        mean=mean,
         plan=plan,
-        one_step=one_step,
         files=None if trace.folder is None else TraceFolder(trace.folder),
     )
     values = sweep.effects()

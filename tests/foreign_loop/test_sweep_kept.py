@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.effects.mean import MeanName
+from ntkexp.effects.mean import Effects, MeanName
 from ntkexp.effects.sweep import AdjointSweep
 from ntkexp.foreign_loop import followed_effects
 from ntkexp.foreign_loop.loop_effects import loop_effects
@@ -39,9 +39,9 @@ def content(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def effects(trace: Trace, mean: MeanName = "renormalised", memory_gb: float = 4.0) -> Tensor:
+def effects(trace: Trace, kind: Effects = True, mean: MeanName = "renormalised", memory_gb: float = 4.0) -> Tensor:
     """The effects, which nobody writes down."""
-    return loop_effects(trace, mean, memory_gb, None, one_step=False).values
+    return loop_effects(trace, kind, mean, memory_gb, None).values
 
 
 def stop_once(trace: Trace, monkeypatch: pytest.MonkeyPatch, after: int, memory_gb: float = 4.0) -> list[int]:
@@ -84,17 +84,20 @@ def test_a_sweep_that_was_stopped_goes_on(
     assert torch.equal(found, effects(trained(tmp_path / "other"), memory_gb=memory_gb))
 
 
-def test_a_sweep_of_something_else_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "mean"), [(True, "fixed"), ("derivative", "renormalised")])
+def test_a_sweep_of_something_else_is_begun_anew(
+    kind: Effects, mean: MeanName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = trained(tmp_path / "run")
     taken = stop_once(trace, monkeypatch, 5)
-    effects(trace, "fixed")
+    effects(trace, kind, mean)
     assert taken == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ntkexp.effects.mean import MeanName
+from ntkexp.effects.mean import Effects, MeanName
 from ntkexp.effects.sweep import AdjointSweep
 from ntkexp.foreign_loop import followed_effects
 from tests.foreign_loop.test_sweep_kept import TAKE, trained
