@@ -16,6 +16,7 @@ G. Pruthi et al. (2020), arXiv:2002.08484.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 
 import pandas as pd
 from jaxtyping import Float
@@ -56,11 +57,14 @@ def attributions(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
 
 
 def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group point"]) -> float:
-    """Correlate ranks over groups, point by point, and average.
+    """Correlate ranks over groups, point by point, and average; there is no figure where a training diverged.
 
     >>> import torch
-    >>> score(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.0], [5.0], [90.0]]))
-    1.0
+    >>> predicted = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> score(predicted, torch.tensor([[0.0], [5.0], [90.0]])), score(predicted, torch.tensor([[0.0], [5.0], [nan]]))
+    (1.0, nan)
     """
+    if not (predicted.isfinite().all() and actual.isfinite().all()):
+        return nan
     ranks = [pd.DataFrame(part.numpy()).rank() for part in (predicted, actual)]
     return round(float(ranks[0].corrwith(ranks[1]).mean()), 15)
