@@ -69,7 +69,7 @@ def walk(found: Trained, mean: MeanName, left_out: int) -> list[Step]:
 
 
 @pytest.mark.parametrize("mean", MEANS)
-def test_in_batches_of_four_the_derivative_is_a_third_too_small(mean: MeanName, tmp_path: Path) -> None:
+def test_in_batches_of_four_the_derivative_is_a_quarter_too_small(mean: MeanName, tmp_path: Path) -> None:
     """Of one step without clipping, outputs that are linear in the weights feel what a mean without an example does."""
     found = trained(tmp_path, "optimizer=momentum", "optimizer.batch=4", "optimizer.step_size=0.2", "steps=1")
     flat = found.trajectory.flat

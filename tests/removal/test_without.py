@@ -192,6 +192,19 @@ def test_effects_are_checked_and_stand_beside_what_was_added(
 
 
 @pytest.mark.slow
+def test_effects_that_trainings_have_found_are_the_truth(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("path.effects=true", "path.attributed=40", "data.train=40", "optimizer=sgd", "optimizer.batch=10")
+    folder = trained(tmp_path, *words, "optimizer.step_size=0.1")
+    loaded = load_run(folder)
+    assert "effects are changes in 40 trainings, each without one example" in loaded.outcome
+    _, out, _ = asked(capfd, str(folder), "--split=probe", "--probe=0")
+    assert "found by training without it" in out
+    _, out, _ = asked(capfd, str(folder), "--split=probe", "--probe=0", "--without=3", "--json")
+    (entry,) = json.loads(out)["ledger"]
+    assert entry["predicted"] == pytest.approx(entry["actual"], rel=1e-9)
+
+
+@pytest.mark.slow
 def test_effects_that_foretold_nothing_are_withheld(
     effective: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
