@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from ntkexp.claim.claim import CONTROL, MAIN, Look
-from ntkexp.claim.evidence import Evidence
 from ntkexp.claim.finding import Finding, together
+from ntkexp.claim.judged_claim import JudgedClaim
 from ntkexp.claim.measured import Measured
 from ntkexp.claim.planned import PlannedClaim, PlannedLook
 from ntkexp.mistake import Mistake
@@ -54,26 +54,26 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
     write_atomically(planned.folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(planned.folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
-    show(Evidence(claim, written, tables))
+    show(JudgedClaim(claim, written, tables))
     write_timings(planned.folder / TIMINGS, {"runs": planned.seconds})
     write_claim(written)
     return written
 
 
-def show(evidence: Evidence) -> None:
+def show(judged: JudgedClaim) -> None:
     """Draw the claim, and write down what is said of the picture."""
     from matplotlib import rc_context  # noqa: PLC0415  slow, and judging needs none
 
     from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  the same
     from ntkexp.report.plots.style import RC  # noqa: PLC0415  the same
 
-    picture, folder = evidence.claim.picture, evidence.record.path
+    picture, folder = judged.claim.picture, judged.record.path
     with rc_context(RC):
-        write_atomically(folder / PICTURE, svg(picture.figure(evidence)))
-    table = picture.table(evidence)
+        write_atomically(folder / PICTURE, svg(picture.figure(judged)))
+    table = picture.table(judged)
     columns = () if table is None else tuple(map(str, table))
     rows = () if table is None else tuple(map(tuple, table.astype(object).to_numpy().tolist()))
-    write_exhibit(folder, Exhibit(picture.caption(evidence), columns, rows))
+    write_exhibit(folder, Exhibit(picture.caption(judged), columns, rows))
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.claim import CONTROL, MAIN, SECOND
-from ntkexp.claim.evidence import Evidence
 from ntkexp.claim.judge import show
+from ntkexp.claim.judged_claim import JudgedClaim
 from ntkexp.claim.picture import ChangeByWidth, InterpolationPeak, JudgedRows, ScalarStep, ScalarTraining
 from ntkexp.claim.picture.base import AbstractPicture
 from ntkexp.claim.picture.scalar_step import given, moved
@@ -30,22 +30,24 @@ LOOK = Judgement(
 )  # fmt: skip
 
 
-def evidence(tree: dict[str, Any], table: pd.DataFrame) -> Evidence:
+def judged(tree: dict[str, Any], table: pd.DataFrame) -> JudgedClaim:
     """A claim that was judged by this table, at every look."""
     claim = claim_of("mine", tree, Builder())
     looks = {MAIN: LOOK, CONTROL: LOOK, SECOND: LOOK}
     said = {"name": "mine", "digest": "0", "size": "quick", "statement": "", "source": "", "refutes": "", "command": ""}
     record = ClaimRecord(path=Path("mine"), looks=looks, **said)
-    return Evidence(claim, record, dict.fromkeys(looks, table))
+    return JudgedClaim(claim, record, dict.fromkeys(looks, table))
 
 
-def of_scalars(name: str) -> Evidence:
+def of_scalars(name: str) -> JudgedClaim:
     """A claim of a scalar function that is shipped, with the rows of its trial."""
     look = read_claim(name, Builder(), "quick").looks[MAIN]
     assert look.trial is not None
     rows = pd.DataFrame([{**row, "seed": seed} for seed in (0, 1) for row in look.trial.rows(seed)])
     measured = pd.concat([rows.assign(quantity=name, value=0.0) for name in ("kernel", "share")])
-    return Evidence(read_claim(name, Builder()), evidence(CLAIM, rows).record, dict.fromkeys((MAIN, CONTROL), measured))
+    return JudgedClaim(
+        read_claim(name, Builder()), judged(CLAIM, rows).record, dict.fromkeys((MAIN, CONTROL), measured)
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_a_kernel_that_widens_is_not_said_to_flatten() -> None:
     assert "narrower each time: 1.483, " in ScalarTraining().here(found)
     rows = found.tables[MAIN]
     steps = rows["ascended"].max() - rows["ascended"]  # the steps backwards
-    back = Evidence(found.claim, found.record, {MAIN: rows.assign(ascended=steps)})
+    back = JudgedClaim(found.claim, found.record, {MAIN: rows.assign(ascended=steps)})
     assert "The range of the kernel is not narrower each time" in ScalarTraining().here(back)
     assert changed_range(ascents(back)).endswith("a range of 0.859 … 1.137 to −0.279 … 1.204")
 
@@ -88,7 +90,7 @@ def test_powers_of_the_width_are_told(power: float, nearer: str) -> None:
         {"model.width": w, "seed": seed, "depth": depth, "drift": (1 + seed) * w ** (power if depth == 3 else 7.0)}
         for w in (4, 16, 64) for seed in (0, 1) for depth in (1, 3)
     ]  # fmt: skip
-    found = evidence(CLAIM, pd.DataFrame(rows))
+    found = judged(CLAIM, pd.DataFrame(rows))
     picture = ChangeByWidth(where={"depth": 3}, panels={"weights": {"all": "drift"}, "kernel": {"kernel": "drift"}})
     assert nearer in picture.figure(found).get_suptitle().replace("\n", " ")
     assert f"all −{-power:.2g}" in picture.here(found)
@@ -99,7 +101,7 @@ def test_a_peak_at_the_end_is_not_said_to_fall() -> None:
         {"parameters": p, "seed": s, "test_error": error + 0.01 * s, "train_error": 1 / p**2, "condition": 10.0 * p}
         for p, error in ((10, 0.2), (60, 1.0), (100, 2.0)) for s in (0, 1)
     ]  # fmt: skip
-    found, picture = evidence(CLAIM, pd.DataFrame(rows)), InterpolationPeak(threshold=50)
+    found, picture = judged(CLAIM, pd.DataFrame(rows)), InterpolationPeak(threshold=50)
     assert "largest at 100 parameters, 2, the largest number that was tried" in picture.title(found)
     assert "fitted, to 0.001, from 60 parameters on. Below the threshold the test error is least at 10" in (
         picture.here(found)
@@ -110,7 +112,7 @@ def test_a_peak_at_the_end_is_not_said_to_fall() -> None:
 @pytest.mark.parametrize("picture", [ScalarStep(), ScalarTraining(), InterpolationPeak(threshold=1)])
 def test_a_picture_of_other_rows_is_refused(picture: AbstractPicture) -> None:
     with pytest.raises(Mistake, match=r"^picture: "):
-        picture.figure(evidence(CLAIM, pd.DataFrame({"seed": [0], "value": [1.0]})))
+        picture.figure(judged(CLAIM, pd.DataFrame({"seed": [0], "value": [1.0]})))
 
 
 def test_a_picture_changes_no_digest() -> None:
@@ -122,10 +124,10 @@ def test_a_picture_changes_no_digest() -> None:
 
 def test_a_picture_is_kept_with_its_words_and_its_table(tmp_path: Path) -> None:
     class Tabled(JudgedRows):
-        def table(self, evidence: Evidence) -> pd.DataFrame:
+        def table(self, judged: JudgedClaim) -> pd.DataFrame:
             return pd.DataFrame({"depth": [3, 4], "ours": [0.5, math.nan]})
 
-    found = evidence(CLAIM, pd.DataFrame({"model.width": [4, 8], "seed": [0, 0], "value": [1.0, 2.0]}))
+    found = judged(CLAIM, pd.DataFrame({"model.width": [4, 8], "seed": [0, 0], "value": [1.0, 2.0]}))
     folder = replace(found.record, path=tmp_path)
     show(replace(found, record=folder, claim=replace(found.claim, picture=Tabled(published="A line."))))
     assert read_exhibit(tmp_path) == Exhibit("Published: A line.", ("depth", "ours"), ((3, 0.5), (4, None)))

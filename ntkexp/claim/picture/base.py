@@ -15,7 +15,7 @@ from ntkexp.component import Component
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ntkexp.claim.evidence import Evidence
+    from ntkexp.claim.judged_claim import JudgedClaim
 
 
 class AbstractPicture(Component, ABC):
@@ -24,19 +24,19 @@ class AbstractPicture(Component, ABC):
     published: str = ""
 
     @abstractmethod
-    def figure(self, evidence: Evidence) -> Figure:
+    def figure(self, judged: JudgedClaim) -> Figure:
         """Draw the picture."""
 
-    def here(self, evidence: Evidence) -> str:
+    def here(self, judged: JudgedClaim) -> str:
         """Say in whole sentences what the rows show; nothing where the picture's title says it."""
         return ""
 
-    def table(self, evidence: Evidence) -> pd.DataFrame | None:
+    def table(self, judged: JudgedClaim) -> pd.DataFrame | None:
         """Make the table that the paper has, if it has one."""
         return None
 
-    def caption(self, evidence: Evidence) -> str:
+    def caption(self, judged: JudgedClaim) -> str:
         """Say what the paper shows, and what is shown here."""
-        here = self.here(evidence)
+        here = self.here(judged)
         said = [f"Published: {self.published}" if self.published else "", f"Here: {here}" if here else ""]
         return " ".join(filter(None, said))

@@ -21,7 +21,7 @@ from ntkexp.text import listed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ntkexp.claim.evidence import Evidence
+    from ntkexp.claim.judged_claim import JudgedClaim
 
 
 class ChangeByWidth(AbstractPicture):
@@ -31,30 +31,30 @@ class ChangeByWidth(AbstractPicture):
     where: dict[str, Any] = Field(default_factory=dict)
     panels: dict[str, dict[str, str]] = Field(min_length=1)
 
-    def figure(self, evidence: Evidence) -> Figure:
+    def figure(self, judged: JudgedClaim) -> Figure:
         from ntkexp.report.plots.redrawn.change_by_width import draw  # noqa: PLC0415  drawing is slow to load
 
-        return draw(self.rows(evidence), self.along, self.panels, self.title(evidence))
+        return draw(self.rows(judged), self.along, self.panels, self.title(judged))
 
-    def here(self, evidence: Evidence) -> str:
-        rows = self.rows(evidence)
+    def here(self, judged: JudgedClaim) -> str:
+        rows = self.rows(judged)
         told = [
             listed([f"{line} {number(self.law(rows, name).exponent.value)}" for line, name in lines.items()])
             for lines in self.panels.values()
         ]
         return f"the exponents of width are: {'; '.join(told)}, by {rows['seed'].nunique()} seeds."
 
-    def title(self, evidence: Evidence) -> str:
+    def title(self, judged: JudgedClaim) -> str:
         """Say how the last line goes, and which of the two it is nearer to."""
         panel, lines = list(self.panels.items())[-1]
-        found = self.law(self.rows(evidence), list(lines.values())[-1]).exponent.value
+        found = self.law(self.rows(judged), list(lines.values())[-1]).exponent.value
         near, far = ("1/n", "1/√n") if found < -0.75 else ("1/√n", "1/n")
         return f"The change of the {panel} goes as n to the power {number(found)}, nearer to {near} than to {far}"
 
-    def rows(self, evidence: Evidence) -> pd.DataFrame:
+    def rows(self, judged: JudgedClaim) -> pd.DataFrame:
         """Find the rows that are drawn."""
         columns = [name for lines in self.panels.values() for name in lines.values()]
-        return chosen(evidence.rows(self.along, "seed"), self.where).dropna(subset=columns)
+        return chosen(judged.rows(self.along, "seed"), self.where).dropna(subset=columns)
 
     def law(self, rows: pd.DataFrame, name: str) -> PowerLaw:
         """Fit one line."""

@@ -17,7 +17,7 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ntkexp.claim.evidence import Evidence
+    from ntkexp.claim.judged_claim import JudgedClaim
 
 FITTED = 1e-3
 """Training examples are fitted where the mean error is a smaller share of the targets' variance."""
@@ -28,14 +28,14 @@ class InterpolationPeak(AbstractPicture):
 
     threshold: float = Field(gt=0)
 
-    def figure(self, evidence: Evidence) -> Figure:
+    def figure(self, judged: JudgedClaim) -> Figure:
         from ntkexp.report.plots.redrawn.interpolation_peak import draw  # noqa: PLC0415  drawing is slow to load
 
-        return draw(measured(evidence), self.threshold, self.title(evidence))
+        return draw(measured(judged), self.threshold, self.title(judged))
 
-    def title(self, evidence: Evidence) -> str:
+    def title(self, judged: JudgedClaim) -> str:
         """Say where the mean test error is largest, and how far it falls beyond."""
-        means = over_seeds(evidence)["test_error"]
+        means = over_seeds(judged)["test_error"]
         top, last = means.idxmax(), means.index[-1]
         fall = "the largest number that was tried" if top == last else f"and falls to {short(means.iloc[-1])} at {last}"
         return (
@@ -43,12 +43,12 @@ class InterpolationPeak(AbstractPicture):
             f"there are {short(self.threshold)} targets"
         )
 
-    def here(self, evidence: Evidence) -> str:
-        means = over_seeds(evidence)
+    def here(self, judged: JudgedClaim) -> str:
+        means = over_seeds(judged)
         fitted = means.index[means["train_error"] < FITTED]
         beyond = f"from {fitted[0]} parameters on" if len(fitted) else "nowhere"
         return (
-            f"errors are shares of the targets' variance, means over {measured(evidence)['seed'].nunique()} seeds; "
+            f"errors are shares of the targets' variance, means over {measured(judged)['seed'].nunique()} seeds; "
             f"training examples are fitted, to {FITTED}, {beyond}.{before(means, self.threshold)}"
         )
 
@@ -66,11 +66,11 @@ def before(means: pd.DataFrame, threshold: float) -> str:
     )
 
 
-def measured(evidence: Evidence) -> pd.DataFrame:
+def measured(judged: JudgedClaim) -> pd.DataFrame:
     """Find the rows that are drawn."""
-    return evidence.rows("parameters", "test_error", "train_error", "condition", "seed")
+    return judged.rows("parameters", "test_error", "train_error", "condition", "seed")
 
 
-def over_seeds(evidence: Evidence) -> pd.DataFrame:
+def over_seeds(judged: JudgedClaim) -> pd.DataFrame:
     """Average the errors over seeds, at each number of parameters."""
-    return measured(evidence).groupby("parameters")[["test_error", "train_error"]].mean()
+    return measured(judged).groupby("parameters")[["test_error", "train_error"]].mean()

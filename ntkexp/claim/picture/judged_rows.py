@@ -19,7 +19,7 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ntkexp.claim.evidence import Evidence
+    from ntkexp.claim.judged_claim import JudgedClaim
 
 MOST = 3
 HEIGHT = 2.5  # inches
@@ -28,23 +28,23 @@ HEIGHT = 2.5  # inches
 class JudgedRows(AbstractPicture):
     """A claim that says nothing of its picture has this one."""
 
-    def figure(self, evidence: Evidence) -> Figure:
+    def figure(self, judged: JudgedClaim) -> Figure:
         from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
 
         from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
 
-        looks, claim = {SECOND: ORANGE, MAIN: BLUE}, evidence.claim
+        looks, claim = {SECOND: ORANGE, MAIN: BLUE}, judged.claim
         parts = list(zip(*(claim.looks[name].expectation for name in looks), strict=False))[:MOST]
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
-                rows = drawable(part, evidence.tables[name])
+                rows = drawable(part, judged.tables[name])
                 if rows is not None:
                     part.draw(axes, rows, colour)
             of_looks[-1].mark(axes)
             if len(parts) > 1:
                 axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
-        heading(figure, title(evidence.record))
+        heading(figure, title(judged.record))
         return figure
 
 

@@ -17,7 +17,7 @@ from ntkexp.mistake import Mistake
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ntkexp.claim.evidence import Evidence
+    from ntkexp.claim.judged_claim import JudgedClaim
 
 
 class ScalarStep(AbstractPicture):
@@ -26,19 +26,19 @@ class ScalarStep(AbstractPicture):
     finite: bool = False
     control: str = ""
 
-    def figure(self, evidence: Evidence) -> Figure:
+    def figure(self, judged: JudgedClaim) -> Figure:
         from ntkexp.report.plots.redrawn.scalar_step import draw  # noqa: PLC0415  drawing is slow to load
 
-        trial, rows = curve(evidence), given(evidence)
+        trial, rows = curve(judged), given(judged)
         kernels = [("tangent kernel", rows["share"])]
         if self.finite:
             kernels.append((f"step of {spelled(trial.ascent)}", rows["finite"]))
         if self.control:
-            kernels.append((self.control, given(evidence, CONTROL)["share"]))
+            kernels.append((self.control, given(judged, CONTROL)["share"]))
         return draw(rows, (trial.observed, trial.value), kernels, moved(rows, trial))
 
-    def here(self, evidence: Evidence) -> str:
-        trial, rows = curve(evidence), given(evidence)
+    def here(self, judged: JudgedClaim) -> str:
+        trial, rows = curve(judged), given(judged)
         here, share = trial.observed, rows.set_index("x")["share"]
         finite = f" The kernel of the finite step is largest at x = {spelled(rows['finite_largest_at'].iloc[0])}."
         return (
@@ -47,17 +47,17 @@ class ScalarStep(AbstractPicture):
         )
 
 
-def curve(evidence: Evidence, look: str = MAIN) -> ScalarCurve:
+def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
     """Find the trial that is drawn."""
-    trial = evidence.claim.looks[look].trial
+    trial = judged.claim.looks[look].trial
     if not isinstance(trial, ScalarCurve):
         raise Mistake("picture: it draws what ntkexp.claim.trial.ScalarCurve measures; give the claim such a trial")
     return trial
 
 
-def given(evidence: Evidence, look: str = MAIN) -> pd.DataFrame:
+def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Find the rows of the model's own start before any ascent, which are the same for every seed."""
-    rows = evidence.rows("x", "share", "finite", "before", "after", look=look)
+    rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
     found: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
     return found

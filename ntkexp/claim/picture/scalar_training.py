@@ -16,19 +16,19 @@ from ntkexp.text import listed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ntkexp.claim.evidence import Evidence
+    from ntkexp.claim.judged_claim import JudgedClaim
 
 
 class ScalarTraining(AbstractPicture):
     """A trial of `ScalarCurve` that has several numbers of steps in `ascended` is drawn."""
 
-    def figure(self, evidence: Evidence) -> Figure:
+    def figure(self, judged: JudgedClaim) -> Figure:
         from ntkexp.report.plots.redrawn.scalar_training import draw  # noqa: PLC0415  drawing is slow to load
 
-        return draw(ascents(evidence), curve(evidence).observed, changed_range(ascents(evidence)))
+        return draw(ascents(judged), curve(judged).observed, changed_range(ascents(judged)))
 
-    def here(self, evidence: Evidence) -> str:
-        trial, rows = curve(evidence), ascents(evidence)
+    def here(self, judged: JudgedClaim) -> str:
+        trial, rows = curve(judged), ascents(judged)
         spread = rows.groupby("ascended")["share"].agg(lambda share: share.max() - share.min())
         narrower = bool((spread.diff().dropna() < 0).all())
         way = "narrower each time" if narrower else "not narrower each time"
@@ -39,9 +39,9 @@ class ScalarTraining(AbstractPicture):
         )
 
 
-def ascents(evidence: Evidence) -> pd.DataFrame:
+def ascents(judged: JudgedClaim) -> pd.DataFrame:
     """Find the rows of the model's own start, which are the same for every seed."""
-    rows = evidence.rows("x", "share", "before", "ascended")
+    rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
     found: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
     return found

@@ -13,7 +13,7 @@ from ntkexp.records.claim import ClaimRecord
 
 
 @dataclass(frozen=True)
-class Evidence:
+class JudgedClaim:
     """A claim was judged so, by the tables of its looks."""
 
     claim: Claim
