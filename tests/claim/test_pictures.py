@@ -13,7 +13,7 @@ import pytest
 from ntkexp.claim.claim import CONTROL, MAIN, SECOND
 from ntkexp.claim.judge import show
 from ntkexp.claim.judged_claim import JudgedClaim
-from ntkexp.claim.picture import ChangeByWidth, InterpolationPeak, JudgedRows, ScalarStep, ScalarTraining
+from ntkexp.claim.picture import AccuracyTable, ChangeByWidth, InterpolationPeak, JudgedRows, ScalarStep, ScalarTraining
 from ntkexp.claim.picture.base import AbstractPicture
 from ntkexp.claim.picture.scalar_step import given, moved
 from ntkexp.claim.picture.scalar_training import ascents, changed_range
@@ -107,6 +107,22 @@ def test_a_peak_at_the_end_is_not_said_to_fall() -> None:
         picture.here(found)
     )
     assert "is not less than that: 1 at 60" in picture.here(found)
+
+
+def test_a_table_has_the_depths_of_both() -> None:
+    lost = {3: 0.2, 6: -0.1}
+    rows = [
+        {"depth": depth, "family": family, "regressor": name, "seed": seed,
+         "accuracy": 0.5 + 0.1 * seed - lost[depth] * (family == "CNTK-GAP")}
+        for depth in lost for family in ("CNTK", "CNTK-GAP") for name in ("process", "kernel", "network")
+        for seed in (0, 1)
+    ]  # fmt: skip
+    found, picture = judged(CLAIM, pd.DataFrame(rows)), AccuracyTable(per_cent={"CNTK": {3: 40.94, 11: 43.42}})
+    table = picture.table(found).set_index("depth")
+    assert list(table.index) == [3, 6, 11]
+    assert table["CNTK paper, %"].tolist() == pytest.approx([40.94, math.nan, 43.42], nan_ok=True)
+    assert table["CNTK-GAP kernel, %"].tolist() == pytest.approx([35.0, 65.0, math.nan], nan_ok=True)
+    assert "by −20.0 points at depth 3 and 10.0 points at depth 6" in picture.here(found)
 
 
 @pytest.mark.parametrize("picture", [ScalarStep(), ScalarTraining(), InterpolationPeak(threshold=1)])

@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 import torch
 
-from ntkexp.claim.trial import KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
+from ntkexp.claim.trial import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
 from ntkexp.claim.trial.retraining import groups_of, retraining
 from ntkexp.data.circle import Circle
 from ntkexp.data.digits import Digits
 from ntkexp.init.ntk import NTK
 from ntkexp.mistake import Mistake
 from ntkexp.model.cnn import CNN
+from ntkexp.model.cntk import CNTK
 from ntkexp.model.mlp import MLP
 
 INIT = NTK(W_std=1.4, b_std=0.3)
@@ -35,6 +36,17 @@ def test_regression_returns_the_labels_without_a_ridge() -> None:
     assert rows["residual"][0] <= rows["bound"][0] < 1e-10
     assert rows["residual"][1] > 1e-3
     assert rows["condition"][1] < rows["condition"][0]
+
+
+def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
+    images = Digits(train=20, probe=0, test=90, classes=tuple(range(10)))
+    rows = ConvolutionalAccuracy(data=images, depths=(3,), width=2, steps=3).rows(0)
+    models = (CNTK(depth=3), CNTK(depth=3, pooling=True))
+    kernels = LimitRegression(names=("CNTK", "CNTK-GAP"), models=models, init=INIT, data=images).rows(0)
+    found = {row["family"]: row["accuracy"] for row in rows if row["regressor"] == "kernel"}
+    assert found == {row["kernel"]: row["accuracy"] for row in kernels}
+    assert found["CNTK"] != found["CNTK-GAP"]
+    assert {row["regressor"] for row in rows} == {"process", "kernel", "network"}
 
 
 def test_what_has_no_classes_is_not_classified() -> None:

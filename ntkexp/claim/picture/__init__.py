@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
+    from ntkexp.claim.picture.accuracy_table import AccuracyTable as AccuracyTable
     from ntkexp.claim.picture.base import AbstractPicture as AbstractPicture
     from ntkexp.claim.picture.change_by_width import ChangeByWidth as ChangeByWidth
     from ntkexp.claim.picture.interpolation_peak import InterpolationPeak as InterpolationPeak

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.added_removals import AddedRemovals as AddedRemovals
     from ntkexp.claim.trial.after_kernel import AfterKernel as AfterKernel
     from ntkexp.claim.trial.base import AbstractTrial as AbstractTrial
+    from ntkexp.claim.trial.convolutional_accuracy import ConvolutionalAccuracy as ConvolutionalAccuracy
     from ntkexp.claim.trial.datamodel_score import DatamodelScore as DatamodelScore
     from ntkexp.claim.trial.ensemble_beside_processes import EnsembleBesideProcesses as EnsembleBesideProcesses
     from ntkexp.claim.trial.finite_steps import FiniteSteps as FiniteSteps
