@@ -73,7 +73,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
         caption=exhibit.caption,
         published=published(exhibit, record),
         looks=tabled(
-            OF_A_LOOK, [name in NUMBERS for name in OF_A_LOOK], rows, f"looks-{anchor}", f"Looks at {record.name}"
+            OF_A_LOOK, [name in NUMBERS for name in OF_A_LOOK], rows, f"looks-{anchor}", f"Looks at {titled(record)}"
         ),
         notes=tuple(notes),
         files=tuple((name, link(record.path / name, folder)) for name in [*there, VERDICT]),
@@ -82,7 +82,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
 
 def picture(record: ClaimRecord, folder: Path) -> Shown | None:
     """Show the picture of a claim, if it is there and is one."""
-    title = f"{record.name}: {record.main.verdict}"
+    title = f"{titled(record)}: {record.main.verdict}"
     try:
         drawn = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor_of(record), title)
     except (Mistake, OSError, UnicodeDecodeError):
@@ -98,7 +98,7 @@ def published(exhibit: Exhibit, record: ClaimRecord) -> Table | None:
         all(isinstance(cell, float | int | None) for cell in column) for column in zip(*exhibit.rows, strict=True)
     ]
     name = f"published-{anchor_of(record)}"
-    return tabled(exhibit.columns, numbers, exhibit.rows, name, f"The table of {record.source}, with ours")
+    return tabled(exhibit.columns, numbers, exhibit.rows, name, f"{titled(record)} beside {record.source}")
 
 
 def overview(records: Sequence[ClaimRecord]) -> Table:
@@ -126,6 +126,11 @@ def overview(records: Sequence[ClaimRecord]) -> Table:
 def anchor_of(record: ClaimRecord) -> str:
     """Name a claim in links."""
     return f"claim-{slug(record.path.name)}"
+
+
+def titled(record: ClaimRecord) -> str:
+    """Name a claim so that no other on the page is called so: with its size, if that is not its own."""
+    return record.name if record.size == "default" else f"{record.name}, {record.size}"
 
 
 def looks(record: ClaimRecord) -> list[tuple[str, Judgement]]:
