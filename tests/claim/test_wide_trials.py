@@ -14,8 +14,9 @@ from ntkexp.claim.trial import (
     SummedOutputs,
     TrainingBesideKernels,
 )
-from ntkexp.data import Sphere
+from ntkexp.data import Digits, Sphere
 from ntkexp.init import NTK
+from ntkexp.mistake import Mistake
 from ntkexp.model import MLP
 from ntkexp.records.sweep import Level
 
@@ -71,6 +72,13 @@ def test_what_is_linear_in_its_weights_trains_as_its_kernels_say_and_moves_none(
     assert max(number(row, "gap") for row in beside.rows(0)) < 1e-13  # sums of a few numbers, rounded
     moving = KernelMovement(model=flat, init=INIT, data=DATA, widths=(1,), alphas=(1.0, 2.0), networks=2, steps=7)
     assert [row["movement"] for row in moving.rows(0)] == [0.0, 0.0]
+
+
+def test_what_has_several_outputs_is_refused() -> None:
+    three = Digits(train=4, probe=0, test=2, classes=(0, 1, 2))
+    trial = TrainingBesideKernels(model=MLP(depth=0), init=INIT, data=three, widths=(1, 2), networks=1, steps=1)
+    with pytest.raises(Mistake, match="drawn of one output, and the data has 3"):
+        trial.rows(0)
 
 
 def test_smooth_kernels_of_scaled_outputs_move_as_one_over_the_scale() -> None:

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import LARGEST, Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble.stacked import stacked
@@ -38,14 +39,13 @@ class FirstKernels(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
-        shape, generator = tuple(x.shape[1:]), stream("weights", seed)
+        task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
         every = slice(0, len(x))
-        network = self.model.limit(self.init, LearningTask(shape, 1))
+        network = self.model.limit(self.init, task)
         limit = compute(network, BlockPlace(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
 
         def kernels(width: int) -> Float[Tensor, "network point point_"]:
-            wide = self.model.model_copy(update={"width": width})
-            drawn = [wide.module(self.init, shape, 1, generator).eval() for _ in range(self.networks)]
+            drawn = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             return stacked(drawn).tangent_kernels(x)
 
         return [{"width": width, **beside(kernels(width), self.init.alpha**2 * limit)} for width in self.widths]

@@ -18,9 +18,11 @@ from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
+from ntkexp.ensemble.problem import targets
 from ntkexp.ensemble.train import EnsembleTraining
 from ntkexp.init.ntk import NTK
 from ntkexp.library import tangent_kernel
+from ntkexp.loss.squared import Squared
 from ntkexp.model.learning_task import LearningTask
 from ntkexp.model.mlp import MLP
 from ntkexp.records.sweep import Level
@@ -28,7 +30,7 @@ from ntkexp.stream import stream
 
 
 class Fluctuations(AbstractTrial):
-    """Networks of each width learn real targets, and are read at the points that they have not seen."""
+    """Networks of each width learn targets of one number, and are read at the points that they have not seen."""
 
     model: MLP
     init: NTK
@@ -42,13 +44,13 @@ class Fluctuations(AbstractTrial):
         train, generator = len(data.train.inputs), stream("weights", seed)
         task = LearningTask(tuple(data.train.inputs.shape[1:]), 1)
         x = torch.cat([data.train.inputs, data.test.inputs])
-        targets = data.train.target.to(x).view(train, 1)
+        learned = targets(data, Squared())[:train]
 
         def trained(width: int) -> Float[Tensor, "network point"]:
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
             size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
-            return EnsembleTraining(x, targets, size, self.steps, divisor=1.0, readout=False).outputs(modules)[..., 0]
+            return EnsembleTraining(x, learned, size, self.steps, divisor=1.0, readout=False).outputs(modules)[..., 0]
 
         return [{"width": width, "fluctuation": fluctuation(trained(width)[:, train:])} for width in self.widths]
 

@@ -15,18 +15,22 @@ import torch
 from pydantic import Field
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
+from ntkexp.ensemble.problem import targets
 from ntkexp.ensemble.stacked import stacked
 from ntkexp.ensemble.train import EnsembleTraining
 from ntkexp.init.base import AbstractInit
+from ntkexp.loss.squared import Squared
 from ntkexp.model.base import AbstractArchitecture
+from ntkexp.model.learning_task import LearningTask
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 
 
 class KernelMovement(AbstractTrial):
-    """Networks of each width learn real targets at each scale; those of a width are the same at all scales."""
+    """Networks of each width learn targets of one number at each scale; those of a width are the same at all scales."""
 
     model: AbstractArchitecture
     init: AbstractInit
@@ -40,16 +44,16 @@ class KernelMovement(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
-        targets, truth = (split.target.to(x).view(-1, 1) for split in (data.train, data.test))
+        task, encoded = LearningTask(tuple(x.shape[1:]), 1), targets(data, Squared())
+        learned, truth = encoded[: len(x)], encoded[len(encoded) - len(data.test.inputs) :]
 
         def row(width: int, alpha: float) -> Mapping[str, Level]:
-            wide = self.model.model_copy(update={"width": width})
             init = self.init.model_copy(update={"alpha": alpha})
             generator = stream("weights", seed, width)
-            drawn = stacked([wide.module(init, tuple(x.shape[1:]), 1, generator).eval() for _ in range(self.networks)])
+            drawn = stacked([network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)])
             before = drawn.tangent_kernels(x)
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
-            *_, after = EnsembleTraining(points, targets, size, self.steps, divisor=1.0, readout=False).course(drawn)
+            *_, after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).course(drawn)
             moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum((1, 2))
             with torch.no_grad():
                 missed = after.outputs(points)[:, len(x) :] - truth

@@ -17,12 +17,15 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial.network_of_width import network_of_width
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
+from ntkexp.ensemble.problem import targets
 from ntkexp.ensemble.stacked import StackedNetworks, stacked
 from ntkexp.ensemble.train import EnsembleTraining
 from ntkexp.init.base import AbstractInit
 from ntkexp.limit.blocks import BlockPlace, compute
+from ntkexp.loss.squared import Squared
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.learning_task import LearningTask
 from ntkexp.records.sweep import Level
@@ -30,7 +33,7 @@ from ntkexp.stream import stream
 
 
 class TrainingBesideKernels(AbstractTrial):
-    """Networks of each width learn real targets, by steps of `stable` · 2/λ_max of the kernel at infinite width."""
+    """Networks of each width learn targets of one number, by steps of `stable` · 2/λ_max of the limit."""
 
     model: AbstractArchitecture
     init: AbstractInit
@@ -43,17 +46,18 @@ class TrainingBesideKernels(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
-        shape, generator, train = tuple(x.shape[1:]), stream("weights", seed), len(x)
-        targets = data.train.target.to(x).view(train, 1)
-        network = self.model.limit(self.init, LearningTask(shape, 1))
+        task, generator, train = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed), len(x)
+        network = self.model.limit(self.init, task)
         place = BlockPlace(slice(0, len(points)), slice(0, len(points)), same=True)
         limit = self.init.alpha**2 * compute(network, place, points, memory_gb=1.0, threads=1).ntk
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
-        training = EnsembleTraining(points, targets, size, self.steps, divisor=1.0, readout=False)
+        training = EnsembleTraining(
+            points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
+        )
         found: list[Mapping[str, Level]] = []
         for width in self.widths:
-            wide = self.model.model_copy(update={"width": width})
-            drawn = stacked([wide.module(self.init, shape, 1, generator).eval() for _ in range(self.networks)])
+            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            drawn = stacked(modules)
             kernels = {"start": drawn.tangent_kernels(points), "limit": limit}
             gaps = compared(training, drawn, {name: kernel[..., :train] for name, kernel in kernels.items()})
             found += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
