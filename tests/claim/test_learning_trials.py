@@ -66,6 +66,7 @@ def silent(**changes: float) -> list[Mapping[str, Level]]:
     return list(trial.model_copy(update=changes).rows(0))
 
 
+@pytest.mark.slow
 def test_from_almost_nothing_the_kernel_of_a_linear_network_ends_as_one_direction_beside_white() -> None:
     """Of W and a that grow from zero as aβᵀ, K = ‖β‖ (X Xᵀ + X β̂ β̂ᵀXᵀ), whose alignment is 2/√(M − 1 + 4)."""
     found = silent(small=1e-5)[2]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.interference import Interference as Interference
     from ntkexp.claim.trial.kernel_movement import KernelMovement as KernelMovement
     from ntkexp.claim.trial.kernel_times import KernelTimes as KernelTimes
+    from ntkexp.claim.trial.late_generalising import LateGeneralising as LateGeneralising
     from ntkexp.claim.trial.layer_products import LayerProducts as LayerProducts
     from ntkexp.claim.trial.left_out_kernel import LeftOutKernel as LeftOutKernel
     from ntkexp.claim.trial.limit_regression import LimitRegression as LimitRegression
