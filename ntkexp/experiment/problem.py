@@ -12,6 +12,7 @@ from torch import Tensor
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.record.memory_limit import MemoryLimit
+from ntkexp.mistake import Mistake
 from ntkexp.model.functional import weights_of
 from ntkexp.model.output import ScaledOutput
 from ntkexp.path.budget import copies_of_drawn
@@ -75,6 +76,9 @@ def targets_and_places(experiment: Experiment, data: Data) -> tuple[Float[Tensor
         if name in experiment.path.probes and len(target):
             places[str(name)] = slice(at, at + len(target))
         at += len(target)
+    if not places:
+        asked = ",".join(experiment.path.probes)
+        raise Mistake(f"path.probes=[{asked}]: the data has no points there; raise data.probe, or add train")
     return torch.cat(parts), places
 
 

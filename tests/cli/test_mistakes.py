@@ -109,6 +109,7 @@ def test_one_line(given: str, advice: str, command: Command, request: pytest.Fix
     ("arguments", "advice"),
     [
         (["tain"], "'train'"),
+        (["train", "path.probes=[probe]", "data.probe=0"], "the data has no points there; raise data.probe"),
         (["report", "--out", "nowhere"], "nothing is left to report: nowhere holds no run"),
         (["resume"], "RUN"),
         (["report", "--format=xml", "x"], "text"),
