@@ -69,6 +69,7 @@ def test_what_is_not_reached_has_no_time() -> None:
     fitted, generalised, end = trial.rows(0)[:3]
     assert all(math.isnan(number(row, name)) for row in (fitted, generalised) for name in ("time", "wait", "drift"))
     assert end["time"] == end["drift"] == 0
+    assert math.isnan(number(end, "accuracy"))
 
 
 def test_real_targets_are_refused() -> None:

@@ -93,3 +93,8 @@ def test_a_step_is_no_longer_than_its_stride() -> None:
         for step in path
     ]
     assert max(moved) == pytest.approx(0.02, rel=1e-9)  # a quotient of rounded sums
+
+
+def test_a_model_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="a name of its own"):
+        SilentAlignment(names=("one", "two"), models=(MLP(),), init=INIT, data=DIGITS)

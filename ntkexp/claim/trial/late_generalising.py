@@ -4,12 +4,12 @@
     generalised    the time at which the share `level` of new ones is
     wait           (generalised − fitted)/fitted
     drift          ‖K − K_0‖/‖K_0‖ at either, K the tangent kernel summed over outputs
-    accuracy       the largest share of new examples that were classified right, and `drift` the last, at the `end`
+    accuracy       the largest share of new examples that were classified right, by a network that has fitted its own
 
 of f = α (g(θ) − g(θ₀)) on the loss ½‖f − y‖², y one-hot less 1/C. Large α makes training lazy, small α rich. Time is
 Σ η over steps θ ← θ − η/(α M) Σᵢ ∇g ℓ′ᵢ that are stable, and so short that none moves the weights by more than `stride`
-of their length. Rows are told apart by `alpha` and `station`. What is not reached before steps run out, or before the
-loss has fallen to `until` of itself, where gradients have died away, has no time.
+of their length. Rows are told apart by `alpha` and `station`, the last of which is the `end`. What is not reached
+before steps run out, or before the loss has fallen to `until` of itself, where gradients have died away, has no time.
 
 T. Kumar, B. Bordelon, S. Gershman & C. Pehlevan, "Grokking as the transition from lazy to rich training dynamics"
 (2023), arXiv:2310.06110. The network, of squares without weight decay, is that of A. Gromov, "Grokking modular
@@ -84,6 +84,8 @@ class LateGeneralising(AbstractTrial):
             if fitted and generalised:
                 break
         times = [station.time if station else math.nan for station in (fitted, generalised)]
+        if not fitted or not moment.outputs.isfinite().all():
+            accuracy = math.nan  # what has not learned, or has diverged, is no network that does not generalise
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=path.start, outputs="trace")
         for name, station in (("fitted", fitted), ("generalised", generalised), ("end", moment)):

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkexp.claim.trial.after_kernel import regression
@@ -59,6 +60,15 @@ class SilentAlignment(AbstractTrial):
     fraction: float = Field(0.4, gt=0, lt=1)
     stride: float = Field(0.02, gt=0)
 
+    @model_validator(mode="after")
+    def refuse_unnamed(self) -> Self:
+        """Every model has a name of its own."""
+        if len(self.names) != len(self.models) or len(set(self.names)) < len(self.names):
+            raise Mistake(
+                f"trial.names={list(self.names)}: give each of the {len(self.models)} models a name of its own"
+            )
+        return self
+
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         if len(data.classes) != 2 or not len(data.test.inputs):
@@ -90,7 +100,7 @@ class SilentAlignment(AbstractTrial):
         )
         early, last = stations(path, (1 - self.fallen) * first)
         missed = network.outputs(last, task.inputs) - task.targets
-        if early is None or float(missed.square().mean() / 2) > self.until * first:
+        if early is None or not float(missed.square().mean() / 2) <= self.until * first:
             return dict.fromkeys(("turn", "turned", "grown", "gap"), math.nan)
         kernels = [network.kernel(weights, task.inputs, task.inputs) for weights in (network.start, early, last)]
         wanted = torch.outer(task.targets, task.targets)
