@@ -31,6 +31,10 @@ class AbstractKeeper(ABC):
         """How many steps there are so far."""
 
     @abstractmethod
+    def consumed(self, gradient: Tensor) -> Tensor:
+        """What is given to it of a gradient: a copy, if it holds on to that."""
+
+    @abstractmethod
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
         """Watching begins, at these weights; parameters go by their names."""
 
@@ -68,6 +72,9 @@ class KeeperInMemory(AbstractKeeper):
     @property
     def count(self) -> int:
         return len(self.kept.steps)
+
+    def consumed(self, gradient: Tensor) -> Tensor:
+        return gradient.detach().clone()
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
         self.kept.latest = weights

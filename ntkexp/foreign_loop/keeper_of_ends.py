@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
 from ntkexp.foreign_loop.step import FollowedStep
@@ -59,6 +59,9 @@ class KeeperOfEnds(AbstractKeeper):
     @property
     def count(self) -> int:
         return len(self.kept)
+
+    def consumed(self, gradient: Tensor) -> Tensor:
+        return gradient.detach()
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
         self.kept.first = self.kept.latest = weights

@@ -169,7 +169,7 @@ class Watch:
             for name, weight in members.items():
                 state = optimizer.state.get(weight, {})
                 linear[name] = self.linear(rule, group, state, name, weight.grad is None)
-                consumed[name] = torch.zeros_like(weight) if weight.grad is None else weight.grad.detach().clone()
+                consumed[name] = torch.zeros_like(weight) if weight.grad is None else self.keeper.consumed(weight.grad)
                 self.untouched.keep(name, weight)
                 place, ends = f"step {self.keeper.count}: '{name}'", (before[name], self.untouched.weights[name])
                 kept = rule.remembered(group, state)

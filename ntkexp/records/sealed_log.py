@@ -2,8 +2,8 @@
 
     length (8 bytes)   content   seal (32 bytes) of the log, of the entry's place, of the content
 
-An entry is written at once, so a killed process leaves at most its last one unfinished: that is none, and is cut off
-when the log goes on. An entry before the last that is not as it was written is a damage.
+An entry is whole before the next begins, so a killed process leaves at most its last one unfinished: that is none, and
+is cut off when the log goes on. An entry before the last that is not as it was written is a damage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ntkexp.mistake import NoPlace
-from ntkexp.records.seal import WIDTH, Damaged, seal
+from ntkexp.records.seal import WIDTH, Damaged, Sealing
 
 LENGTH = 8
 
@@ -68,17 +68,18 @@ class SealedLog:
         content, begins = self.content(), [0, *self.ends]
         return [content[begin + LENGTH : end - WIDTH] for begin, end in zip(begins, self.ends, strict=False)]
 
-    def append(self, content: bytes) -> int:
-        """Write an entry; its place. A full disk leaves the log as it was."""
-        whole = b"".join((len(content).to_bytes(LENGTH, "little"), content, self.seal(len(self), content)))
+    def append(self, *content: bytes | memoryview) -> int:
+        """Write an entry, which may be given in parts; its place. A full disk leaves the log as it was."""
+        size = sum(map(len, content))
         try:
             with self.path.open("ab", buffering=0) as file:
-                if file.write(whole) != len(whole):
-                    raise OSError(None, "no room")
+                for part in (size.to_bytes(LENGTH, "little"), *content, self.seal(len(self), *content)):
+                    if file.write(part) != len(part):
+                        raise OSError(None, "no room")
         except OSError as error:
             self.cut(len(self))
             raise NoPlace(f"{self.path} cannot grow ({error.strerror}); choose another place") from error
-        self.ends.append(self.end + len(whole))
+        self.ends.append(self.end + LENGTH + size + WIDTH)
         return len(self) - 1
 
     def cut(self, length: int) -> None:
@@ -87,6 +88,9 @@ class SealedLog:
         if self.path.is_file():
             os.truncate(self.path, self.end)
 
-    def seal(self, place: int, content: memoryview | bytes) -> bytes:
+    def seal(self, place: int, *content: memoryview | bytes) -> bytes:
         """Seal an entry in its place."""
-        return seal(content, f"{self.of} {place}")
+        sealing = Sealing(f"{self.of} {place}")
+        for part in content:
+            sealing.take(part)
+        return sealing.digest

@@ -7,7 +7,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
 from ntkexp.foreign_loop.kept.signature import Signatures
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.sealed_log import SealedLog
@@ -173,19 +174,38 @@ def test_a_full_disk_leaves_the_steps_before(tmp_path: Path, monkeypatch: pytest
     given, append = loop(loops.sgd), SealedLog.append
     traces: list[Trace] = []
 
-    def full(log: SealedLog, content: bytes) -> int:
+    def full(log: SealedLog, *content: bytes) -> int:
         if len(log) == 4:
             with log.path.open("ab") as file:
-                file.write(content[:50])
+                file.write(content[0][:50])
             log.cut(len(log))
             raise NoPlace(f"{log.path} cannot grow")
-        return append(log, content)
+        return append(log, *content)
 
     monkeypatch.setattr(SealedLog, "append", full)
     with pytest.raises(NoPlace, match="cannot grow"):
         followed(given, loops.plain, kept=traces, to=tmp_path / "run")
     monkeypatch.undo()
     assert len(traces[0].steps) == 4
+    assert traces[0].attribute()["closure"].max() < 1e-9
+
+
+def test_weights_that_cannot_be_written_are_told_and_leave_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written behind the loop's back, which hears of it at a later step."""
+    traces, write = list[Trace](), TraceFolder.write_parts
+
+    def full(files: TraceFolder, path: Path, parts: Sequence[bytes | memoryview]) -> int:
+        if path.stem == "00000002":
+            raise NoPlace(f"{path} cannot be written")
+        return write(files, path, parts)
+
+    monkeypatch.setattr(TraceFolder, "write_parts", full)
+    with pytest.raises(NoPlace, match=r"00000002\.bin cannot be written"):
+        followed(loop(loops.sgd), loops.plain, kept=traces, to=tmp_path / "run", every=2)
+    monkeypatch.undo()
+    assert 2 <= len(traces[0].steps) <= 4  # when the next weights are due, this write is over
     assert traces[0].attribute()["closure"].max() < 1e-9
 
 

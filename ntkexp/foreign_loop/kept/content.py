@@ -2,7 +2,7 @@
 
     length of the head (8 bytes)   head: JSON, with the kind, shape and place of each tensor   the tensors' bytes
 
->>> found = read(written({"x": torch.ones(2), "more": (1, None, "text")}))
+>>> found = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
 >>> found["x"].tolist(), found["more"]
 ([1.0, 1.0], (1, None, 'text'))
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,24 +21,41 @@ from torch import Tensor
 from ntkexp.mistake import Mistake
 
 LENGTH, ALIGNED = 8, 16
+SMALL = 1 << 14  # bytes, which are copied sooner than written by themselves
 PLAIN = bool | int | float | str | None
 
 
-def written(content: object) -> bytes:
-    """The bytes of some content."""
-    tensors: list[bytes] = []
+@dataclass
+class Tensors:
+    """The bytes of tensors one behind another; those of large ones where they are, and not copied."""
+
+    parts: list[bytes | memoryview] = field(default_factory=list)
+    size: int = 0
+
+    def put(self, tensor: Tensor) -> int:
+        """Put a tensor behind the others; its place."""
+        place, flat = self.size, tensor.detach().cpu().reshape(-1).contiguous()
+        if flat.numel():
+            found = flat.view(torch.uint8).numpy().data
+            self.parts += [found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)]
+            self.size += len(found) + len(self.parts[-1])
+        return place
+
+
+def written(content: object) -> list[bytes | memoryview]:
+    """The bytes of some content, in parts; those of large tensors are their own, until they are written to."""
+    tensors = Tensors()
     head = json.dumps(described(content, tensors)).encode()
     head += b" " * (-(LENGTH + len(head)) % ALIGNED)
-    return b"".join((len(head).to_bytes(LENGTH, "little"), head, *tensors))
+    parts = [len(head).to_bytes(LENGTH, "little"), head, *tensors.parts]
+    runs = groupby(parts, lambda part: len(part) > SMALL)
+    return [part for large, run in runs for part in (run if large else [b"".join(run)])]
 
 
-def described(content: object, tensors: list[bytes]) -> object:
+def described(content: object, tensors: Tensors) -> object:
     """The content with every tensor put among the tensors, and its place in its stead."""
     if isinstance(content, Tensor):
-        flat = content.detach().cpu().reshape(-1).contiguous()
-        room = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        tensors += [room, b"\0" * (-len(room) % ALIGNED)]
-        place = sum(map(len, tensors[:-2]))
+        place = tensors.put(content)
         return {"tensor": [str(content.dtype).removeprefix("torch."), list(content.shape), place]}
     if isinstance(content, Mapping):
         return {"dict": [[described(key, tensors), described(value, tensors)] for key, value in content.items()]}

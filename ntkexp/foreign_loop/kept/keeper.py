@@ -6,16 +6,18 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from shutil import disk_usage
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
+from ntkexp.foreign_loop.kept.behind import Behind
 from ntkexp.foreign_loop.kept.content import written
 from ntkexp.foreign_loop.kept.event import EventWriter
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
-from ntkexp.foreign_loop.kept.replay import ended
+from ntkexp.foreign_loop.kept.replay import copied, ended
 from ntkexp.foreign_loop.kept.resume import PlaceInTrace, begin_anew, drop_later, find_place, kept_steps
 from ntkexp.foreign_loop.kept.steps_on_disk import StepsOnDisk
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
@@ -45,6 +47,7 @@ class KeeperOnDisk(AbstractKeeper):
     steps: int = 0
     told: bool = False
     claim: ExitStack = field(default_factory=ExitStack)
+    behind: Behind = field(default_factory=Behind)
     kept: dict[int, int] = field(default_factory=dict)  # the steps before which weights are kept, by event
     waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since weights were kept
 
@@ -77,6 +80,7 @@ class KeeperOnDisk(AbstractKeeper):
         self.kept = kept_steps(self.files)
         self.plan = self.planned(weights)
         self.keep(weights, self.ended(place))
+        self.behind.wait()  # a trace begins with these
 
     def ended(self, place: PlaceInTrace | None) -> dict[str, object]:
         """What the optimizers remembered where a loop is resumed, if that was kept."""
@@ -103,7 +107,11 @@ class KeeperOnDisk(AbstractKeeper):
             )
         return plan
 
+    def consumed(self, gradient: Tensor) -> Tensor:
+        return gradient.detach()
+
     def take(self, step: FollowedStep, which: int, after: Weights) -> None:
+        self.behind.look()
         if joins(step, self.moved, self.steps - 1):
             index, self.moved = self.steps - 1, self.moved | step.linear.keys()
         else:
@@ -111,8 +119,8 @@ class KeeperOnDisk(AbstractKeeper):
         groups = [{"names": names, "settings": dict(step.settings[names[0]])} for names in self.groups(which) if names]
         entry = written(self.events.event(step, index, which, groups, after))
         if not self.told:
-            self.tell(after, len(entry))
-        self.files.log.append(entry)
+            self.tell(after, sum(map(len, entry)))
+        self.files.log.append(*entry)
         self.steps, self.latest = index + 1, after
         self.waiting.discard(which)
         if not self.waiting and self.plan.due(self.steps - max(self.kept.values())):
@@ -139,28 +147,31 @@ class KeeperOnDisk(AbstractKeeper):
     def keep(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
         """Keep the weights, and what the optimizers remember."""
         memories = [
-            {self.names[id(weight)]: dict(kept) for weight, kept in optimizer.state.items()}
+            {self.names[id(weight)]: copied(kept) for weight, kept in optimizer.state.items()}
             for optimizer in self.optimizers
         ]
         self.write({"weights": weights, "memories": memories, **(more or {})})
         self.waiting = set(range(len(self.optimizers)))
         if self.plan.too_many(len(self.kept)):
             self.plan.every *= 2
+            self.behind.wait()
             for dropped in sorted(self.kept)[1::2]:
                 self.files.drop_weights(dropped)
                 del self.kept[dropped]
 
     def write(self, content: Mapping[str, object]) -> None:
-        """Write what is kept after the latest event."""
-        event = len(self.files.log)
-        size = self.files.write(self.files.weights_at(event), content)
-        self.plan.size, self.kept[event] = max(self.plan.size, size), self.steps
+        """Write what is kept after the latest event, which nothing writes to any more."""
+        event, parts = len(self.files.log), written(content)
+        self.behind.do(partial(self.files.write_parts, self.files.weights_at(event), parts))
+        self.plan.size, self.kept[event] = max(self.plan.size, sum(map(len, parts))), self.steps
 
     def end(self) -> None:
         """Keep the last weights; what the optimizers remember by now may be of a step that was refused."""
-        with self.claim, suppress(NoPlace):  # steps that are on disk are of use without
+        with self.claim, suppress(NoPlace), self.behind.thread:  # steps that are on disk are of use without
+            self.behind.wait()
             if self.steps and len(self.files.log) not in self.kept:
                 self.write({"weights": self.latest, "memories": None, "ended": None})
+                self.behind.wait()
 
 
 def copies_of(optimizer: torch.optim.Optimizer) -> int:

@@ -41,7 +41,7 @@ class KeptRows:
         if new:
             rows = torch.tensor(list(new.values()))
             chosen = [tensor[rows.to(tensor.device)] for tensor in tensors(inputs)]
-            place = self.log.append(written({"keys": list(new), "tensors": chosen}))
+            place = self.log.append(*written({"keys": list(new), "tensors": chosen}))
             self.places.update({key: (place, row) for row, key in enumerate(new)})
         return {"rows": keys, "form": map_tensors(lambda tensor: tensor[:0], inputs)}
 

@@ -40,7 +40,8 @@ class Signatures:
         wide = len(flat) // parts
         whole = flat[: wide * parts].reshape(parts, wide) @ self.drawn(wide, tensor)
         rest = flat[wide * parts :]
-        return torch.cat([whole, (rest @ self.drawn(len(rest), tensor)).reshape(1)])
+        over = rest @ self.drawn(len(rest), tensor) if len(rest) else flat.new_zeros(1)
+        return torch.cat([whole, over.reshape(1)])
 
     def drawn(self, count: int, like: Tensor) -> Tensor:
         """So many numbers."""

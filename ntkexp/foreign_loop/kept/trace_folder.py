@@ -12,7 +12,7 @@ An event is a step of one optimizer; several of them may be one step. Everything
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,16 +79,21 @@ class TraceFolder:
 
     def write(self, path: Path, content: Mapping[str, object]) -> int:
         """Write a file, whole or not at all, whatever happens to the power; how many bytes it has."""
-        found = written(content)
+        return self.write_parts(path, written(content))
+
+    def write_parts(self, path: Path, parts: Sequence[bytes | memoryview]) -> int:
+        """Write a file of these parts; how many bytes it has."""
+        size = sum(map(len, parts))
         free = disk_usage(self.folder.path).free
         try:
-            if free < len(found):
-                raise OSError(None, f"{len(found) / 1e6:.3g} MB are asked for, {free / 1e6:.3g} MB are free")
+            if free < size:
+                raise OSError(None, f"{size / 1e6:.3g} MB are asked for, {free / 1e6:.3g} MB are free")
             with being_sealed(path, self.of_file(path)) as file:
-                file.write(found)
+                for part in parts:
+                    file.write(part)
         except OSError as error:
             raise NoPlace(f"{path} cannot be written ({error.strerror}); choose another place") from error
-        return len(found) + WIDTH
+        return size + WIDTH
 
     def read(self, path: Path) -> Any:
         """What a file holds, which has to be as it was written."""
