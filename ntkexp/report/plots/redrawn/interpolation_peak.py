@@ -20,10 +20,10 @@ def draw(rows: pd.DataFrame, threshold: float, answer: str) -> Figure:
     figure = Figure(figsize=(WIDE, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     means = rows.groupby("parameters")[["test_error", "train_error"]].mean()
-    ends = []
+    ends, faint = [], 0.5 / math.sqrt(rows["seed"].nunique())
     for name, colour in (("test_error", BLUE), ("train_error", ORANGE)):
         for _, seed in rows.sort_values("parameters").groupby("seed"):
-            left.plot(seed["parameters"], seed[name], color=colour, alpha=0.2, linewidth=0.6, zorder=1)
+            left.plot(seed["parameters"], seed[name], color=colour, alpha=faint, linewidth=0.6, zorder=1)
         left.plot(means.index, means[name], "o-", color=colour, zorder=3)
         ends.append(End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
     left.set(ylim=(0, ROOM * means.to_numpy().max()), ylabel="squared error / variance")
