@@ -8,8 +8,9 @@ Where weights and states are kept on both sides of a step, nothing of it is take
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ from ntkexp.foreign_loop.kept.signature import Signatures, distance
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.rule.base import IDLE, LinearStep
 from ntkexp.foreign_loop.rule.choose import named
+from ntkexp.foreign_loop.rule.proof import ROUNDING
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.chosen_output import choose_output
@@ -140,19 +142,23 @@ class ReplayedLoop:
         for kind, ours, theirs in zip(self.kinds, self.memories, then["memories"] or (), strict=False):
             rule, _ = named(kind)
             both = [name for name in ours if name in theirs]
-            pairs = [(name, rule.remembered({}, ours[name]), rule.remembered({}, theirs[name])) for name in both]
+            found = [(name, rule.remembered({}, ours[name]), rule.remembered({}, theirs[name])) for name in both]
+            pairs = [(name, here, there) for name, here, there in found if here is not None and there is not None]
+            typical = root_mean_square(there for _, _, there in pairs)
             for name, here, there in pairs:
-                if here is not None and there is not None and not self.agree(here, there):
+                if not self.agree(here, there, typical):
                     raise Mistake(
                         f"step {step}: what the optimizer remembers of '{name}' is not what it remembered there before "
                         "the loop was resumed; load its state with the weights, or follow anew"
                     )
         return missed
 
-    def agree(self, here: Tensor, there: Tensor) -> bool:
-        """Whether two tensors are the same but for rounding."""
-        missed = distance({"": here.flatten()}, {"": there.flatten()})
-        return missed <= AGREES * torch.finfo(here.dtype).eps * max(1, self.events)
+    def agree(self, here: Tensor, there: Tensor, typical: float) -> bool:
+        """Whether two tensors are the same but for rounding: of themselves, or of what is typical of all, as a gradient
+        that is zero by symmetry, such as that of the keys' bias in attention, holds nothing else."""
+        rounds = torch.finfo(here.dtype).eps * max(1, self.events)
+        bound = AGREES * float(there.norm()) + ROUNDING * typical * sqrt(there.numel())
+        return float((here - there).norm()) <= rounds * bound
 
     def refuse(self, step: int, missed: float, like: Mapping[str, Tensor]) -> None:
         """Refuse a replay that has gone astray."""
@@ -182,6 +188,16 @@ class ReplayedLoop:
         rule, _ = named(self.kinds[event["optimizer"]])
         linear = rule.step(settings, self.memories[event["optimizer"]].get(name, {}), int(remembered))
         return linear if remembered else replace(linear, carry=0.0)
+
+
+def root_mean_square(tensors: Iterable[Tensor]) -> float:
+    """The root of the mean square of all elements.
+
+    >>> root_mean_square([torch.tensor([3.0, -3.0]), torch.tensor([3.0])])
+    3.0
+    """
+    found = [(float(each.square().sum()), each.numel()) for each in tensors]
+    return sqrt(sum(square for square, _ in found) / max(1, sum(count for _, count in found)))
 
 
 def names_of(event: Event) -> list[str]:
