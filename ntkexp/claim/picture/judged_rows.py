@@ -60,6 +60,6 @@ def drawable(part: AbstractExpectation, table: pd.DataFrame) -> pd.DataFrame | N
     try:
         rows = chosen(table, part.where)
         rows = rows[rows["value"].notna()]
-        return rows if len(rows) and part.judge(table) else None
+        return rows if len(rows) and part.judge(rows) else None
     except Mistake:
         return None
