@@ -28,6 +28,7 @@ from tests.bench import (
     kernels,
     language,
     precision,
+    profile,
     reading,
     scale,
     sketch,
@@ -53,6 +54,7 @@ REPORTS: dict[str, Callable[..., str]] = {
         scale,
         follow,
         attribution,
+        profile,
     )
 }
 MORE = {"peers": ("infinite", "attribution"), "plot": ("reading",)}

@@ -33,6 +33,7 @@ def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str
         "Scale:",
         "Following:",
         "Attribution:",
+        "Shares",
         "No",
     ]
     assert (tmp_path / "cost.svg").read_text("utf-8").count("snapshots") >= 3

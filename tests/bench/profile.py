@@ -1,0 +1,71 @@
+"""Where the time of a cell goes, operation by operation: the medians of several profiles, and of these the shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from ntkexp.library import tangent_kernel
+from tests.bench.architectures import Encoder, cnn
+from tests.bench.network import INPUTS, mlp
+from tests.bench.steps import acts
+from tests.bench.stopwatch import Act, table
+
+TITLE = "Shares of operations: the six that take longest, and what is left"
+SHOWN = 6
+
+Shares: TypeAlias = Mapping[str, float]
+
+
+def report(*, quick: bool) -> str:
+    """A row for every cell."""
+    some, few, times = (8, 4, 1) if quick else (256, 48, 3)
+    channels, side = (4, 6) if quick else (64, 14)
+    found: dict[str, Act] = {
+        f"MLP w=128, C=1, N={some}": kernel(mlp(128, 1), (INPUTS,), some),
+        f"MLP w=128, C=10, N={some}": kernel(mlp(128, 10), (INPUTS,), some),
+        f"CNN, C=1, N={some}": kernel(cnn(1, channels, side, 3), (1, side, side), some),
+        f"CNN, C=10, N={few}": kernel(cnn(10, channels, side, 3), (1, side, side), few),
+        f"transformer, C=1, N={some}": kernel(Encoder(1), (8, 8), some),
+        "step of an MLP, C=1, N=64": acts("mlp", 1, torch.float64)["features"],
+        "step of a ResNet, C=10, N=64": acts("resnet", 10, torch.float64)["features"],
+    }
+    rows = [[name, in_words(shares(act, times))] for name, act in found.items()]
+    return table(TITLE, ["cell", "operations"], rows)
+
+
+def kernel(module: nn.Module, shape: tuple[int, ...], examples: int) -> Callable[[], object]:
+    """The tangent kernel of a module at random inputs."""
+    made, inputs = module.double().eval(), torch.randn(examples, *shape, dtype=torch.float64)
+    return lambda: tangent_kernel(made, inputs)
+
+
+def shares(act: Act, times: int) -> Shares:
+    """What part of the time each operation takes by itself; a median forgets the times at which others ran."""
+    act()
+    rounds = [once(act) for _ in range(times)]
+    middle = {name: median(each.get(name, 0.0) for each in rounds) for name in rounds[0]}
+    return {name: value / sum(middle.values()) for name, value in middle.items()}
+
+
+def once(act: Act) -> dict[str, float]:
+    """Seconds of each operation, by its name."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        act()
+    return {each.key.removeprefix("aten::"): each.self_cpu_time_total / 1e6 for each in found.key_averages()}
+
+
+def in_words(found: Shares) -> str:
+    """The largest shares.
+
+    >>> in_words({"mm": 0.25, "bmm": 0.75})
+    'bmm 75 %, mm 25 %, others 0 %'
+    """
+    first = sorted(found.items(), key=lambda item: -item[1])[:SHOWN]
+    said = [f"{name} {share:.0%}" for name, share in [*first, ("others", 1 - sum(share for _, share in first))]]
+    return ", ".join(said).replace("%", " %")
