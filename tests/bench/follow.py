@@ -1,14 +1,18 @@
-"""What following costs: a step of somebody's loop beside the same step followed, in float32, and the bytes it keeps.
+"""What following costs: a step of somebody's loop beside the same step followed, in memory and on disk, in float32.
 
-The two take turns of a few steps each; told are medians over single steps.
+The three take turns of as many steps as lie between weights that are kept on disk; told are medians over turns, of the
+time that all threads of the process computed, so that other programs matter less, and the bytes that a step keeps.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import torch
@@ -17,11 +21,11 @@ from torch.nn import functional
 
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.keeper import bytes_of
+from ntkexp.foreign_loop.kept.plan import FIRST
 from tests.bench.architectures import cnn
 from tests.bench.language import Block
 from tests.bench.stopwatch import milliseconds, table
 
-TURN = 5  # steps
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 
@@ -50,15 +54,16 @@ class Case:
 
 
 def cases(quick: bool) -> dict[str, Case]:
-    """The three that are promised."""
+    """The three that are promised, one of them with batches of several sizes."""
     width, batch = (16, 8) if quick else (512, 128)
+    sizes = (batch,) if quick else (batch // 4, batch, 4 * batch)
 
     def mlp() -> nn.Module:
         return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
     small, texts = batch // 2, torch.randint(1000, (batch // 8, 65))
     return {
-        f"MLP w={width}": Case(mlp, torch.randn(batch, 64), torch.randint(10, (batch,))),
+        **{f"MLP w={width}, batch {n}": Case(mlp, torch.randn(n, 64), torch.randint(10, (n,))) for n in sizes},
         "CNN": Case(lambda: cnn(10, 32, 16, 3), torch.randn(small, 1, 16, 16), torch.randint(10, (small,))),
         "GPT-2, 2 layers": Case(Words, texts[:, :-1], texts[:, 1:]),
     }
@@ -78,14 +83,31 @@ class Loop:
         model = case.make()
         return cls(case, model, optimizer(model.parameters()))
 
-    def step(self) -> float:
-        """Take a step; the seconds that it took."""
-        start = time.perf_counter()
-        self.optimizer.zero_grad()
-        outputs = self.model(self.case.x).flatten(0, -2)
-        functional.cross_entropy(outputs, self.case.y.flatten()).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        return time.perf_counter() - start
+    def turn(self) -> float:
+        """Take some steps; the seconds of one."""
+        start = time.process_time()
+        for _ in range(FIRST):
+            self.optimizer.zero_grad()
+            outputs = self.model(self.case.x).flatten(0, -2)
+            functional.cross_entropy(outputs, self.case.y.flatten()).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        return (time.process_time() - start) / FIRST
+
+
+@dataclass
+class Cost:
+    """Seconds of a step, bare and followed, and the bytes that are kept of one in memory, for each weight."""
+
+    bare: float
+    held: float
+    on_disk: float
+    kept: float
+
+    @property
+    def row(self) -> list[str]:
+        """The cells of a table."""
+        times = [milliseconds(each) for each in (self.bare, self.held, self.on_disk)]
+        return [*times, *(f"{each / self.bare:.2f}" for each in (self.held, self.on_disk)), f"{self.kept:.1f}"]
 
 
 def report(quick: bool = False) -> str:
@@ -98,22 +120,24 @@ def report(quick: bool = False) -> str:
     }
     for name, case in cases(quick).items():
         for kind, optimizer in optimizers.items():
-            bare, followed, kept = measured(case, optimizer, 1 if quick else 12)
-            cells = [milliseconds(bare), milliseconds(followed), f"{followed / bare:.2f}", f"{kept:.1f}"]
-            rows.append([name, kind, *cells])
-    header = ("network", "optimizer", "bare ms", "followed ms", "ratio", "bytes/weight/step")
+            rows.append([name, kind, *measured(case, optimizer, 1 if quick else 10).row])
+    times = ("bare ms", "in memory ms", "on disk ms", "in memory / bare", "on disk / bare")
+    header = ("network", "optimizer", *times, "bytes/weight/step")
     return table("Following: a step, bare and followed", header, rows)
 
 
-def measured(case: Case, optimizer: Optimizer, turns: int) -> tuple[float, float, float]:
-    """Median seconds of a step, bare and followed, and the bytes that are kept of one, by weight."""
-    bare, followed = Loop.of(case, optimizer), Loop.of(case, optimizer)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    with follow(followed.model, followed.optimizer, queries=case.x[:1]) as trace:
+def measured(case: Case, optimizer: Optimizer, turns: int) -> Cost:
+    """What following costs this loop, from its second turn on."""
+    bare, held, on_disk = loops = [Loop.of(case, optimizer) for _ in range(3)]
+    seconds: list[list[float]] = [[], [], []]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory())) / "trace"
+        trace = stack.enter_context(follow(held.model, held.optimizer, queries=case.x[:1]))
+        stack.enter_context(follow(on_disk.model, on_disk.optimizer, queries=case.x[:1], to=folder))
         for _ in range(turns + 1):
-            for each, found in zip((bare, followed), seconds, strict=True):
-                found += [each.step() for _ in range(TURN)]
-    kept = [bytes_of(step) for step, _ in trace.steps.forwards()]
-    weights = sum(weight.numel() for weight in followed.model.parameters())
-    one, other = (median(found[TURN:]) for found in seconds)
-    return one, other, median(kept) / weights
+            for each, found in zip(loops, seconds, strict=True):
+                found.append(each.turn())
+    kept = median(bytes_of(step) for step, _ in trace.steps.forwards())
+    weights = sum(weight.numel() for weight in bare.model.parameters())
+    one, two, three = (median(found[1:]) for found in seconds)
+    return Cost(one, two, three, kept / weights)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Behind:
-    """At most one write is under way.
+    """Writes one thing at a time.
 
     >>> behind, done = Behind(), []
     >>> for number in range(3):
