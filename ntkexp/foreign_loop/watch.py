@@ -157,8 +157,18 @@ class Watch:
 
     def on_start(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """A step begins: nobody else has moved its weights since the last one."""
+        self.refuse_sparse(optimizer)
         self.untouched.refuse_writes(self.keeper.count, self.members.of(optimizer).items())
         self.unmoved.refuse_writes(self.keeper.count, self.untouched.weights)
+
+    def refuse_sparse(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse gradients of some rows alone, of which rules of optimizers make something else."""
+        for name, weight in self.members.of(optimizer).items():
+            if weight.grad is not None and weight.grad.is_sparse:
+                raise Mistake(
+                    f"step {self.keeper.count}: the gradient of '{name}' is sparse, and such steps are not followed; "
+                    "build its layer with sparse=False"
+                )
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step that was taken, and prove that it is the optimizer's."""

@@ -38,6 +38,7 @@ def test_regression_returns_the_labels_without_a_ridge() -> None:
     assert rows["condition"][1] < rows["condition"][0]
 
 
+@pytest.mark.slow
 def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
     images = Digits(train=20, probe=0, test=90, classes=tuple(range(10)))
     rows = ConvolutionalAccuracy(data=images, depths=(3,), width=2, steps=3).rows(0)

@@ -144,6 +144,15 @@ def test_writes_past_the_count_of_pytorch_are_seen() -> None:
         followed(loop(momentum), clamps)
 
 
+def test_sparse_gradients_are_refused_by_name() -> None:
+    net = nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with ntkexp.follow(net, optimizer, queries=torch.arange(3)):
+        net(torch.tensor([0, 3])).sum().backward()
+        with pytest.raises(Mistake, match=r"step 0: the gradient of 'weight' is sparse"):
+            optimizer.step()
+
+
 def test_what_has_diverged_is_called_so() -> None:
     with pytest.raises(Mistake, match=r"step \d: '.*' is no longer finite; training has diverged"):
         followed(loop(lambda model: [torch.optim.SGD(model.parameters(), lr=1e200)]), plain)

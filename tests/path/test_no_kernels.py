@@ -60,7 +60,9 @@ class Largest(DispatchMode):
         return result
 
 
-@pytest.mark.parametrize("more", [(), ("kernel.sketch=30",)], ids=["exact", "sketched"])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("kernel.sketch=30",), marks=pytest.mark.slow)], ids=["exact", "sketched"]
+)
 def test_nothing_grows_with_the_square_of_the_outputs(more: tuple[str, ...]) -> None:
     sizes = ("data.classes=all", "loss=cross_entropy", "data.train=60", "data.probe=40", "data.test=0")
     found = {}

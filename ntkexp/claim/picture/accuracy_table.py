@@ -13,6 +13,7 @@ import pandas as pd
 from ntkexp.claim.picture.base import AbstractPicture
 from ntkexp.claim.picture.judged_rows import JudgedRows
 from ntkexp.claim.trial.convolutional_accuracy import FAMILIES
+from ntkexp.component import Count
 from ntkexp.text import listed
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ REGRESSORS = ("process", "kernel", "network")
 class AccuracyTable(AbstractPicture):
     """A trial of `ConvolutionalAccuracy` is set beside `per_cent`: by family and depth, what its paper has."""
 
-    per_cent: dict[str, dict[int, float]]
+    per_cent: dict[str, dict[Count, float]]
 
     def figure(self, judged: JudgedClaim) -> Figure:
         return JudgedRows().figure(judged)
