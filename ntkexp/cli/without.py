@@ -55,12 +55,13 @@ def removal(
     from ntkexp.report.ledger import entries
 
     points = [numbered(run, split, number) for number in numbers]
-    chosen = group(run, text, lambda: influences(run, points))
+    progress = listener(quiet=quiet)
+    chosen = group(run, text, lambda: influences(run, points, progress))
     with interruptible(lambda: "; nothing was kept of it"):
         if "follow" in run.config:
-            found = of_a_loop(run, chosen, points, again, trust, listener(quiet=quiet))
+            found = of_a_loop(run, chosen, points, again, trust, progress)
         else:
-            found = of_an_experiment(run, chosen, points, again, trust, listener(quiet=quiet))
+            found = of_an_experiment(run, chosen, points, again, trust, progress)
     return entries(run, split, numbers, found), found
 
 
@@ -104,8 +105,8 @@ def of_a_loop(
     return found
 
 
-def influences(run: Run, points: Sequence[int]) -> NDArray[np.float64]:
-    """How much each training example matters at these points: by its effects, or by what it added."""
+def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
+    """How much each training example matters at these points: by its effects, or by what it added; which is said."""
     from ntkexp.records.contributions import explained_rule
     from ntkexp.report.effects import effects, influence
 
@@ -115,6 +116,9 @@ def influences(run: Run, points: Sequence[int]) -> NDArray[np.float64]:
         if rule is None:
             raise Mistake(f"{run.path} holds neither effects nor contributions, so nobody knows who is at the top")
         parts = run.parts(rule).to_numpy()
+        progress.say("at the top are examples that added most, as this run has no effects (path.effects=true)")
+    else:
+        progress.say("at the top are examples of the largest effects")
     return influence(parts[list(points)])
 
 

@@ -126,7 +126,8 @@ class AbstractBent(AbstractPointwise):
         # Equal variables are found up to rounding: the arc cosine would make 1e-8 of 1e-16.
         equal = rho.abs() >= 1 - ROUNDING * torch.finfo(rho.dtype).eps
         inner = torch.where(equal, 0.0, rho)
-        angle = torch.where(equal, torch.where(rho > 0, 0.0, pi), inner.acos())
+        straight = torch.where(rho > 0, torch.zeros_like(rho), pi)  # of two numbers it would be one in single precision
+        angle = torch.where(equal, straight, inner.acos())
         sine = torch.where(equal, 0.0, ((1 - inner) * (1 + inner)).sqrt())
         slope = h - k * angle
         return torch.where(alive, root, 0.0) * (k * sine + slope * rho), slope

@@ -49,6 +49,15 @@ def test_smooth_activations_agree_with_a_quadrature(layer: AbstractPointwise, q1
 
 
 @pytest.mark.parametrize("layer", [ReLU(), LeakyReLU(slope=0.3), Abs(), LeakyReLU(slope=-2.0)], ids=named)
+def test_bent_lines_of_equal_and_of_opposite_variables_are_moments(layer: AbstractBent) -> None:
+    """E f(u)² = (a² + b²)/2 E u² and E f(u) f(−u) = −ab E u², which leave no integral."""
+    (a, b), q = layer.slopes, 0.7
+    for rho, value, slope in ((1, (a * a + b * b) / 2, (a * a + b * b) / 2), (-1, -a * b, a * b)):
+        found = layer.dual(*numbers(q, rho * q, q))
+        assert [float(one) for one in found] == pytest.approx([q * value, slope], rel=1e-15, abs=1e-15)
+
+
+@pytest.mark.parametrize("layer", [ReLU(), LeakyReLU(slope=0.3), Abs(), LeakyReLU(slope=-2.0)], ids=named)
 @pytest.mark.parametrize("rho", [*CORRELATIONS, 1 - 1e-9])
 def test_bent_lines_agree_with_an_integral_over_the_angle(layer: AbstractBent, rho: float) -> None:
     """E f(u) f(v) = 2√(q₁q₂) · mean over the angle of f(cos θ) f(cos(θ − ϑ)), and E f′(u) f′(v) its like."""

@@ -14,6 +14,7 @@ import ntkexp.report.effects
 import ntkexp.run.attempt
 import ntkexp.run.without
 from ntkexp.cli.main import run
+from ntkexp.cli.without import influences
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.leave_out import STORE, read_leave_out
@@ -91,6 +92,20 @@ def test_examples_are_meant(finished: Path, text: str, found: list[int]) -> None
     text = text.replace("INDEX", str(loaded.data["train_index"][5]))
     least = np.concatenate([[9.0], np.zeros(22), [8.0]])
     assert group(loaded, text, lambda: least) == found
+
+
+def test_it_is_said_by_what_examples_are_at_the_top(finished: Path) -> None:
+    said: list[str] = []
+
+    class Spy(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    run = load_run(finished)
+    found = influences(run, [0, 5], Spy())
+    parts = run.parts(run.rules[0]).to_numpy()[[0, 5]]
+    np.testing.assert_allclose(found, np.sqrt(np.square(parts).sum((0, 1))), rtol=1e-12)
+    assert said == ["at the top are examples that added most, as this run has no effects (path.effects=true)"]
 
 
 def test_a_class_is_meant(finished: Path) -> None:
