@@ -34,6 +34,6 @@ def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str
         "Following:",
         "Attribution:",
         "Shares",
-        "No",
+        "In",
     ]
     assert (tmp_path / "cost.svg").read_text("utf-8").count("snapshots") >= 3
