@@ -157,13 +157,14 @@ class Watch:
 
     def on_start(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """A step begins: nobody else has moved its weights since the last one."""
-        self.refuse_sparse(optimizer)
-        self.untouched.refuse_writes(self.keeper.count, self.members.of(optimizer).items())
+        members = self.members.of(optimizer)
+        self.refuse_sparse(members)
+        self.untouched.refuse_writes(self.keeper.count, members.items())
         self.unmoved.refuse_writes(self.keeper.count, self.untouched.weights)
 
-    def refuse_sparse(self, optimizer: torch.optim.Optimizer) -> None:
+    def refuse_sparse(self, members: Mapping[str, nn.Parameter]) -> None:
         """Refuse gradients of some rows alone, of which rules of optimizers make something else."""
-        for name, weight in self.members.of(optimizer).items():
+        for name, weight in members.items():
             if weight.grad is not None and weight.grad.is_sparse:
                 raise Mistake(
                     f"step {self.keeper.count}: the gradient of '{name}' is sparse, and such steps are not followed; "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from warnings import warn
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -39,8 +41,8 @@ def kernel(
     with threads_for(operations(tape, counts, len(chosen))):
         if outputs != "trace":
             return between(left, right, chosen, gram)
-        first, *rest = (between(left, right, chunk, trace) for chunk in chunks(tape, max(counts), count, left))
-        return sum(rest, start=first)
+        some = chunks(tape, max(counts), count, left)
+        return reduce(torch.add, (between(left, right, chunk, trace) for chunk in some))
 
 
 def between(

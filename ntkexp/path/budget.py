@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ntkexp.kernel.read.outputs import AT_ONCE
 from ntkexp.mistake import Mistake
 from ntkexp.path.backward.half_times import STRETCHES
+from ntkexp.path.kernel import Kernels
 
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
@@ -42,9 +43,13 @@ class Budget:
     tape_bytes: float  # per point
     number_bytes: int
     copies: int = 0  # of the weights, that the optimizer holds during a step
-    keeps_kernels: bool = True  # for every pair of outputs; or contributions alone
-    traced: bool = False  # whether traces of kernels are kept instead
+    kernels: Kernels = "all"
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
+
+    @property
+    def keeps_kernels(self) -> bool:
+        """Whether kernels are for every pair of outputs, or contributions alone are found."""
+        return self.kernels == "all"
 
     @property
     def fixed(self) -> float:
@@ -52,7 +57,7 @@ class Budget:
         row = self.read_outputs * self.train * self.number_bytes
         kernels = self.points * row * ((self.rules + 3) * self.kernel_outputs + self.rules)
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
-        features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + self.traced * AT_ONCE
+        features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
         return PROGRAM + weights + kernels + squares + features
 

@@ -25,7 +25,6 @@ class Domain:
     steps: int  # at most
     chunk: int  # how many attributed points at once, where they take a pass backwards
     like: Tensor  # of the kind of number that kernels are made of
-    keeps_kernels: bool = True  # or contributions alone
 
     @property
     def read(self) -> slice:
@@ -44,7 +43,7 @@ class Domain:
 
     def kernel_room(self) -> Float[Tensor, "point out train out_"]:
         """Room for a path kernel; without training examples, if none is kept."""
-        return self.room(4) if self.keeps_kernels else self.like.new_zeros(*self.shape[:2], 0, self.outputs)
+        return self.room(4) if self.points.makes_kernels else self.like.new_zeros(*self.shape[:2], 0, self.outputs)
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """The points that are read, block by block, during a step."""

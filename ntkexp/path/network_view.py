@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
 
 import torch
@@ -80,7 +80,6 @@ class NetworkView:
         pushed = torch.stack([torch.cat([block.applied(each) for block in self.right]) for each in gradients])
         return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - pushed) / float(kernel.norm())
 
-    @property
     def kept_kernel(self) -> Float[Tensor, "probe kept train kept_"]:
         """What is kept of the tangent kernel: the whole, its trace over outputs, or none."""
         makes = {"all": self.tangent_kernel, "trace": self.tangent_trace, "none": self.no_kernel}
@@ -117,7 +116,7 @@ class NetworkView:
         first = self.points.tape(self.weights, self.points.train_blocks[0])
         examples, tangent = self.points.train + self.points.block, self.points.reader.tangent
         outputs = chunks(first, examples, first.outputs.shape[1], lambda chosen: tangent(first, chosen))
-        return torch.stack([self.trace_of(chosen) for chosen in outputs]).sum(0)
+        return reduce(torch.add, map(self.trace_of, outputs))
 
     def trace_of(self, outputs: Sequence[int]) -> Float[Tensor, "probe 1 train 1"]:
         """The share of some outputs."""

@@ -53,7 +53,7 @@ def go(state: RunState, listener: AbstractListener) -> Ending:
 
 def snapshot(state: RunState, observer: Observer, listener: AbstractListener, step: Step) -> Row:
     """Take the tangent kernel before a step; its numbers."""
-    kernel = step.view.kept_kernel
+    kernel = step.view.kept_kernel()
     listener.on_snapshot(step.index, kernel, observer.output_gradient(step.outputs))
     state.timetable.saw(step.index, kernel[: state.setting.points.train])
     seen = observer.kernel(kernel, step.view, step.step_size)
@@ -74,7 +74,7 @@ def go_back(state: RunState, listener: AbstractListener) -> None:
 def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outcome:
     """See where the path has led, and look back."""
     observer, view = Observer(state.setting), NetworkView(state.setting.points, state.weights)
-    outputs, kernel = view.outputs, view.kept_kernel
+    outputs, kernel = view.outputs, view.kept_kernel()
     last = state.step_sizes[-1] if state.step else None
     row = observer.step(state.step, state.time, outputs, state.weights)
     if not state.timetable.room:

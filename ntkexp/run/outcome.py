@@ -93,7 +93,7 @@ def evidence_of(
 
 def of_pairs(kernel: Float[Tensor, "point kept train kept_"], setting: Setting) -> Float[Tensor, "point out some out_"]:
     """The kernel, if it is one for every pair of outputs, as machines need it; else one without training examples."""
-    if setting.domain.keeps_kernels:
+    if setting.points.makes_kernels:
         return kernel
     points, outputs = setting.start.outputs.shape
     return kernel.new_zeros(points, outputs, 0, outputs)

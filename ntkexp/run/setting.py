@@ -81,7 +81,7 @@ def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
     view = NetworkView(points, problem.weights)
     refuse_infinite(view.outputs, experiment)
     keeps = experiment.path.keeps_kernels
-    kernel = view.kept_kernel
+    kernel = view.kept_kernel()
     refuse_dead(moves=bool(kernel[: points.train].any()) if keeps else view.largest > 0)
     top = largest(kernel[: points.train]) if keeps else view.largest
     weight = experiment.loss.weight(points.train) * scale(experiment)
@@ -126,7 +126,6 @@ def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
         steps=experiment.steps,
         chunk=experiment.integration.chunk(found.budget, len(chosen)),
         like=like,
-        keeps_kernels=experiment.path.keeps_kernels,
     )
 
 

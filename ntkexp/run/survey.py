@@ -77,7 +77,6 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         tape_bytes=tape.bytes_per_example,
         number_bytes=problem.inputs.element_size(),
         copies=experiment.optimizer.copies,
-        keeps_kernels=experiment.path.keeps_kernels,
-        traced=experiment.path.kernels == "trace",
+        kernels=experiment.path.kernels,
         doubled=experiment.integration.doubles,
     )

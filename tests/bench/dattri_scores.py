@@ -57,7 +57,7 @@ def loaders_of(case: Mapping[str, Any]) -> Loaders:
 
 
 def tracin(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
-    from dattri.algorithm.tracin import TracInAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+    from dattri.algorithm.tracin import TracInAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
     asked = task(case, case["checkpoints"], loss, output)
     attributor = TracInAttributor(
@@ -68,7 +68,7 @@ def tracin(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
 
 
 def influence(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
-    from dattri.algorithm.influence_function import IFAttributorCG  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+    from dattri.algorithm.influence_function import IFAttributorCG  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
     asked = task(case, case["ends"][:1], loss, output)
     attributor = IFAttributorCG(asked, max_iter=ITERATIONS, regularization=case["damping"])
@@ -78,7 +78,7 @@ def influence(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
 
 
 def trak(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
-    from dattri.algorithm.trak import TRAKAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+    from dattri.algorithm.trak import TRAKAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
     network = case["network"]
 
@@ -97,7 +97,7 @@ Of: TypeAlias = Callable[[nn.Module, dict[str, Tensor], tuple[Tensor, Tensor]], 
 
 def task(case: Mapping[str, Any], checkpoints: list[dict[str, Tensor]], trained: Of, asked: Of) -> Any:
     """What was trained, and what is asked about."""
-    from dattri.task import AttributionTask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+    from dattri.task import AttributionTask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
     network = case["network"]
     return AttributionTask(

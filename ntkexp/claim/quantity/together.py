@@ -8,8 +8,8 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from ntkexp.claim.measured import Measured
+from ntkexp.claim.named import refuse_unnamed
 from ntkexp.claim.quantity.base import AbstractQuantity
-from ntkexp.mistake import Mistake
 
 
 class Together(AbstractQuantity):
@@ -19,12 +19,9 @@ class Together(AbstractQuantity):
     parts: tuple[AbstractQuantity, ...]
 
     @model_validator(mode="after")
-    def refuse_unnamed(self) -> Self:
+    def refuse_names(self) -> Self:
         """Every part has a name of its own."""
-        if len(self.names) != len(self.parts) or len(set(self.names)) < len(self.names):
-            raise Mistake(
-                f"quantity.names={list(self.names)}: give each of the {len(self.parts)} parts a name of its own"
-            )
+        refuse_unnamed("quantity.names", self.names, "parts", self.parts)
         return self
 
     def of(self, measured: Measured) -> pd.DataFrame:

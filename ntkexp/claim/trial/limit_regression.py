@@ -20,6 +20,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from ntkexp.claim.named import refuse_unnamed
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init.base import AbstractInit
@@ -39,12 +40,9 @@ class LimitRegression(AbstractTrial):
     ridges: tuple[Annotated[float, Field(ge=0)], ...] = (0.0,)
 
     @model_validator(mode="after")
-    def refuse_unnamed(self) -> Self:
+    def refuse_names(self) -> Self:
         """Every model has a name of its own."""
-        if len(self.names) != len(self.models) or len(set(self.names)) < len(self.names):
-            raise Mistake(
-                f"trial.names={list(self.names)}: give each of the {len(self.models)} models a name of its own"
-            )
+        refuse_unnamed("trial.names", self.names, "models", self.models)
         return self
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:

@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from ntkexp.claim.named import refuse_unnamed
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Level
 
 
@@ -19,12 +19,9 @@ class SideBySide(AbstractTrial):
     trials: tuple[AbstractTrial, ...]
 
     @model_validator(mode="after")
-    def refuse_unnamed(self) -> Self:
+    def refuse_names(self) -> Self:
         """Every trial has a name of its own."""
-        if len(self.names) != len(self.trials) or len(set(self.names)) < len(self.names):
-            raise Mistake(
-                f"trial.names={list(self.names)}: give each of the {len(self.trials)} trials a name of its own"
-            )
+        refuse_unnamed("trial.names", self.names, "trials", self.trials)
         return self
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:

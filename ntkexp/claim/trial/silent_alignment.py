@@ -28,6 +28,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from ntkexp.claim.named import refuse_unnamed
 from ntkexp.claim.trial.after_kernel import regression
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.claim.trial.task_by_task import LearnedTask, LearningStep, ScaledNetwork, task_of
@@ -61,12 +62,9 @@ class SilentAlignment(AbstractTrial):
     stride: float = Field(0.02, gt=0)
 
     @model_validator(mode="after")
-    def refuse_unnamed(self) -> Self:
+    def refuse_names(self) -> Self:
         """Every model has a name of its own."""
-        if len(self.names) != len(self.models) or len(set(self.names)) < len(self.names):
-            raise Mistake(
-                f"trial.names={list(self.names)}: give each of the {len(self.models)} models a name of its own"
-            )
+        refuse_unnamed("trial.names", self.names, "models", self.models)
         return self
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:

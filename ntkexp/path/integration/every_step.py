@@ -34,5 +34,5 @@ class EveryStep(AbstractIntegration):
             gain=self.path.gain,
             every=self.path.sampled_every(domain.steps),
             total=domain.zeros(3),
-            makes_kernels=domain.keeps_kernels,
+            makes_kernels=domain.points.makes_kernels,
         )
