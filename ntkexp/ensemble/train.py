@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +42,13 @@ class EnsembleTraining:
 
     def side_by_side(self, modules: Sequence[nn.Module]) -> Float[Tensor, "network point out"]:
         """Train networks at once, and give their outputs."""
-        *_, trained = self.course(stacked(modules))
+        trained = self.trained(stacked(modules))
         with torch.no_grad():
             return trained.outputs(self.inputs)
+
+    def trained(self, networks: StackedNetworks) -> StackedNetworks:
+        """The networks after the last step; those of earlier steps are let go as it goes."""
+        return deque(self.course(networks), maxlen=1).pop()
 
     def course(self, networks: StackedNetworks) -> Iterator[StackedNetworks]:
         """Go through training: the networks before it, and after every step. None knows of another, so their losses

@@ -53,7 +53,7 @@ class KernelMovement(AbstractTrial):
             drawn = stacked([network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)])
             before = drawn.tangent_kernels(x)
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
-            *_, after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).course(drawn)
+            after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(drawn)
             moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum((1, 2))
             with torch.no_grad():
                 missed = after.outputs(points)[:, len(x) :] - truth
