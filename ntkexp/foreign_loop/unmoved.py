@@ -17,14 +17,16 @@ from ntkexp.mistake import Mistake
 
 @dataclass
 class Unmoved:
-    """`copy` is the model as it was; `counts` are the writes to a tensor that are known to have changed nothing."""
+    """`copy` is the model as it was; `known` are tensors, and the writes to them, that are known to be as they were. A
+    buffer may be assigned anew instead of written to.
+    """
 
     model: nn.Module
     copy: nn.Module
-    counts: dict[str, int] = field(default_factory=dict)
+    known: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.counts.update((name, tensor._version) for name, tensor in named_tensors(self.model).items())
+        self.known.update((name, (tensor, tensor._version)) for name, tensor in named_tensors(self.model).items())
 
     def refuse_writes(self, step: int, moved: Container[str]) -> None:
         """Refuse what was written to and is not what it was, beside what is moved.
@@ -40,13 +42,18 @@ class Unmoved:
         ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
         """
         for name, tensor in named_tensors(self.model).items():
-            if name in moved or tensor._version == self.counts.get(name):
+            if name in moved or self.knows(name, tensor):
                 continue
-            if name not in self.counts or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):
+            if name not in self.known or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):
                 raise Mistake(
                     f"step {step}: '{name}', which no followed optimizer moves, was changed; follow what moves it too"
                 )
-            self.counts[name] = tensor._version
+            self.known[name] = tensor, tensor._version
+
+    def knows(self, name: str, tensor: Tensor) -> bool:
+        """Whether this very tensor was looked at, and not written to since."""
+        known, count = self.known.get(name, (None, 0))
+        return known is tensor and count == tensor._version
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

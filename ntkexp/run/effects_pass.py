@@ -47,7 +47,7 @@ class EffectsPass:
             self.recording.write(step)
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """AdjointSweep what is left; how many steps are done of how many."""
+        """Sweep back over what is left; how many steps are done of how many."""
         if self.keeps:
             self.recording.close(len(step_sizes), end)
         training = RecordedTraining(recording=self.recording, descent=self.setting.descent, step_sizes=step_sizes)

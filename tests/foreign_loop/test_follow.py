@@ -144,6 +144,22 @@ def test_writes_past_the_count_of_pytorch_are_seen() -> None:
         followed(loop(momentum), clamps)
 
 
+def test_buffers_that_are_assigned_anew_are_seen() -> None:
+    # The last layer's bias changes no gradient, and the new tensor was written to as often as the old one: never.
+    given = loop(sgd)
+    bias = given.model[4].get_parameter("bias")
+    del given.model[4].bias
+    given.model[4].register_buffer("bias", bias.detach().clone())
+    given.optimizers = [torch.optim.SGD(given.model.parameters(), lr=0.1)]
+
+    def assigns(given: Loop, batch: torch.Tensor) -> None:
+        plain(given, batch)
+        given.model[4].bias = given.model[4].get_buffer("bias") + 0.1
+
+    with pytest.raises(Mistake, match=r"step 1: '4\.bias', which no followed optimizer moves"):
+        followed(given, assigns)
+
+
 def test_sparse_gradients_are_refused_by_name() -> None:
     net = nn.Embedding(5, 2, sparse=True)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
