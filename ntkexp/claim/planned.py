@@ -10,7 +10,7 @@ from pathlib import Path
 from ntkexp.claim.claim import Claim, Look
 from ntkexp.claim.trial_job import TrialJob
 from ntkexp.config.compose import Composer
-from ntkexp.records.timings import MACHINE, read_timings
+from ntkexp.records.timings import Took, took
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.plan import Plan, plan
 
@@ -56,11 +56,10 @@ class PlannedClaim:
         return self.out / self.claim.folder
 
     @property
-    def seconds(self) -> float:
-        """What its runs and trials took, on one core each."""
-        runs = [read_timings(self.whole.folder(run).path / "timings.csv") for run in self.whole.distinct]
-        times = [*runs, *(read_timings(job.timings) for job in self.trials)]
-        return sum(value for found in times for what, value in found.items() if not what.startswith(MACHINE))
+    def took(self) -> Took:
+        """What its runs and trials took, one after the other."""
+        runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
+        return sum(map(took, [*runs, *(job.timings for job in self.trials)]), start=Took(0.0, 0.0))
 
 
 def plan_claim(

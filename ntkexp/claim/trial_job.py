@@ -8,7 +8,6 @@ It computes with one thread, whoever carries it out, so that the bytes are the s
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +22,7 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.records.seal import read_sealed, sealed_text
 from ntkexp.records.timings import write_timings
 from ntkexp.records.version import results_version
+from ntkexp.run.clock import Clock
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class TrialJob(AbstractJob):
         torch.set_num_threads(1)
         trial = Builder(admit(self.trust)).component(self.fields, (AbstractTrial,), "trial")
         assert isinstance(trial, AbstractTrial)
-        begun = time.perf_counter()
-        rows = [dict(row) for row in trial.rows(self.seed)]
-        write_timings(self.timings, {"trial": time.perf_counter() - begun})
+        clock = Clock()
+        with clock.times("trial"):
+            rows = [dict(row) for row in trial.rows(self.seed)]
+        write_timings(self.timings, clock.parts)
         write_atomically(self.file, sealed_text({"trial": self.fields, "seed": self.seed, "rows": rows}))
         return "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +14,11 @@ from ntkexp.text import aligned, short
 if TYPE_CHECKING:
     from ntkexp.cli.claims import ClaimsRequest
 
-HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "minutes")
+HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "CPU minutes")
 
 
 def show(found: Sequence[ClaimRecord], asked: ClaimsRequest) -> None:
-    """Show what was found; minutes, which differ from time to time, are left out of JSON."""
+    """Show what was found."""
     from ntkexp.records.json_file import to_text
 
     if asked.as_json:
@@ -33,11 +34,16 @@ def table(found: Sequence[ClaimRecord]) -> str:
             *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
             shortened(record.main.expected),
             *(record.looks[name].verdict for name in ("control", "second")),
-            f"{record.seconds / 60:.1f}",
+            minutes(record),
         ]
         for record in found
     ]
     return aligned(HEADER, rows, [False, False, True, True, False, False, False, True])
+
+
+def minutes(record: ClaimRecord) -> str:
+    """Spell how long processors worked for a claim."""
+    return "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}"
 
 
 def interval(judged: Judgement) -> str:

@@ -17,7 +17,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.json_file import Json
 from ntkexp.records.seal import read_sealed, sealed_text
-from ntkexp.records.timings import read_timings
+from ntkexp.records.timings import took
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 
@@ -65,9 +65,9 @@ class ClaimRecord:
     looks: Mapping[str, Judgement]
 
     @property
-    def seconds(self) -> float:
-        """Its runs took so long, one after the other."""
-        return read_timings(self.path / TIMINGS).get("runs", math.nan)
+    def cpu_minutes(self) -> float:
+        """One core alone takes so long for its runs; NaN where nobody counted it."""
+        return took(self.path / TIMINGS).processor / 60
 
     @property
     def main(self) -> Judgement:
@@ -85,7 +85,8 @@ class ClaimRecord:
     def told(self) -> dict[str, Json]:
         """The claim as a program is told of it: its own look first, the others by name."""
         others = {name: look.fields for name, look in self.looks.items() if name != "main"}
-        return {**{key: value for key, value in self.fields.items() if key != "looks"}, **self.main.fields, **others}
+        said = {key: value for key, value in self.fields.items() if key != "looks"}
+        return {**said, **self.main.fields, **others, "cpu_minutes": self.cpu_minutes}
 
 
 def write_claim(claim: ClaimRecord) -> None:

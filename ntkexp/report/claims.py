@@ -45,14 +45,14 @@ def outlook(record: ClaimRecord) -> str:
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
-    >>> outlook(SimpleNamespace(main=main, seconds=60.0))
-    '6 more seeds, about 2.0 minutes of one core, would probably decide'
+    >>> outlook(SimpleNamespace(main=main, cpu_minutes=1.0))
+    '6 more seeds, about 2.0 CPU minutes, would probably decide'
     """
     more = record.main.more_seeds
     if not more:
         return ""
-    minutes = record.seconds / len(record.main.seeds) * more / 60
-    takes = "" if math.isnan(minutes) else f", about {minutes:.1f} minutes of one core,"
+    minutes = record.cpu_minutes / len(record.main.seeds) * more
+    takes = "" if math.isnan(minutes) else f", about {minutes:.1f} CPU minutes,"
     return f"{more} more seed{'s' * (more > 1)}{takes} would probably decide"
 
 

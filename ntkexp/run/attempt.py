@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 
 from ntkexp.experiment.experiment import Experiment
@@ -17,7 +18,7 @@ from ntkexp.records.kernels import KERNELS, create_kernels
 from ntkexp.records.leave_out import STORE as LEFT_OUT
 from ntkexp.records.metrics import RETRACED
 from ntkexp.records.provenance import PROVENANCE
-from ntkexp.records.timings import MACHINE, write_timings
+from ntkexp.records.timings import MACHINE, Took, write_timings
 from ntkexp.report.painter import Paint, painter
 from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, Checkpoint
 from ntkexp.run.clock import Clock
@@ -79,6 +80,8 @@ def attempt(asked: RunRequest, saved: Checkpoint | None) -> None:
 def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Attempted:
     """Prepare, run, write and draw."""
     experiment, folder, clock = asked.experiment, asked.folder, Clock()
+    if saved is not None:
+        clock.parts["earlier"] = Took(*saved.get("took", (nan, nan)))
     with clock.times("prepare"):
         of = identity(experiment)
         threads = fix_circumstances(experiment, saved["threads"] if saved else None)
@@ -87,7 +90,7 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
         begin(folder, setting, asked.overrides)
     make_room(folder, setting)
     folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
-    with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress) as listener:
+    with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress, clock) as listener:
         outcome = run(setting, listener, saved["run"] if saved else None)
     with clock.times("write"):
         write(folder, setting, outcome)
@@ -131,8 +134,8 @@ def make_room(folder: RunFolder, setting: Setting) -> None:
 def finish(folder: RunFolder, attempted: Attempted) -> None:
     """The timings, and the word that the run is finished."""
     setting, outcome = attempted.setting, attempted.outcome
-    machines = {MACHINE + rung.name: rung.seconds for rung in outcome.rungs}
-    write_timings(folder.path / "timings.csv", attempted.clock.seconds | machines)
+    machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
+    write_timings(folder.path / "timings.csv", attempted.clock.parts | machines)
     steps = setting.experiment.steps
     folder.write_sealed("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
     some = [name for name in SOMETIMES if (folder.path / name).exists()]

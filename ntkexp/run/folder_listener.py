@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +18,7 @@ from ntkexp.records.metrics import RETRACED, MetricsWriter
 from ntkexp.records.seal import sealed
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.run.checkpoint import METRICS, TRAJECTORY, Checkpoint, save
+from ntkexp.run.clock import Clock
 from ntkexp.run.interrupt import Interrupt, deferred_interrupt
 from ntkexp.run.listener import AbstractListener
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
@@ -36,6 +37,7 @@ class FolderListener(AbstractListener):
     of: str  # the run's identity
     threads: int
     progress: AbstractProgress
+    clock: Clock
     interrupt: Interrupt
     snapshots: dict[str, tuple[int, str]] = field(default_factory=dict)  # the seals of their files
     taken: int = 0  # how many snapshots
@@ -122,6 +124,7 @@ class FolderListener(AbstractListener):
         kept = {
             "run": state.state,
             "threads": self.threads,
+            "took": astuple(self.clock.whole),
             "snapshots": self.taken,
             "seals": self.snapshots | {METRICS: self.metrics.mark},
         }
@@ -130,7 +133,13 @@ class FolderListener(AbstractListener):
 
 @contextmanager
 def listen(
-    folder: RunFolder, setting: Setting, saved: Checkpoint | None, of: str, threads: int, progress: AbstractProgress
+    folder: RunFolder,
+    setting: Setting,
+    saved: Checkpoint | None,
+    of: str,
+    threads: int,
+    progress: AbstractProgress,
+    clock: Clock,
 ) -> Iterator[FolderListener]:
     """The listener of a run, which goes on where it was left."""
     columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
@@ -144,6 +153,7 @@ def listen(
             of=of,
             threads=threads,
             progress=progress,
+            clock=clock,
             interrupt=interrupt,
             snapshots=seals,
             taken=saved["snapshots"] if saved else 0,

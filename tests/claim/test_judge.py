@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -22,10 +26,12 @@ from ntkexp.claim.quantity.column import Column
 from ntkexp.claim.quantity.columns import Columns
 from ntkexp.claim.quantity.crossing import Crossing
 from ntkexp.claim.synthetic import RULES, try_rule
+from ntkexp.cli.claims_shown import table
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.estimate import Estimate
+from ntkexp.run.clock import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
 
 ONE = Finding("supported", 1.0, p=0.001)
@@ -139,6 +145,31 @@ def test_a_claim_of_a_trial_is_judged_and_kept(tmp_path: Path) -> None:
     assert kept(record.path) == before
 
 
+@pytest.mark.parametrize("wall", [1.0, 30.0])
+def test_minutes_are_those_of_the_work_however_busy_the_machine_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wall: float
+) -> None:
+    """A trial reads both clocks twice; between the two it works for 0.75 s, which took as long as it took."""
+    clock = partial(Clock, wall=count(0, wall).__next__, processor=count(0.0, 0.75).__next__)
+    monkeypatch.setattr("ntkexp.claim.trial_job.Clock", clock)
+    found = planned(OF_LINES, tmp_path)
+    record = judged(found)
+    assert record.cpu_minutes == len(found.trials) * 0.75 / 60
+    assert record.told["cpu_minutes"] == record.cpu_minutes
+    assert f" {record.cpu_minutes:.1f}" in table([record])
+    found.trials[0].timings.unlink()
+    uncounted = judged(found)
+    assert math.isnan(uncounted.cpu_minutes)  # rather than too little
+    assert table([uncounted]).rstrip().endswith("–")
+
+
+def test_children_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = SimpleNamespace(children_user=2.0, children_system=0.25)
+    monkeypatch.setattr("os.times", lambda: children)
+    monkeypatch.setattr("time.process_time", lambda: 1.0)
+    assert processor_seconds() == 3.25
+
+
 def test_trials_side_by_side_are_told_apart_by_their_names(tmp_path: Path) -> None:
     line = {"_target_": "tests.claim.subject.Line"}
     both = {"_target_": "ntkexp.claim.trial.SideBySide", "names": ["falls", "rises"]}
@@ -196,6 +227,7 @@ def test_a_claim_of_runs_is_judged_from_their_numbers(tmp_path: Path) -> None:
     ]
     assert record.main.figure == pytest.approx(np.mean(slopes))
     assert record.looks["control"].verdict != "supported"
+    assert 0 < record.cpu_minutes < math.inf
     assert len(list((tmp_path / "runs").iterdir())) == 8  # the control shares those of the claim
     assert (record.path / "picture.svg").read_text().startswith("<?xml")
 

@@ -51,5 +51,5 @@ def test_killed_claims_go_on(tmp_path: Path) -> None:
 
 
 def told(claim: dict[str, str], out: Path) -> dict[str, str]:
-    """What is told of a claim, wherever it lies."""
-    return claim | {"command": claim["command"].replace(str(out), "out")}
+    """What is told of a claim, wherever it lies, and however long it took."""
+    return claim | {"command": claim["command"].replace(str(out), "out"), "cpu_minutes": ""}

@@ -18,6 +18,7 @@ from ntkexp.cli.main import run
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import folder_name
 from ntkexp.records.folder import RunFolder
+from ntkexp.records.timings import read_timings
 from ntkexp.report.painter import Paint
 from tests.run.commands import TINY, only_run, promised
 
@@ -170,11 +171,14 @@ def test_resume_goes_on_with_the_threads_of_the_checkpoint(
         command(*train(tmp_path))
     torch.set_num_threads(2)
     folder = only_run(tmp_path)
-    assert (folder / "checkpoint.pt").is_file()
+    took = torch.load(folder / "checkpoint.pt")["took"]
     assert command("resume", str(folder), "--quiet") == (0, "", "")
     assert torch.get_num_threads() == 1
     assert promised(folder) == undisturbed
     assert not (folder / "checkpoint.pt").exists()
+    earlier = read_timings(folder / "timings.csv")["earlier"]
+    assert min(took) > 0
+    assert (earlier.wall, earlier.processor) == pytest.approx(took, abs=1e-6)  # of which six digits are written
 
 
 ADAM = ("optimizer=adam", "optimizer.step_size=0.01")

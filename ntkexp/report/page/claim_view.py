@@ -17,15 +17,17 @@ from ntkexp.report.page.table import Table, tabled
 from ntkexp.text import listed
 
 HEADER = (
-    *("claim", "verdict", "stands", "figure", "low", "high", "control", "second look", "minutes", "size"),
+    *("claim", "verdict", "stands", "figure", "low", "high", "control", "second look", "CPU minutes", "size"),
     *("source", "expected", "digest"),
 )
-NUMBERS = ("figure", "low", "high", "minutes")
+NUMBERS = ("figure", "low", "high", "CPU minutes")
 OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
 SPOKEN = {"main": "the claim", "second": "second look"}
 RULE = (
     "Each claim said beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what was "
-    "expected; refuted: it lies outside; undecided: anything else, and also where the control is supported too."
+    "expected; refuted: it lies outside; undecided: anything else, and also where the control is supported too. CPU "
+    "minutes are those of one core that does all runs of a claim by itself: two idle cores need half as long, and what "
+    "else a machine is doing does not count. Runs that claims share are counted for each."
 )
 
 
@@ -110,7 +112,7 @@ def overview(records: Sequence[ClaimRecord]) -> Table:
             "–" if record.main.verdict == "undecided" else "yes" if stands else "no",
             *figures(record.main),
             *(record.looks[name].verdict for name in ("control", "second")),
-            record.seconds / 60,
+            record.cpu_minutes,
             record.size,
             record.source,
             record.main.expected,

@@ -13,7 +13,7 @@ import pytest
 
 from ntkexp.cli.claims_shown import line, notes
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
-from ntkexp.records.timings import write_timings
+from ntkexp.records.timings import Took, write_timings
 from ntkexp.report.claims import outlook, standing, summary
 from ntkexp.report.page.build import write_claims
 
@@ -37,13 +37,16 @@ def record(folder: Path, name: str, verdict: str = "supported", p: float | None 
 
 
 def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> None:
-    """Three seeds took 90 seconds, so that four more take two minutes."""
+    """Three seeds took 90 seconds of work, so that four more take two minutes, however long the machine was busy."""
     found = record(tmp_path / "claims", "one", "undecided", None)
     asked = replace(found, looks={**found.looks, "main": replace(found.main, more_seeds=4)})
     write_claim(asked)
-    assert outlook(asked) == "4 more seeds would probably decide"  # nobody has taken the time
-    write_timings(asked.path / TIMINGS, {"runs": 90.0})
-    told = "4 more seeds, about 2.0 minutes of one core, would probably decide"
+    for uncounted in ({}, {"runs": Took(wall=90.0)}):  # as those that were kept before processor time was counted
+        write_timings(asked.path / TIMINGS, uncounted)
+        assert outlook(asked) == "4 more seeds would probably decide"
+    write_timings(asked.path / TIMINGS, {"runs": Took(wall=4000.0, processor=90.0)})
+    told = "4 more seeds, about 2.0 CPU minutes, would probably decide"
+    assert asked.told["cpu_minutes"] == 1.5
     assert told in line(asked)
     assert told in notes([asked])
     page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
