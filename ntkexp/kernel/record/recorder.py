@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ntkexp.kernel.record.arguments import leaves, replace
 from ntkexp.kernel.record.convolve import convolve
 from ntkexp.kernel.record.entry import Entry, Slot
+from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import storage
 from ntkexp.mistake import Mistake
 
@@ -39,10 +40,11 @@ class DispatchMode(TorchDispatchMode):
 
 
 class Recorder(DispatchMode):
-    """Writes operations down as they run."""
+    """Writes operations down as they run; those that write in place are rewritten, or stop it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rewrites: bool = True) -> None:
         super().__init__()
+        self.rewrites = rewrites
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}
@@ -51,19 +53,20 @@ class Recorder(DispatchMode):
 
     def slot(self, value: Any) -> Any:
         """The slot of a tensor, new if it was never seen; anything else is left as it is."""
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self.slots:
-            written = self.flats and value.numel()  # what is empty lives nowhere
-            flat = self.flats.get(storage(value)) if written else None
-            if flat is None:
-                self.slots[id(value)] = Slot(len(self.values))
-                self.values.append(value)
-            else:
-                again = self.apply(aten.index_select.default, flat, 0, positions(value).reshape(-1))
-                self.slots[id(value)] = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
-            self.seen[id(value)] = value
-        return self.slots[id(value)]
+        found = self.slots.get(id(value))
+        if found is not None or not isinstance(value, Tensor):
+            return value if found is None else found
+        written = self.flats and value.numel()  # what is empty lives nowhere
+        flat = self.flats.get(storage(value)) if written else None
+        if flat is None:
+            found = Slot(len(self.values))
+            self.values.append(value)
+        else:
+            again = self.apply(aten.index_select.default, flat, 0, positions(value).reshape(-1))
+            found = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
+        self.slots[id(value)] = found
+        self.seen[id(value)] = value
+        return found
 
     def apply(self, op: OpOverload, *args: Any) -> Tensor:
         """Run an operation of our own and write it down."""
@@ -81,6 +84,8 @@ class Recorder(DispatchMode):
             raise Mistake(
                 f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
             )
+        if not self.rewrites and writes(func):
+            raise NotStraight
         if (twin := functional_twin(func)) is not None:
             if torch.Tag.inplace_view in func.tags:
                 return self.turn(func, twin, args, kwargs)
@@ -143,6 +148,12 @@ class Recorder(DispatchMode):
 def is_random(op: OpOverload) -> bool:
     """Whether the operation draws numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags
+
+
+@cache
+def writes(op: OpOverload) -> bool:
+    """Whether the operation writes into one of its arguments."""
+    return bool(op._schema.is_mutable)
 
 
 @cache

@@ -16,9 +16,15 @@ from ntkexp.kernel.record.inputs import as_inputs, examples, tensors
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.out_of_torch import OutOfTorch
 from ntkexp.kernel.record.recorder import Recorder
+from ntkexp.kernel.record.straight import NotStraight, StraightOn
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
+
+aten = torch.ops.aten
+
+FUSED = (aten.mkldnn_rnn_layer.default, aten._cudnn_rnn.default)
+"""Recurrent layers as one operation, which has no rule."""
 
 
 @contextmanager
@@ -51,10 +57,10 @@ def record(function: Function, weights: Weights, inputs: Inputs, *, differentiab
     refuse_complex(weights)
     run = partial(columns, function)
     tape = functional_tape(run, weights, inputs, differentiable)
-    names = {entry.name for entry in tape.entries}
-    if not names & {"mkldnn_rnn_layer", "_cudnn_rnn"}:
+    operations = {entry.op for entry in tape.entries}
+    if operations.isdisjoint(FUSED):
         return tape
-    with unfused(), composed() if "_cudnn_rnn" in names else nullcontext():
+    with unfused(), composed() if aten._cudnn_rnn.default in operations else nullcontext():
         return functional_tape(run, weights, inputs, differentiable)
 
 
@@ -95,7 +101,15 @@ def composed() -> Iterator[None]:
 def functional_tape(
     run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
 ) -> Tape:
-    """One run and its tape, as a pure program where torch can make one of it."""
+    """One run and its tape, as a pure program where torch can make one of it.
+
+    Most modules write nothing in place, and need no help; a module that does runs again.
+    """
+    try:
+        with StraightOn():
+            return put_on_tape(run, weights, inputs, differentiable, rewrites=False)
+    except NotStraight:
+        pass
     try:
         with OutOfTorch(in_memory=False):
             return put_on_tape(torch.func.functionalize(run), weights, inputs, differentiable)
@@ -107,13 +121,18 @@ def functional_tape(
 
 
 def put_on_tape(
-    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
+    run: Callable[[Weights, Inputs], Tensor],
+    weights: Weights,
+    inputs: Inputs,
+    differentiable: bool,
+    *,
+    rewrites: bool = True,
 ) -> Tape:
     """One run and its tape."""
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
     given = as_inputs(inputs)
     versions = [tensor._version for tensor in tensors(given)]
-    with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder() as recorder:
+    with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder(rewrites=rewrites) as recorder:
         known = {recorder.slot(weight): name for name, weight in leaves.items()}
         arguments = tree_map(recorder.slot, given)
         output = recorder.slot(run(leaves, given))
