@@ -10,14 +10,13 @@ Sweeps that come with the package would take minutes: they are given `SHORTER` a
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tests.docs.process import printed
 from tests.docs.readme import ROOT
 
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # which has its own test
@@ -102,16 +101,3 @@ class Page:
 def shortened(line: str) -> str:
     """The same command for less time."""
     return " ".join([line, *(words for start, words in SHORTER.items() if line.startswith(start))])
-
-
-def printed(command: list[str], folder: Path) -> str:
-    """What a command prints on stdout. It succeeds, and warns of nothing."""
-    program = folder / ".venv" / "bin" / "ntkexp"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ntkexp "$@"\n')
-    program.chmod(0o755)
-    paths = {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, (command, ended.stderr)
-    assert "arning" not in ended.stderr, (command, ended.stderr)
-    return ended.stdout

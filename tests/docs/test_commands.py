@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.docs.process import printed
 from tests.docs.readme import COMMANDS, ROOT, SETUPS, blocks
 
 pytestmark = pytest.mark.slow
@@ -16,14 +14,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `ntkexp` in `.venv/bin`, where the README puts it, a table of measurements, and a module."""
+    """A folder with a table of measurements, and a module."""
     from sklearn.datasets import load_iris  # noqa: PLC0415  slow to import where tests are only collected
 
     place = tmp_path_factory.mktemp("stranger")
-    program = place / ".venv" / "bin" / "ntkexp"
-    program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m ntkexp "$@"\n')
-    program.chmod(0o755)
     iris = load_iris()
     rows = [[*map(str, x), iris.target_names[label]] for x, label in zip(iris.data, iris.target, strict=True)]
     lines = [",".join(row) for row in [["length", "width", "petal length", "petal width", "species"], *rows]]
@@ -33,14 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(line: str, folder: Path) -> str:
-    """What a line prints on stdout; nothing but progress may go to stderr."""
-    path = f"{folder}/.venv/bin{os.pathsep}{os.environ['PATH']}"
-    ended = subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "arning" not in ended.stderr
-    return ended.stdout
+    """What a line prints on stdout."""
+    return printed(["bash", "-c", line], folder)
 
 
 def test_the_default_run_prints_the_table_shown(folder: Path) -> None:
