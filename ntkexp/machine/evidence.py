@@ -20,12 +20,12 @@ class DoesNotApply(Exception):
 class PathKernel:
     """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics.contributions`)."""
 
-    kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
-    contributions: Float[Tensor, "probe out train"]
-    decay: Float[Tensor, "probe out"]
+    kernel: Float[Tensor, "probe integrated kept out_"]  # of all training examples, or of none
+    contributions: Float[Tensor, "probe integrated train"]
+    decay: Float[Tensor, "probe integrated"]
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
-    half_by: Float[Tensor, "probe out train"] | None = None  # share of the path's time, where that was seen
+    half_by: Float[Tensor, "probe integrated train"] | None = None  # share of the path's time, where that was seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,14 @@ class Evidence:
         if isinstance(self.limit, DoesNotApply):
             raise self.limit
         return self.limit
+
+    def after(self, change: Float[Tensor, "probe integrated"]) -> Float[Tensor, "probe out"]:
+        """f_0 and a change of it at the outputs at which the path was integrated; NaN at others."""
+        read = list(self.integrated)
+        known = self.start[:, read] + change
+        outputs = known.new_full(self.start.shape, torch.nan)
+        outputs[:, read] = known
+        return outputs
 
     @property
     def learned(self) -> Float[Tensor, "train out"]:

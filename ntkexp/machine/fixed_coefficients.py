@@ -23,7 +23,7 @@ class FixedCoefficients(AbstractMachine):
         coefficients = evidence.training.mean_coefficients
         if coefficients is None:
             coefficients = fitted_coefficients(evidence)
-        outputs = evidence.start + apply_kernel(evidence.path.kernel, coefficients)
+        outputs = evidence.after(apply_kernel(evidence.path.kernel, coefficients))
         return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
 
 
@@ -32,7 +32,7 @@ def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out_"]:
     here = evidence.attributed[: evidence.train].nonzero()[:, 0]
     if not len(here):
         raise DoesNotApply("no training example is attributed: add train to path.probes")
-    kernel, parts = (part[here][:, evidence.integrated] for part in (evidence.path.kernel, evidence.path.contributions))
+    kernel, parts = (part[here] for part in (evidence.path.kernel, evidence.path.contributions))
     kernel = kernel.permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
     parts = parts.flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):

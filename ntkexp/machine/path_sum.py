@@ -30,8 +30,8 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
             raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
         raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
     path = evidence.paths[rule]
-    outputs = evidence.start + path.contributions.sum(2) + path.decay
-    return Prediction(outputs, path.detail, parts(path.facts), partial=True)
+    change = path.contributions.sum(2) + path.decay
+    return Prediction(evidence.after(change), path.detail, parts(path.facts), partial=True)
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ class RandomIdentity(AbstractMachine):
             raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
         coefficients = evidence.path.contributions / kernel[:, None]
         return Prediction(
-            evidence.start + (coefficients * kernel[:, None]).sum(2) + evidence.path.decay,
+            evidence.after((coefficients * kernel[:, None]).sum(2) + evidence.path.decay),
             f"rank {len(kernel)}, 𝒮 by {evidence.rule}",
             partial=True,
         )

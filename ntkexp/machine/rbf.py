@@ -30,7 +30,7 @@ class RBFIdentity(AbstractMachine):
             raise DoesNotApply("the Gaussian kernel vanishes between distant points, so nothing can be divided by it")
         coefficients = evidence.path.contributions / kernel[:, None]
         return Prediction(
-            evidence.start + (coefficients * kernel[:, None]).sum(2) + evidence.path.decay,
+            evidence.after((coefficients * kernel[:, None]).sum(2) + evidence.path.decay),
             f"h={width:.3g}, 𝒮 by {evidence.rule}",
             partial=True,
         )

@@ -11,13 +11,14 @@
                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
                                            `agreement`
 
-These are by the rule that explains best; what others say has their names behind, as `contribution_left`. The attribute
-`example` of the store says who the examples are: their numbers in the source, their names, or what they hold, digested.
+These are by the rule that explains best; what others say has their names behind, as `contribution_left`. Attributes of
+the store say who the examples are (`example`: their numbers in the source, their names, or what they hold, digested)
+and which of the network's outputs were read (`out`: nothing is kept of others).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,9 +66,11 @@ def called(kind: str, rule: str, explained: str) -> str:
     return kind if rule == explained else f"{kind}_{rule}"
 
 
-def write_contributions(path: Path, rules: Mapping[str, ContributionsByRule], examples: list[int] | list[str]) -> None:
-    """Write what each rule says of these examples."""
-    store = create_store(path, {"example": examples})
+def write_contributions(
+    path: Path, rules: Mapping[str, ContributionsByRule], examples: list[int] | list[str], outs: Sequence[int]
+) -> None:
+    """Write what each rule says of these examples at these outputs."""
+    store = create_store(path, {"example": examples, "out": list(outs)})
     first = explained_rule(rules)
     for rule, found in rules.items():
         arrays = {

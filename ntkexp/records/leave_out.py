@@ -1,6 +1,6 @@
 """leave_out.zarr: predicted changes of outputs held against those of trainings that really left examples out.
 
-predicted, actual    [removal, probe, out]   NaN where effects were not computed
+predicted, actual    [removal, probe, out]   at the outputs of contributions.zarr
 example              [place]                 who was left out, one removal after another
 count, influential   [removal]               how many, and whether the most influential ones or random ones
 """

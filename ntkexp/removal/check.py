@@ -61,19 +61,19 @@ def outputs_without(
 
 def leave_out(
     rerun: Rerun,
-    effect: Float[Tensor, "point out train"],
+    effect: Float[Tensor, "point some train"],
     inputs: Float[Tensor, "point *shape"],
     probe: Sequence[int],
+    outs: Sequence[int],
     *,
     everyone: bool,
 ) -> LeaveOut:
-    """Hold effects (NaN at outputs whose effects were not computed) against trainings; `probe` names the points."""
-    known = effect.nan_to_num()
-    removals = groups(known.square().sum((0, 1)).sqrt(), rerun.seed)
+    """Hold effects on these outputs against trainings; `probe` names the points."""
+    removals = groups(effect.square().sum((0, 1)).sqrt(), rerun.seed)
     if everyone:
         alone = (LeftOut(influential=False, examples=(k,)) for k in range(rerun.examples))
         removals = (*alone, *(each for each in removals if len(each.examples) > 1))
-    actual = changes(rerun, [each.examples for each in removals], inputs)
+    actual = changes(rerun, [each.examples for each in removals], inputs)[:, :, list(outs)]
     return beside(effect, removals, actual, probe)
 
 

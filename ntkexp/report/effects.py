@@ -21,7 +21,7 @@ NOT_COMPUTED = "not computed: path.effects=true"
 
 
 def effects(run: Run) -> Array | None:
-    """Read the predicted change of every output if an example were left out, [probe, out, example]."""
+    """Read the predicted change of the outputs that were read if an example were left out, [probe, out, example]."""
     if EFFECT not in run.contributions:
         return None
     return np.asarray(run.contributions[EFFECT].to_numpy(), dtype=float)
@@ -32,17 +32,18 @@ class KnownEffects:
     """What would change if examples were left out, and whether that is to be believed."""
 
     predicted: Array  # [probe, out, example]
+    outs: tuple[int, ...]  # which outputs these are
     check: LeaveOut | None
     agreement: Agreement | None
     is_actual: bool = False  # whether trainings found what is `predicted`
 
     def at(self, probe: int, out: int) -> tuple[Array, bool] | None:
         """Find the change of an output without each example, and whether it came of trainings; None: not known."""
-        count = self.predicted.shape[2]
+        count, column = self.predicted.shape[2], self.outs.index(out)
         actual = None if self.check is None else self.check.alone(count)
         if self.check is not None and actual is not None and probe in self.check.probe:
-            return actual[self.check.probe.index(probe), out], True
-        found = self.predicted[probe, out]
+            return actual[self.check.probe.index(probe), column], True
+        found = self.predicted[probe, column]
         return (found, self.is_actual) if np.isfinite(found).all() else None
 
     @property
@@ -59,10 +60,10 @@ def known_effects(run: Run) -> KnownEffects | None:
     facts = run.contributions[EFFECT].attrs
     is_actual = facts.get("kind") == RETRAINED
     if not (run.path / STORE).exists():
-        return KnownEffects(predicted, None, None, is_actual)
+        return KnownEffects(predicted, run.outs, None, None, is_actual)
     check = read_leave_out(run.sealed(STORE))
     growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON knows no infinity
-    return KnownEffects(predicted, check, held_against(check, growth), is_actual)
+    return KnownEffects(predicted, run.outs, check, held_against(check, growth), is_actual)
 
 
 def influence(parts: Array) -> Array:

@@ -106,8 +106,8 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         raise Mistake(
             f"point {number} of {split} was not attributed: with this optimizer the first path.attributed points are"
         )
-    out = largest_known(end, parts)
-    contributions = parts[out]
+    column = largest_known(end[list(run.outs)], parts)
+    out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
     decay = decay_of(run, rule, k, out)
     times, without = halfway(run, rule, k, out), left_out(run, k, out)
@@ -164,12 +164,12 @@ def numbered(run: Run, split: str, number: int) -> int:
 
 
 def read_at(parts: Array) -> NDArray[np.bool_]:
-    """Find the outputs (of points) whose path was integrated, from their contributions."""
+    """Find the outputs (of points) at which the path was integrated, from their contributions."""
     return np.asarray(np.isfinite(parts).all(axis=-1))
 
 
 def largest_known(outputs: Array, parts: Array) -> int:
-    """Find the largest of the outputs whose contributions are known (`path.outputs` limits them)."""
+    """Find the largest of the outputs that were read, whose contributions are known."""
     return int(np.where(read_at(parts), outputs, -np.inf).argmax())
 
 
@@ -191,7 +191,7 @@ def outputs_of(run: Run, machine: str) -> Array:
 def decay_of(run: Run, rule: str, point: int, out: int) -> float:
     """Read what decay of the weights did to one output, which is nothing where they do not decay."""
     found = run.by_rule(DECAY, rule)
-    return 0.0 if found is None else float(found.isel(probe=point, out=out))
+    return 0.0 if found is None else float(found.isel(probe=point).sel(out=out))
 
 
 def output_name(run: Run, out: int, outputs: int) -> str:

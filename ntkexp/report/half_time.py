@@ -19,7 +19,7 @@ from ntkexp.report.run import Run
 def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
     """Find the share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
     if (seen := run.by_rule(HALF_BY, rule)) is not None:
-        return seen.isel(probe=point, out=out).to_numpy().astype(float)
+        return seen.isel(probe=point).sel(out=out).to_numpy().astype(float)
     gradients = run.kernels.get("output_gradient")
     unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels
     if unseen or gradients is None or gradients.sizes["snapshot"] < 2:

@@ -62,7 +62,7 @@ def entries(run: Run, split: str, numbers: list[int], found: Removal) -> list[Le
     made = []
     for row, (number, k) in enumerate(zip(numbers, found.probe, strict=True)):
         for column, out in enumerate(found.out):
-            predicted = None if known is None else float(known[k, out, group].sum())
+            predicted = None if known is None or out not in run.outs else known[k, run.outs.index(out), group].sum()
             made.append(
                 LedgerEntry(
                     split=split,
@@ -71,7 +71,7 @@ def entries(run: Run, split: str, numbers: list[int], found: Removal) -> list[Le
                     out=out,
                     output=output_name(run, out, before.shape[1]),
                     before=float(before[k, out]),
-                    predicted=predicted if predicted is not None and np.isfinite(predicted) else None,
+                    predicted=float(predicted) if predicted is not None and np.isfinite(predicted) else None,
                     actual=float(found.actual[row, column]),
                     places=found.example,
                     names=tuple(names[i] for i in group),

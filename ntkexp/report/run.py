@@ -89,7 +89,12 @@ class Run:
     def contributions(self) -> xr.Dataset:
         """What each training example added to each output, and what else made it: `records.contributions`."""
         store = open_store(self.sealed("contributions.zarr"))
-        return store.assign_coords(example=store.attrs.pop("example"))
+        return store.assign_coords({name: store.attrs.pop(name) for name in ("example", "out")})
+
+    @property
+    def outs(self) -> tuple[int, ...]:
+        """The path was integrated at these outputs, which are those of contributions and effects."""
+        return tuple(self.contributions.coords["out"].to_numpy().tolist())
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -19,9 +19,9 @@ from ntkexp.run.sweep_setting import SweepSetting
 
 @dataclass(frozen=True, kw_only=True)
 class EffectsFound:
-    """NaN stands where no effect was asked for."""
+    """NaN stands at points where no effect was asked for."""
 
-    values: Float[Tensor, "point out train"]
+    values: Float[Tensor, "point integrated train"]
     facts: Mapping[str, float | str]
     caveats: list[str]
     check: LeaveOut | None  # of trainings without examples; None: there was no step, or nobody to leave out
@@ -29,12 +29,10 @@ class EffectsFound:
 
 def spread(
     setting: Setting, asked: SweepSetting, found: Float[Tensor, "attributed integrated train"]
-) -> Float[Tensor, "point out train"]:
-    """Put what was found at some outputs of some points among all."""
-    shape = (*setting.start.outputs.shape, setting.points.train)
-    values = setting.start.outputs.new_full(shape, torch.nan, dtype=torch.float64)
-    for place, output in enumerate(setting.domain.integrated):
-        values[asked.points, output] = found[:, place].double()
+) -> Float[Tensor, "point integrated train"]:
+    """Put what was found at some points among all."""
+    values = found.new_full((len(setting.start.outputs), *found.shape[1:]), torch.nan, dtype=torch.float64)
+    values[asked.points] = found.double()
     return values
 
 

@@ -53,11 +53,12 @@ def checked(check: LeaveOut, growth: float, train: int) -> str:
     return said if check.alone(train) is None else f"{said} ({EVERYONE})"
 
 
-def check_of(found: EffectsPass, rerun: Rerun, values: Float[Tensor, "point out train"]) -> LeaveOut:
+def check_of(found: EffectsPass, rerun: Rerun, values: Float[Tensor, "point integrated train"]) -> LeaveOut:
     """Effects at the points where they were computed, held against trainings without examples."""
     points, domain = found.asked.points, found.setting.domain
     probe, everyone = (points - domain.read.start).tolist(), found.asked.costs_more
-    return leave_out(rerun, values[points], found.setting.problem.inputs[points], probe, everyone=everyone)
+    inputs, outs = found.setting.problem.inputs[points], domain.integrated
+    return leave_out(rerun, values[points], inputs, probe, outs, everyone=everyone)
 
 
 def agreement_of(found: EffectsPass, rerun: Rerun, end: Weights) -> float:

@@ -30,13 +30,13 @@ def effects_trained(state: RunState, asked: SweepSetting) -> EffectsFound:
     setting, rerun = state.setting, rerun_of(state)
     inputs, outs = setting.problem.inputs[asked.points], list(setting.domain.integrated)
     whole, *without = outputs_without(rerun, [[k] for k in range(rerun.examples)], inputs)
-    changes = torch.stack(without) - whole
-    values = spread(setting, asked, changes[:, :, outs].permute(1, 2, 0))
+    changes = (torch.stack(without) - whole)[:, :, outs]
+    values = spread(setting, asked, changes.permute(1, 2, 0))
     with torch.no_grad():
         missed = (whole - rerun.outputs(rerun.flat.vector(state.weights), inputs))[:, outs]
-    check = check_of(rerun, values[asked.points], inputs, (asked.points - setting.domain.read.start).tolist())
+    check = check_of(rerun, values[asked.points], inputs, (asked.points - setting.domain.read.start).tolist(), outs)
     told = [f"effects are changes in {rerun.examples} trainings, each without one example"]
-    told += drifted(missed, changes[:, :, outs])
+    told += drifted(missed, changes)
     told += [] if check is None else [f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}"]
     facts: dict[str, float | str] = {"kind": RETRAINED, "mean": setting.experiment.path.mean}
     return EffectsFound(values=values, facts=facts, caveats=told, check=check)
@@ -54,12 +54,16 @@ def drifted(missed: Float[Tensor, "point out"], changes: Float[Tensor, "train po
 
 
 def check_of(
-    rerun: Rerun, effect: Float[Tensor, "point out train"], inputs: Float[Tensor, "point *shape"], probe: list[int]
+    rerun: Rerun,
+    effect: Float[Tensor, "point integrated train"],
+    inputs: Float[Tensor, "point *shape"],
+    probe: list[int],
+    outs: list[int],
 ) -> LeaveOut | None:
-    """Sums of effects, held against trainings without groups, if there are any."""
+    """Sums of effects on these outputs, held against trainings without groups, if there are any."""
     if not any(size > 1 for size in sizes(rerun.examples)):
         return None
-    chosen = groups(effect.nan_to_num().square().sum((0, 1)).sqrt(), rerun.seed)
+    chosen = groups(effect.square().sum((0, 1)).sqrt(), rerun.seed)
     several = [each for each in chosen if len(each.examples) > 1]
     whole, *without = outputs_without(rerun, [each.examples for each in several], inputs)
-    return beside(effect, several, torch.stack(without) - whole, probe)
+    return beside(effect, several, (torch.stack(without) - whole)[:, :, outs], probe)

@@ -121,27 +121,16 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
     details, accumulator = state.setting.experiment.integration.details, state.accumulator
     found = {}
     for name, integrals in accumulator.integrals.items():
-        kernel, contributions, decay = (with_all_outputs(part, state.setting) for part in integrals.parts)
-        half_by = accumulator.half_by(name)
+        kernel, contributions, decay = integrals.parts
         found[name] = PathKernel(
             kernel=kernel,
             contributions=contributions,
             decay=decay,
             detail=details[name],
             facts=facts(state, name),
-            half_by=None if half_by is None else with_all_outputs(half_by, state.setting),
+            half_by=accumulator.half_by(name),
         )
     return found
-
-
-def with_all_outputs(part: Float[Tensor, "point integrated ..."], setting: Setting) -> Float[Tensor, "point out ..."]:
-    """The part with all outputs, NaN where the path is not integrated."""
-    outputs = setting.domain.outputs
-    if part.shape[1] == outputs:
-        return part
-    wide = part.new_full((len(part), outputs, *part.shape[2:]), torch.nan)
-    wide[:, list(setting.domain.integrated)] = part
-    return wide
 
 
 def training(state: RunState) -> Training:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.machine.base import Prediction
-from ntkexp.machine.evidence import PathKernel
+from ntkexp.machine.evidence import Evidence, PathKernel
 from ntkexp.machine.ladder import results
 from ntkexp.records.atomic import being_written
 from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
@@ -29,10 +30,11 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
-            write_array(kernels, f"path_{name}", array(integral.kernel[read]))
+            write_array(kernels, f"path_{name}", array(with_all_outputs(integral.kernel[read], evidence)))
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {name: by_rule(integral, read, decays=decays) for name, integral in evidence.paths.items()}
-    write_contributions(path / "contributions.zarr", parts, setting.problem.data.train.index.tolist())
+    examples = setting.problem.data.train.index.tolist()
+    write_contributions(path / "contributions.zarr", parts, examples, evidence.integrated)
     if outcome.effects is not None:
         add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
@@ -44,6 +46,15 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     write_results(path / "results.csv", table)
     with being_written(path / "weights.pt") as file:
         torch.save({"start": setting.problem.weights, "end": outcome.weights}, file)
+
+
+def with_all_outputs(
+    kernel: Float[Tensor, "point integrated train out_"], evidence: Evidence
+) -> Float[Tensor, "point out train out_"]:
+    """The path kernel in the form of tangent kernels, which lie beside it: NaN where the path was not integrated."""
+    wide = kernel.new_full((len(kernel), kernel.shape[3], *kernel.shape[2:]), torch.nan)
+    wide[:, list(evidence.integrated)] = kernel
+    return wide
 
 
 def by_rule(integral: PathKernel, read: slice | Tensor, *, decays: bool) -> ContributionsByRule:

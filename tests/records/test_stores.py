@@ -58,7 +58,7 @@ def write_all(folder: Path) -> None:
     write_array(folder / "kernels.zarr", "path_secant", kernel(2))
     finish_kernels(folder / "kernels.zarr")
     parts = ContributionsByRule(kernel(3)[..., 0], facts={"error_bar": 0.1})
-    write_contributions(folder / "contributions.zarr", {"left": parts, "secant": parts}, [4, 7, 9])
+    write_contributions(folder / "contributions.zarr", {"left": parts, "secant": parts}, [4, 7, 9], [0, 1])
     write_predictions(folder / "predictions.zarr", {"f_0": kernel(4)[..., 0, 0], "secant": kernel(5)[..., 0, 0]})
     write_data(folder / "data.npz", {"train_index": np.arange(3), "classes": np.array(["a", "b"])})
 

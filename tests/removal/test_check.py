@@ -29,12 +29,12 @@ def derivative(training: Rerun, points: Tensor) -> Tensor:
 def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() -> None:
     training, points = rerun("sgd", "tanh", "data.train=48", "steps=6")
     effect = derivative(training, points)
-    right = held_against(leave_out(training, effect, points, range(3), everyone=False), growth=1.0)
+    right = held_against(leave_out(training, effect, points, range(3), range(3), everyone=False), growth=1.0)
     assert right.correlation > 0.9
     assert right.believed
     assert "correlate 0.9" in right.sentence
     assert right.removals == 8  # 1, 2 and 10 of 48 by influence; 1, 2, 2, 10 and 10 by chance
-    wrong = held_against(leave_out(training, effect.flip(1), points, range(3), everyone=False), growth=1.0)
+    wrong = held_against(leave_out(training, effect.flip(1), points, range(3), range(3), everyone=False), growth=1.0)
     assert not wrong.believed
     assert "not predictable" in wrong.sentence
     assert not replace(right, growth=1e4).believed
@@ -43,7 +43,7 @@ def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() 
 @pytest.mark.slow
 def test_where_it_is_cheap_everyone_is_left_out_alone() -> None:
     training, points = rerun("sgd", "tanh")
-    found = leave_out(training, derivative(training, points), points, range(3), everyone=True)
+    found = leave_out(training, derivative(training, points), points, range(3), range(3), everyone=True)
     alone = found.alone(training.examples)
     assert alone is not None
     assert found.alone(training.examples + 1) is None

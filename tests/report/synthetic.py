@@ -188,7 +188,7 @@ def descend(path: Path, problem: Problem) -> None:
     parts = {rule: values[points] for rule, values in sums.items()}
     known: dict[str, Facts] = {"secant": {"error_bar": 2e-3, "cancellation": 21.0}}
     said = {rule: ContributionsByRule(values, facts=known.get(rule, {})) for rule, values in parts.items()}
-    write_contributions(path / "contributions.zarr", said, list(range(M)))
+    write_contributions(path / "contributions.zarr", said, list(range(M)), range(C))
     machines = reconstructions(f_0[points], f[points], parts, rng)
     write_predictions(path / "predictions.zarr", {"f_0": f_0[points], "f_T": f[points], **machines})
     write_results(path / "results.csv", compare(problem, f_0[points], f[points], machines))

@@ -106,6 +106,27 @@ def test_the_picture_is_the_same_each_time(finished: dict[str, Path], tmp_path: 
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
+def test_outputs_that_were_read_keep_their_names(finished: dict[str, Path], tmp_path: Path) -> None:
+    copy, outs = shutil.copytree(finished["ten classes"], tmp_path / "some"), (2, 7)
+    whole = read_run(copy).parts("secant").to_numpy()
+    read = whole[:, list(outs)]
+    said = ContributionsByRule(read, decay=np.abs(read[..., 0]), half_by=np.abs(read))
+    write_contributions(copy / "contributions.zarr", {"secant": said}, list(range(whole.shape[2])), outs)
+    seal(copy)
+    run = load_run(copy)
+    assert run.contributions["contribution"].sel(out=7).dims == ("probe", "example")
+    for found in explain(run, "train", range(5)):
+        ends = run.predictions.sel(machine="f_T").to_numpy()[found.number]
+        assert found.out == max(outs, key=lambda out: ends[out])
+        assert found.output == f"f for {run.data['classes'][found.out]}"
+        parts = whole[found.number, found.out]
+        assert found.decay == abs(parts[0])
+        index = run.data["train_index"].tolist()
+        for part in found.parts:
+            assert part.added == parts[index.index(part.example.index)]
+            assert part.halfway == abs(part.added)
+
+
 def refused(run: Run, split: str, number: int) -> str:
     with pytest.raises(Mistake) as mistake:
         explain(run, split, [number])
@@ -127,9 +148,8 @@ def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[s
     assert np.isnan(halfway(read_run(copy), "secant", 0, 0)).all()
     parts = read_run(copy).parts("secant").to_numpy()
     seen = np.linspace(0, 1, parts.size).reshape(parts.shape)
-    write_contributions(
-        copy / "contributions.zarr", {"secant": ContributionsByRule(parts, half_by=seen)}, list(range(parts.shape[2]))
-    )
+    by_rule = {"secant": ContributionsByRule(parts, half_by=seen)}
+    write_contributions(copy / "contributions.zarr", by_rule, list(range(parts.shape[2])), range(parts.shape[1]))
     seal(copy)
     (found,) = explain(read_run(copy), "train", [2])
     place = {part.example.index: part.halfway for part in found.parts}

@@ -91,8 +91,7 @@ def test_a_training_that_does_not_repeat_itself_is_told() -> None:
 @pytest.mark.slow
 def test_chosen_outputs_have_the_same_effects() -> None:
     every, some = (effects_of(prepare(small(*QUICK, *ADAM, *more))).values for more in ((), ("path.outputs=[2]",)))
-    assert some[:, [0, 1]].isnan().all()
-    assert torch.allclose(some[:2, 2], every[:2, 2], rtol=1e-12, atol=0)
+    assert torch.allclose(some[:2], every[:2, 2:], rtol=1e-12, atol=0)
 
 
 class Interrupted(Memory):

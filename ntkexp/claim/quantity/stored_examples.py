@@ -50,10 +50,8 @@ class StoredExamples(AbstractQuantity):
         points, train = run.points[self.split], run.points["train"]
         parts = run.parts(self.rule).to_numpy()[points]
         targets = run.data["train_targets"]
-        if parts.shape[1] != 1 or not len(run.data["classes"]):
-            raise Mistake(
-                f"quantity: {run.name} has {parts.shape[1]} outputs; stored examples are those of two classes"
-            )
+        if (outputs := run.predictions.sizes["out"]) != 1 or not len(run.data["classes"]):
+            raise Mistake(f"quantity: {run.name} has {outputs} outputs; stored examples are those of two classes")
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
         predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
         labels = np.sign(targets[:, 0])

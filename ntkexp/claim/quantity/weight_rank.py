@@ -39,8 +39,8 @@ class WeightRank(AbstractQuantity):
             return math.nan
         points = run.points[self.split]
         parts = run.parts(self.rule).to_numpy()[points]
-        if parts.shape[1] != 1:
-            raise Mistake(f"quantity: {run.name} has {parts.shape[1]} outputs, and coefficients of one are compared")
+        if (outputs := run.predictions.sizes["out"]) != 1:
+            raise Mistake(f"quantity: {run.name} has {outputs} outputs, and coefficients of one are compared")
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
         usable = np.abs(kernel) >= SMALL * np.abs(kernel).max()
         weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))

@@ -64,7 +64,8 @@ def save(
         points, outputs = start.shape
         create_kernels(path / KERNELS, points, outputs, found.sizes["example"], room=0)
         finish_kernels(path / KERNELS)
-        write_contributions(path / "contributions.zarr", {"secant": parts(found)}, found["example"].to_numpy().tolist())
+        names = found["example"].to_numpy().tolist()
+        write_contributions(path / "contributions.zarr", {"secant": parts(found)}, names, range(outputs))
         if "effect" in found:
             add_effect(path / "contributions.zarr", found["effect"].to_numpy(), found["effect"].attrs)
         shutil.rmtree(path / STORE, ignore_errors=True)

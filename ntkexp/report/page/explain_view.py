@@ -92,7 +92,7 @@ def pictures(run: Run, explanation: Explanation, entry: LedgerEntry | None) -> I
     yield answers.beside(explanation)
     if BY_STEP in run.contributions:
         place = place_of(run, explanation.split).start + explanation.number
-        by_step = run.contributions[BY_STEP].isel(probe=place, out=explanation.out).to_numpy()
+        by_step = run.contributions[BY_STEP].isel(probe=place).sel(out=explanation.out).to_numpy()
         if np.isfinite(by_step).all():
             yield answers.when(by_step.astype(float), "When training moved this output")
     if entry is not None:

@@ -78,8 +78,8 @@ def explain(
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
     found = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
-        chosen = largest_known(outputs[k], parts[k])
-        here = parts[k, chosen]
+        column = largest_known(outputs[k, list(run.outs)], parts[k])
+        chosen, here = run.outs[column], parts[k, column]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         most = tuple(labelled(run, "train", i) for i in top.tolist())
         said = f"{output_name(run, chosen, outputs.shape[1])}: {minus(float(outputs[k, chosen]))}"
