@@ -20,6 +20,11 @@ class JudgedClaim:
     record: ClaimRecord
     tables: Mapping[str, pd.DataFrame]
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """The first look, which is the claim's own, was judged by this table."""
+        return self.tables[MAIN]
+
     def rows(self, *columns: str, look: str = MAIN) -> pd.DataFrame:
         """Find the rows that have all of these columns, each once, though several of its numbers may be judged."""
         table = self.tables[look]

@@ -11,10 +11,13 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.claim import CONTROL, MAIN, SECOND
+from ntkexp.claim.expectation import Equality
 from ntkexp.claim.judge import show
 from ntkexp.claim.judged_claim import JudgedClaim
+from ntkexp.claim.measured import Measured
 from ntkexp.claim.picture import AccuracyTable, ChangeByWidth, InterpolationPeak, JudgedRows, ScalarStep, ScalarTraining
 from ntkexp.claim.picture.base import AbstractPicture
+from ntkexp.claim.picture.published_number import PublishedNumber
 from ntkexp.claim.picture.scalar_step import given, moved
 from ntkexp.claim.picture.scalar_training import ascents, changed_range
 from ntkexp.claim.read import claim_of, read_claim
@@ -150,6 +153,30 @@ def test_a_picture_is_kept_with_its_words_and_its_table(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "picture.svg").read_text()
     (tmp_path / "picture.json").write_text("{}")
     assert read_exhibit(tmp_path) == Exhibit()
+
+
+@pytest.mark.parametrize("name", ["lookup_table", "radial_basis", "kernel_during_training"])
+def test_published_numbers_stand_beside_those_found(name: str) -> None:
+    """They agree in the digits that are given, of which the claim's own expectation is as wide."""
+    claim = read_claim(name, Builder(), "quick")
+    look = claim.looks[MAIN]
+    assert look.trial is not None
+    rows = pd.DataFrame([{"runs": "trial", **row, "seed": seed} for seed in (0, 1) for row in look.trial.rows(seed)])
+    found = JudgedClaim(claim, judged(CLAIM, rows).record, {MAIN: look.quantity.of(Measured(rows, {}))})
+    table = claim.picture.table(found)
+    assert table is not None
+    digits = 10.0 ** -table["published"].map(lambda value: len(repr(value).partition(".")[2]))
+    assert ((table["here"] - table["published"]).abs() <= 0.5 * digits).all(), table
+    assert set(table["published"]) <= {part.value for part in look.expectation if isinstance(part, Equality)}
+
+
+def test_a_number_whose_rows_are_left_out_is_not_found() -> None:
+    table = pd.DataFrame({"seed": [0, 1, 0], "depth": [3, 3, 4], "value": [1.0, 3.0, 9.0]})
+    number = PublishedNumber(what="accuracy", value=2.5, where={"depth": 3})
+    assert number.row(table)["here"] == 2.0
+    assert math.isnan(float(number.model_copy(update={"where": {"depth": 6}}).row(table)["here"]))
+    with pytest.raises(Mistake, match=r"numbers\.where: the table has no column dpth"):
+        number.model_copy(update={"where": {"dpth": 3}}).row(table)
 
 
 def test_what_is_no_picture_is_refused() -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.picture.change_by_width import ChangeByWidth as ChangeByWidth
     from ntkexp.claim.picture.interpolation_peak import InterpolationPeak as InterpolationPeak
     from ntkexp.claim.picture.judged_rows import JudgedRows as JudgedRows
+    from ntkexp.claim.picture.published_number import PublishedNumber as PublishedNumber
     from ntkexp.claim.picture.scalar_step import ScalarStep as ScalarStep
     from ntkexp.claim.picture.scalar_training import ScalarTraining as ScalarTraining
 else:

@@ -28,6 +28,8 @@ class AccuracyTable(AbstractPicture):
     """A trial of `ConvolutionalAccuracy` is set beside `per_cent`: by family and depth, what its paper has."""
 
     per_cent: dict[str, dict[Count, float]]
+    numbers: tuple[()] = ()
+    """They stand in `per_cent`."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         return JudgedRows().figure(judged)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from ntkexp.claim.picture.published_number import PublishedNumber
 from ntkexp.component import Component
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class AbstractPicture(Component, ABC):
     """A picture has a caption: what the paper's figure shows, which is `published`, and what the rows show here."""
 
     published: str = ""
+    numbers: tuple[PublishedNumber, ...] = ()
 
     @abstractmethod
     def figure(self, judged: JudgedClaim) -> Figure:
@@ -32,8 +34,8 @@ class AbstractPicture(Component, ABC):
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:
-        """Make the table that the paper has, if it has one."""
-        return None
+        """Make the table that the paper has, if it has one: its numbers, and beside them those found here."""
+        return pd.DataFrame([one.row(judged.table) for one in self.numbers]) if self.numbers else None
 
     def caption(self, judged: JudgedClaim) -> str:
         """Say what the paper shows, and what is shown here."""

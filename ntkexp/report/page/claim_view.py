@@ -100,7 +100,7 @@ def published(exhibit: Exhibit, record: ClaimRecord) -> Table | None:
         all(isinstance(cell, float | int | None) for cell in column) for column in zip(*exhibit.rows, strict=True)
     ]
     name = f"published-{anchor_of(record)}"
-    return tabled(exhibit.columns, numbers, exhibit.rows, name, f"{titled(record)} beside {record.source}")
+    return tabled(exhibit.columns, numbers, exhibit.rows, name, f"{titled(record)}, by the protocol of {record.source}")
 
 
 def overview(records: Sequence[ClaimRecord]) -> Table:
