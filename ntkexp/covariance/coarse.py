@@ -47,6 +47,12 @@ class Coarse:
         """Whether nothing is done to so many pixels."""
         return self.members == tuple((p,) for p in range(pixels))
 
+    @property
+    def disjoint(self) -> bool:
+        """Whether it averages over all pairs of members, and no fine pixel is a member twice."""
+        pixels = [p for members in self.members for p in members]
+        return not self.equal and len(set(pixels)) == len(pixels)
+
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
         """The pairs of fine pixels that are averaged, for every first coarse pixel and one offset of the second."""
         count = len(self.members)

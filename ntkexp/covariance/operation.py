@@ -11,6 +11,7 @@
     add      another register to this one
     clear    zeros outside the image, for a window that looks there
     wrap     the image itself, which goes around, outside of it
+    coarsen  means over the pixels that make up a coarse one, or samples of them: a register of fewer pixels
 
 Those that meet variances say what is to be laid out beside a tile for them, functions of the variance at either end.
 
@@ -20,15 +21,17 @@ Those that meet variances say what is to be laid out beside a tile for them, fun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES = range(11)
-KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap", "series")
+from ntkexp.covariance.coarse import Coarse
+
+BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
+KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap", "series", "coarsen")
 CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 """Those that leave zeros outside the image, whatever was there."""
 Ends: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
@@ -47,6 +50,7 @@ class Operation:
     constants: tuple[float, ...] = ()  # at most three
     ends: Ends | None = None
     met: int = 0  # how many that meet variances come before it
+    coarse: tuple[Coarse, ...] = ()  # along each axis, deep, down and across
 
     @property
     def meets(self) -> bool:
@@ -121,6 +125,14 @@ def clear(register: int) -> Operation:
 def wrap(register: int) -> Operation:
     """What is outside the image are pixels of its other side."""
     return Operation(WRAP, register)
+
+
+def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
+    """Another map of pixels along each of up to three axes; each pixel belongs to one coarse pixel at most."""
+    if not all(one.disjoint for one in coarse):
+        raise NoFusedForm("a mean over windows that overlap")
+    missing = (Coarse.every(1, 1),) * (3 - len(coarse))
+    return Operation(COARSEN, register, coarse=(*missing, *coarse))
 
 
 def roots(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ntkexp.component import LARGEST, Depth
 from ntkexp.covariance.coarse import Coarse, needed
 from ntkexp.covariance.covariance import Covariance
-from ntkexp.covariance.operation import NoFusedForm, Operation, Operations, clear, weigh, wrap
+from ntkexp.covariance.operation import Operation, Operations, clear, coarsen, weigh, wrap
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.covariance.window import box
@@ -179,8 +179,7 @@ class Conv(AbstractAffine):
         return Convolution(weight, bias, gain, 1.0 if bias is None else shift, self.stride, self.circular)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        if self.stride != 1:
-            raise NoFusedForm(f"Conv with stride={self.stride}")
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
         outside = wrap if self.circular else clear
-        return outside(register), self.weighed(shape, register, (deep, down, across))
+        found = outside(register), self.weighed(shape, register, (deep, down, across))
+        return found if self.stride == 1 else (*found, coarsen(register, self.samples(shape)))

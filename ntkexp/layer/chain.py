@@ -55,13 +55,24 @@ def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Cova
 
 
 def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> Operations:
-    """The operations on a tile that the layers say they are; a tile keeps its pixels."""
+    """The operations on a tile that the layers say they are; they leave as many pixels as the layers do."""
     found: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
-        if not says_itself(layer, "fused") or layer.shape(before)[1:] != before[1:]:
+        if not says_itself(layer, "fused"):
             raise NoFusedForm(type(layer).__name__)
-        found = (*found, *layer.fused(before, register, free))
+        said = layer.fused(before, register, free)
+        if layer.shape(before)[1:] != pixels_after(said, register, before[1:]):
+            raise NoFusedForm(type(layer).__name__)
+        found = (*found, *said)
     return found
+
+
+def pixels_after(operations: Operations, register: int, pixels: tuple[int, ...]) -> tuple[int, ...]:
+    """Find the pixels along each axis that operations leave in a register."""
+    for operation in operations:
+        if operation.register == register and operation.coarse:
+            pixels = tuple(len(one.members) for one in operation.coarse[-len(pixels) :])
+    return pixels
 
 
 def says_itself(layer: AbstractLayer, form: str) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 from ntkexp.component import Depth
 from ntkexp.covariance.coarse import Coarse, needed
 from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.operation import Operations, coarsen
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
@@ -74,6 +75,9 @@ class AvgPool(AbstractPool):
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         return covariance.coarse(self.coarse(shape))
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (coarsen(register, self.coarse(shape)),)
 
 
 class MaxPool(AbstractPool):

@@ -55,7 +55,8 @@ class Residual(AbstractLayer):
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         branch = chain.fused(self.branch, shape, register, free + 1)
-        shortcut = chain.fused(self.shortcut, shape, free, free + 1)
+        taken = max((max(operation.register, operation.other) for operation in branch), default=0)
+        shortcut = chain.fused(self.shortcut, shape, free, max(free, taken) + 1)
         return copy(register, free), *branch, *shortcut, add(register, free)
 
 

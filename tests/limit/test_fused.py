@@ -113,6 +113,33 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
     "volumes": ((*BODY, conv((3, 1, 5)), Abs(), GlobalAvgPool(), DENSE), (2, 3, 2, 4)),
     "volumes, around": ((*BODY, conv((5, 3, 1), circular=True), ReLU(), Flatten(), DENSE), (2, 3, 2, 4)),
     "volumes, pooled": ((*BODY, AvgPool(window=2), conv(), ReLU(), Flatten(), DENSE), (1, 2, 3, 4)),
+    "strides and pools first": (
+        (conv(stride=3), ReLU(), AvgPool(window=(2, 1)), conv(circular=True), GELU(), GlobalAvgPool(), DENSE),
+        (2, 9, 8),
+    ),
+    "levels": (
+        (
+            *(conv(), ReLU(), AvgPool(window=2), conv(5, circular=True), Abs(), conv(stride=2), Tanh(), conv()),
+            *(AvgPool(window=(1, 2)), LayerNorm(eps=0.1), Flatten(), DENSE),
+        ),
+        (2, 9, 11),
+    ),
+    "nested strides": (
+        (
+            conv(),
+            Residual(
+                branch=(INNER, ReLU(), conv(stride=2), INNER, conv()),
+                shortcut=(Residual(branch=(Abs(), conv(1))), AvgPool(window=2), conv()),
+            ),
+            *(INNER, ReLU(), GlobalAvgPool(), DENSE, ReLU(), DENSE),
+        ),
+        (2, 4, 6),
+    ),
+    "volumes, strided": (
+        (conv(), ReLU(), conv(stride=2), Residual(branch=(ReLU(), conv())), ReLU(), GlobalAvgPool(), DENSE),
+        (2, 3, 2, 4),
+    ),
+    "linear, strided": ((conv(stride=2), AvgPool(window=2), Flatten(), DENSE), (2, 9)),
     "without biases": ((conv(b_std=0.0), ReLU(), conv(b_std=0.0), ReLU(), GlobalAvgPool(), DENSE), (1, 5, 5)),
 }
 
@@ -192,10 +219,15 @@ def test_the_polynomials_are_the_arc_cosine() -> None:
 @pytest.mark.parametrize(
     ("layers", "x", "words"),
     [
+        ((DENSE, DENSE), torch.ones(2, 3), "a linear network has no fused form"),
         (
-            (conv(stride=2), ReLU(), Flatten(), DENSE),
-            torch.ones(2, 1, 4, 4),
-            "Conv before any activation",
+            (
+                conv(),
+                Residual(branch=(ReLU(), conv(stride=2), conv(stride=2)), shortcut=(conv(stride=4),)),
+                *(Flatten(), DENSE),
+            ),
+            torch.ones(2, 1, 8, 8),
+            "a residual layer whose branches get smaller in different steps has no fused form",
         ),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, requires_grad=True), "no derivatives"),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, dtype=torch.float16), "float32 or float64"),

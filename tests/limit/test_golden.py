@@ -21,27 +21,12 @@ OFF, ON = {True: 1e-7, False: 1e-12}, {True: 1e-6, False: 1e-7}
 """Relative tolerances off and on the diagonal, of generic activations and of closed forms."""
 
 
-FUSED = {
-    *("cnn_avgpool_flatten", "cnn_flatten_relu", "cnn_gap_relu", "cnn_gap_standard", "fc_abs_depth2"),
-    *("fc_leaky_depth3", "fc_relu_depth1", "fc_relu_depth3", "fc_relu_depth3_standard", "fc_residual_relu"),
-    *("more_convpool3", "more_convres", "predict_cnn_gap", "predict_fc_relu", "resnet_gap"),
-    *("fc_erf_depth4_standard_nobias", "fc_gelu_depth2", "fc_sin_depth2", "more_conv1", "more_convln", "more_cos"),
-    *("more_ln_dense", "more_resshort", "more_sin", "cnn_gap_relu_circular", "more_conv1circ", "more_conv3"),
-    *("more_conv3gap", "more_stdflat", "fc_generic_tanh"),
-}
-"""What the fused engine knows; asked for by name, it refuses the others."""
-
-
 def test_the_cases_are_there() -> None:
     assert len(CASES) == 30
-    assert {case.stem for case in CASES} >= FUSED
 
 
-@pytest.mark.parametrize(
-    ("case", "engine"),
-    [(case, "torch") for case in CASES] + [(case, "fused") for case in CASES if case.stem in FUSED],
-    ids=lambda each: each if isinstance(each, str) else each.stem,
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+@pytest.mark.parametrize("engine", ["torch", "fused"])
 def test_kernels_are_those_of_the_reference(case: Path, engine: Engine) -> None:
     with np.load(case) as held:
         spec = str(held["spec"])

@@ -1,7 +1,7 @@
-"""Kernels of images: for one offset after the other, a tile for every pair of images.
+"""Kernels of images on one level: for one offset after the other, a tile for every pair of images.
 
 What a pair needs of each image, inputs and functions of the variance at every nonlinear layer, is laid out once per
-offset, one axis after the other.
+offset, one axis after the other. Sizes, reaches, offsets and the like are given deep, down and across.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from ntkexp.limit.fused.crossing import arrived, departed
 from ntkexp.limit.fused.jit import compiled
-from ntkexp.limit.fused.layout import halos, length, origins, padded, place, stacked
+from ntkexp.limit.fused.layout import halos, laid_out, length, origins, padded
 from ntkexp.limit.fused.loops import total
 from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]
+Three = tuple[int, int, int]
+Arrays = tuple[Array, Array, Array]
 
 
 @compiled
@@ -26,77 +29,69 @@ def images(
     left: Array,
     right: Array,
     channels: int,
-    deeps: Array,
-    downs: Array,
-    acrosses: Array,
-    planes: int,
-    rows: int,
-    columns: int,
-    deep: int,
-    down: int,
-    across: int,
+    offsets: Arrays,
+    sizes: Three,
+    reach: Three,
     around: bool,
     same: bool,
     equal: Any,
+    arriving: Array,
+    source: Array,
+    departing: Array,
+    shares: Array,
+    slots: Arrays,
+    target: Array,
     sums: Array,
-    kept: Array,
 ) -> None:
-    """Sums over pixels of K and Θ into sums [2, left, right], over the offsets that are combined of three lists.
+    """K and Θ on all tiles: what departs into target, [register, 2, left, right, offset and pixel], or, where
+    nothing does, sums over pixels into sums, [2, left, right].
 
-    A side is [image, field, pixel]. Unless it is empty, kept [2, left, right, deep, plane, down, row, across, column]
-    gets both as they are. If both sides are the same, only pairs on and above the diagonal are computed.
+    A side is [image, field, pixel]. What arrives is in the source, which is as the target was of the level before. If
+    both sides are the same, only pairs on and above the diagonal are computed.
     """
-    stride, fields, first_count, second_count = (
-        length(columns, across, around),
-        left.shape[1],
-        left.shape[0],
-        right.shape[0],
-    )
-    plane = length(rows, down, around) * stride
-    size = padded(length(planes, deep, around) * plane)
-    margin = padded(deep * plane + down * stride + across)
-    ones, twos = first_count * fields, second_count * fields
-    work = np.zeros((2 * registers + 4, margin + size + margin), left.dtype)
+    fields, first_count, second_count = left.shape[1], left.shape[0], right.shape[0]
+    stride = length(sizes[2], reach[2], around)
+    plane = length(sizes[1], reach[1], around) * stride
+    size = padded(length(sizes[0], reach[0], around) * plane)
+    margin = padded(reach[0] * plane + reach[1] * stride + reach[2])
+    counts = (first_count * fields, second_count * fields, 1)
     # Along each axis, first columns alone, then rows of them, then planes.
-    flat1, flat2 = left.reshape(left.size), right.reshape(right.size)
-    filled = np.ones(planes * rows * columns, left.dtype)
-    band, sheet = planes * rows * stride, planes * plane
-    bands1, bands2 = np.zeros(ones * band, left.dtype), np.zeros(twos * band, left.dtype)
-    one, two = np.zeros(ones * size, left.dtype), np.zeros(twos * size, left.dtype)
-    banded, inside = np.zeros(band, left.dtype), np.zeros(size, left.dtype)
-    flat = planes == 1 and deep == 0  # rows are all there is to tiles
-    sheets1, sheets2, sheeted, pitch = one, two, inside, size
-    if not flat:
-        sheets1, sheets2 = np.zeros(ones * sheet, left.dtype), np.zeros(twos * sheet, left.dtype)
-        sheeted, pitch = np.zeros(sheet, left.dtype), plane
-    halo, numbers = np.zeros((2, 0), np.int64), np.zeros(0, left.dtype)
-    for k2 in range(acrosses.shape[0]):
-        o2 = acrosses[k2]
-        stacked(flat1, bands1, ones * planes * rows, columns, 1, o2, 0, across, around, stride)
-        stacked(flat2, bands2, twos * planes * rows, columns, 1, o2, o2, across, around, stride)
-        stacked(filled, banded, planes * rows, columns, 1, o2, 0, across, around, stride)
-        for k1 in range(downs.shape[0]):
-            o1 = downs[k1]
-            stacked(bands1, sheets1, ones * planes, rows, stride, o1, 0, down, around, pitch)
-            stacked(bands2, sheets2, twos * planes, rows, stride, o1, o1, down, around, pitch)
-            stacked(banded, sheeted, planes, rows, stride, o1, 0, down, around, pitch)
-            for k0 in range(deeps.shape[0]):
-                o0 = deeps[k0]
+    pixels = (left.reshape(left.size), right.reshape(right.size), np.ones(sizes[0] * sizes[1] * sizes[2], left.dtype))
+    bands = empty(counts, sizes[0] * sizes[1] * stride, left)
+    tiles = empty(counts, size, left)
+    flat = sizes[0] == 1 and reach[0] == 0  # rows are all there is to tiles
+    sheets, pitch = (tiles, size) if flat else (empty(counts, sizes[0] * plane, left), plane)
+    work = np.zeros((2 * registers + 4, margin + size + margin), left.dtype)
+    halo, none = np.zeros((2, 0), np.int64), np.zeros(0, left.dtype)
+    numbers = offsets[0].shape[0] * offsets[1].shape[0] * offsets[2].shape[0]
+    for k2 in range(offsets[2].shape[0]):
+        o2 = offsets[2][k2]
+        laid_out(pixels, bands, counts, sizes[0] * sizes[1], sizes[2], 1, o2, reach[2], around, stride)
+        for k1 in range(offsets[1].shape[0]):
+            o1 = offsets[1][k1]
+            laid_out(bands, sheets, counts, sizes[0], sizes[1], stride, o1, reach[1], around, pitch)
+            for k0 in range(offsets[0].shape[0]):
+                o0 = offsets[0][k0]
                 if not flat:
-                    stacked(sheets1, one, ones, planes, plane, o0, 0, deep, around, size)
-                    stacked(sheets2, two, twos, planes, plane, o0, o0, deep, around, size)
-                    stacked(sheeted, inside, 1, planes, plane, o0, 0, deep, around, size)
+                    laid_out(sheets, tiles, counts, 1, sizes[0], plane, o0, reach[0], around, size)
                 if around:
                     halo = halos(
-                        origins(planes, o0, deep, around),
-                        origins(rows, o1, down, around),
-                        origins(columns, o2, across, around),
+                        origins(sizes[0], o0, reach[0], around),
+                        origins(sizes[1], o1, reach[1], around),
+                        origins(sizes[2], o2, reach[2], around),
                     )
+                at, offset = (k0, k1, k2), (o0, o1, o2)
+                number = (k0 * offsets[1].shape[0] + k1) * offsets[2].shape[0] + k2
                 for i in range(first_count):
                     for j in range(i if same else 0, second_count):
                         first, second = i * fields * size, j * fields * size
-                        multiplied(one, two, first, second, channels, work[0], margin, size)
-                        work[1, :] = 0
+                        for k in range(arriving.shape[0]):
+                            here, start = 2 * arriving[k], number * source.shape[4] // numbers
+                            arrived(source[k, 0, i, j], start, work[here], margin, sizes, reach, offset, around)
+                            arrived(source[k, 1, i, j], start, work[here + 1], margin, sizes, reach, offset, around)
+                        if arriving.shape[0] == 0:
+                            multiplied(tiles[0], tiles[1], first, second, channels, work[0], margin, size)
+                            work[1, :] = 0
                         # An example and itself, pixel by pixel: every correlation is one.
                         itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
                         walked(
@@ -108,22 +103,31 @@ def images(
                             stride,
                             plane,
                             weights.dtype.type(2) if itself else equal,
-                            one,
-                            two,
+                            tiles[0],
+                            tiles[1],
                             first + channels * size,
                             second + channels * size,
                             size,
                             size,
-                            inside,
+                            tiles[2],
                             halo,
-                            numbers,
+                            none,
                         )
-                        if kept.shape[0]:
-                            out = kept[:, i, j, k0, :, k1, :, k2, :]
-                            stored(work, margin, deep, down, across, o0, o1, o2, around, out)
-                        else:
+                        for k in range(departing.shape[0]):
+                            here, share = 2 * departing[k], shares[k]
+                            for which in range(2):
+                                tile, out = work[here + which], target[k, which, i, j]
+                                departed(tile, margin, sizes, reach, offset, around, share, slots, k, at, out)
+                        if departing.shape[0] == 0:
                             sums[0, i, j] += total(work[0], margin, size)
                             sums[1, i, j] += total(work[1], margin, size)
+
+
+@compiled
+def empty(counts: Three, size: int, like: Array) -> Arrays:
+    """Room for so many numbers of each image of the left and of the right, and for what is inside images."""
+    dtype = like.dtype
+    return np.zeros(counts[0] * size, dtype), np.zeros(counts[1] * size, dtype), np.zeros(counts[2] * size, dtype)
 
 
 @compiled
@@ -140,28 +144,3 @@ def multiplied(
         a, b = np.uintp(first + channel * size), np.uintp(second + channel * size)
         for j in range(count):
             target[j + start] += share * one[a + j] * two[b + j]
-
-
-@compiled
-def stored(
-    work: Array,
-    margin: int,
-    deep: int,
-    down: int,
-    across: int,
-    o0: int,
-    o1: int,
-    o2: int,
-    around: bool,
-    out: Array,
-) -> None:
-    """The pixels of a tile, without what lies between them, into out [2, plane, row, column]."""
-    _, planes, rows, columns = out.shape
-    stride = length(columns, across, around)
-    plane = length(rows, down, around) * stride
-    for z in range(planes):
-        for y in range(rows):
-            here = margin + place(z, planes, o0, deep, around) * plane + place(y, rows, o1, down, around) * stride
-            for x in range(columns):
-                there = here + place(x, columns, o2, across, around)
-                out[0, z, y, x], out[1, z, y, x] = work[0, there], work[1, there]

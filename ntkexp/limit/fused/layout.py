@@ -70,6 +70,27 @@ def stacked(
 
 
 @compiled
+def laid_out(
+    sources: tuple[Array, Array, Array],
+    targets: tuple[Array, Array, Array],
+    counts: tuple[int, int, int],
+    parts: int,
+    pixels: int,
+    unit: int,
+    offset: int,
+    reach: int,
+    around: bool,
+    pitch: int,
+) -> None:
+    """Images of the left from the first pixel on, of the right from the offset on, and what is inside an image, along
+    one axis; each of `counts` has so many parts.
+    """
+    stacked(sources[0], targets[0], counts[0] * parts, pixels, unit, offset, 0, reach, around, pitch)
+    stacked(sources[1], targets[1], counts[1] * parts, pixels, unit, offset, offset, reach, around, pitch)
+    stacked(sources[2], targets[2], counts[2] * parts, pixels, unit, offset, 0, reach, around, pitch)
+
+
+@compiled
 def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
     """Where on the axis that lies which each place of an image that goes around repeats."""
     found = np.zeros(length(pixels, reach, around), np.int64)

@@ -27,9 +27,10 @@ def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
     ]
 
 
-def laid_out(table: Tables, memory_gb: float) -> int:
+def laid_out(levels: Sequence[Tables], memory_gb: float) -> int:
     """How many images on each side of a sub-block there is room for, each laid out in three steps."""
-    return max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * table.left[0].nbytes))))
+    largest = max(table.left[0].nbytes for table in levels)
+    return max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * largest))))
 
 
 def shared(left: Side, right: Side, size: int, threads: int) -> int:

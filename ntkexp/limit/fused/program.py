@@ -1,10 +1,10 @@
 """Layers as one program for tiles, as far as they say their fused form: all of them if they are of vectors, else up to
-where an image gets smaller or becomes a vector.
+where an image becomes a vector, or, once it got smaller, up to the first layer that says none.
 
 >>> from ntkexp.layer.affine import Dense
 >>> from ntkexp.layer.pointwise import ReLU
 >>> found = program((Dense(features=3), ReLU(), Dense(features=1)), (2,))
->>> [KINDS[operation.kind] for operation in found.operations]
+>>> [KINDS[operation.kind] for level in found.levels for operation in level.operations]
 ['bend', 'weigh']
 """
 
@@ -22,29 +22,30 @@ from ntkexp.covariance.operation import (
     COPY,
     KINDS,
     WEIGH,
-    WRAP,
     NoFusedForm,
     Operation,
     Operations,
     clear,
 )
+from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.limit.fused.levels import Level, levels, paired
 
 __all__ = ["KINDS", "TileProgram", "program"]
 
 
 @dataclass(frozen=True)
 class TileProgram:
-    """What happens to tiles of an image of these sizes.
+    """What happens to tiles, from the finest images to the coarsest.
 
     Where it has an `end`, the mean over the pairs of pixels that this layer needs is asked for; otherwise the tiles
-    themselves. The `rest` of the layers takes examples of shape `rest_shape`.
+    themselves, which are what is left to depart from the last level. The `rest` of the layers takes examples of shape
+    `rest_shape`.
     """
 
-    operations: Operations
+    levels: tuple[Level, ...]
     channels: int
-    sizes: tuple[int, int, int]
     end: AbstractLayer | None
     rest: tuple[AbstractLayer, ...]
     rest_shape: tuple[int, ...]
@@ -52,23 +53,12 @@ class TileProgram:
     @property
     def met(self) -> int:
         """How many nonlinear layers there are."""
-        return sum(operation.meets for operation in self.operations)
+        return sum(operation.meets for level in self.levels for operation in level.operations)
 
     @property
-    def registers(self) -> int:
-        """How many tiles are at work."""
-        return 1 + max(max(operation.register, operation.other) for operation in self.operations)
-
-    @property
-    def reach(self) -> tuple[int, int, int]:
-        """The largest of any window."""
-        deep, down, across = zip(*(operation.reach for operation in self.operations), strict=True)
-        return max(deep), max(down), max(across)
-
-    @property
-    def around(self) -> bool:
-        """Whether an image continues on its other side anywhere."""
-        return any(operation.kind == WRAP for operation in self.operations)
+    def departed(self) -> tuple[Pairs, ...]:
+        """The pairs of pixels that there are of what departs from each level."""
+        return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
 def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram:
@@ -80,25 +70,41 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
             operations, before = (*operations, *chain.fused((layer,), before, 0, 1)), layer.shape(before)
             known += 1
     except NoFusedForm:
-        if len(shape) == 1 or layers[known].shape(before)[1:] == before[1:]:
+        if len(shape) == 1 or layers[known].shape(before)[1:] == shape[1:]:
             raise
-    if not any(operation.meets for operation in operations):
-        stranger = f"{type(layers[known]).__name__} before any activation" if layers[known:] else "a linear network"
-        raise NoFusedForm(stranger)
     if len(shape) == 1:
-        return TileProgram(joined(operations), shape[0], (1, 1, 1), None, (), before)
-    planes, rows, columns = (1, 1, *shape[1:])[-3:]
-    operations, last = joined((*operations, clear(0))), layers[known]
+        if not any(operation.meets for operation in operations):
+            raise NoFusedForm("a linear network")
+        return TileProgram(
+            (Level((1, 1, 1), operations=joined(tuple(numbered(operations)), {0})),), shape[0], None, (), before
+        )
+    found, last = by_levels((*operations, clear(0)), shape), layers[known]
     if last.averages and chain.says_itself(last, "averages"):
-        return TileProgram(operations, shape[0], (planes, rows, columns), last, layers[known + 1 :], last.shape(before))
-    return TileProgram(operations, shape[0], (planes, rows, columns), None, layers[known:], before)
+        wanted = full(last.need(Pairs((), ()), before))
+        return TileProgram(paired(found, wanted), shape[0], last, layers[known + 1 :], last.shape(before))
+    rest = layers[known:]
+    wanted = full(chain.need(rest, Pairs((), ()), before))
+    kept = (*found[:-1], replace(found[-1], departures=found[-1].kept))
+    return TileProgram(paired(kept, wanted), shape[0], None, rest, before)
 
 
-def joined(operations: Operations) -> Operations:
+def by_levels(operations: Operations, shape: tuple[int, ...]) -> tuple[Level, ...]:
+    """The operations on images, joined level by level."""
+    planes, rows, columns = (1, 1, *shape[1:])[-3:]
+    split = levels(tuple(numbered(operations)), (planes, rows, columns))
+    return tuple(replace(one, operations=joined(one.operations, {0, *one.arrivals})) for one in split)
+
+
+def full(pairs: Pairs) -> Pairs:
+    """The same pairs in an image of three axes."""
+    missing = 3 - len(pairs.pixels)
+    return Pairs((1,) * missing + pairs.pixels, ((0,),) * missing + pairs.offsets)
+
+
+def joined(operations: Operations, clean: set[int]) -> Operations:
     """Weights and the bent line after them as one operation; tiles are cleared only where it takes that."""
     found: list[Operation] = []
-    clean = {0}
-    for operation in numbered(operations):
+    for operation in operations:
         last = found[-1] if found else None
         if operation.kind == CLEAR and operation.register in clean:
             continue

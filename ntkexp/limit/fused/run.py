@@ -5,13 +5,12 @@ In float32 it is as exact as float32 is: on networks of depth 5 its kernels are 
 
 from __future__ import annotations
 
-from functools import partial
-from math import isqrt
+from collections.abc import Sequence
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ntkexp.covariance.cross import Cross
 from ntkexp.covariance.pairs import Pairs
@@ -20,6 +19,7 @@ from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
 from ntkexp.limit.fused.parts import SubBlock, in_threads, laid_out, places, shared
 from ntkexp.limit.fused.program import TileProgram
+from ntkexp.limit.fused.slots import departures
 from ntkexp.limit.fused.tables import Tables
 from ntkexp.limit.fused.vectors import vectors
 from ntkexp.limit.network import Kernels, Network, Side
@@ -31,7 +31,7 @@ VECTORS = 256
 TABLES = 8
 """Into so many parts memory goes, of which the tables of a side take one."""
 NUMBERS = 2**22
-"""Pairs of pixels in a sub-block whose tiles are kept."""
+"""Numbers of each kernel in a sub-block that are kept between levels."""
 
 
 def kernels(
@@ -40,15 +40,14 @@ def kernels(
     """Both kernels of a block."""
     if len(net.shape) == 1:
         return of_vectors(program, left, right, same, threads)
-    numbers = tables.count(program, left, right) * left.x.shape[2:].numel()
+    numbers = left.x[0].numel() + sum(tables.count(one, left, right) * prod(one.sizes) for one in program.levels)
     most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
     if max(len(left.x), len(right.x)) > most:
         return in_parts(program, net, left, right, same, threads, memory_gb, most)
-    memory_gb /= threads
-    if program.end is None:
-        return of_pixels(program, left, right, same, threads, memory_gb)
-    pairs = full(program.end.need(Pairs((), ()), (left.x.shape[1], *left.x.shape[2:])))
-    return of_sums(program, pairs, left, right, same, threads, memory_gb)
+    nngp, ntk = of_images(program, left, right, same, threads, memory_gb / threads)
+    if same:
+        nngp, ntk = symmetric(nngp), symmetric(ntk)
+    return rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk)
 
 
 def in_parts(
@@ -73,80 +72,83 @@ def in_parts(
     return whole[0], whole[1]
 
 
-def of_sums(
-    program: TileProgram, pairs: Pairs, left: Side, right: Side, same: bool, threads: int, memory_gb: float
-) -> Kernels:
-    """The kernels by means over these pairs of pixels of the last tiles, then by the layers of vectors."""
-    sums = np.zeros((2, len(left.x), len(right.x)))
-    nothing = left.x.new_zeros((0,) * 9).numpy()
-    table = tables.of_images(program, left, right)
-    walk = partial(walked, program, table, pairs, same)
-    parts = places(left, right, shared(left, right, laid_out(table, memory_gb), threads), same)
-    for _ in in_threads(lambda place: walk(place, sums[:, *place], nothing), parts, threads, len(parts)):
-        pass
-    nngp, ntk = torch.from_numpy(sums / pairs.count).to(left.x)
-    if same:
-        nngp, ntk = symmetric(nngp), symmetric(ntk)
-    return rest(program, left, right, (nngp, ntk), Pairs((), ()), same)
-
-
-def of_pixels(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
-    """The kernels by the last tiles themselves, then by the other layers in torch, one sub-block after the other."""
-    pairs = chain.need(program.rest, Pairs((), ()), program.rest_shape)
-    whole = full(pairs)
-    axes = [n for kept, n in zip(whole.offsets, whole.pixels, strict=True) for n in (len(kept), n)]
-    table = tables.of_images(program, left, right)
-    walk = partial(walked, program, table, whole, same)
-    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * left.x.element_size())))
-    most = max(1, min(laid_out(table, memory_gb), isqrt(numbers // pairs.count)))
-    size = shared(left, right, most, threads)
+def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
+    """What the end asks for of the last tiles, or without one the kernels, the other layers being done in torch on one
+    sub-block after the other.
+    """
+    found = [tables.of_images(level, left, right) for level in program.levels]
+    size = shared(left, right, sub_block(program, found, memory_gb), threads)
+    parts, last = places(left, right, size, same), program.levels[-1].pairs
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
-    def tiles(place: SubBlock) -> Tensor:
-        counts = (len(left.x[place[0]]), len(right.x[place[1]]))
-        kept = left.x.new_zeros(2, *counts, *axes)
-        walk(place, np.zeros((2, *counts)), kept.numpy())
-        return kept.view(2, *counts, *axes[-2 * len(pairs.pixels) :])
+    def tiles(place: SubBlock) -> Kernels:
+        sums = np.zeros((2, len(left.x[place[0]]), len(right.x[place[1]])))
+        kept = through(program, found, same and place[0] == place[1], place, sums)
+        first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
+        return first, second
 
-    parts = places(left, right, size, same)
-    for (row, column), kept in zip(parts, in_threads(tiles, parts, threads, threads), strict=True):
+    for (row, column), ends in zip(parts, in_threads(tiles, parts, threads, threads), strict=True):
         sides, itself = (left.part(row), right.part(column)), same and row == column
-        nngp[row, column], ntk[row, column] = rest(program, *sides, (kept[0], kept[1]), pairs, itself)
-    return (symmetric(nngp), symmetric(ntk)) if same else (nngp, ntk)
+        nngp[row, column], ntk[row, column] = ends if program.end else rest(program, *sides, ends, itself)
+    return nngp, ntk
 
 
-def full(pairs: Pairs) -> Pairs:
-    """The same pairs in an image of three axes."""
-    missing = 3 - len(pairs.pixels)
-    return Pairs((1,) * missing + pairs.pixels, ((0,),) * missing + pairs.offsets)
+def sub_block(program: TileProgram, found: Sequence[Tables], memory_gb: float) -> int:
+    """How many images there is room for on each side of a sub-block, with all that departs from two levels."""
+    departing = [
+        2 * len(one.departures) * after.count for one, after in zip(program.levels, program.departed, strict=True)
+    ]
+    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * found[0].left.itemsize)))
+    return max(1, min(laid_out(found, memory_gb), isqrt(2 * numbers // max(1, *departing))))
 
 
-def walked(
-    program: TileProgram, tables: Tables, pairs: Pairs, same: bool, place: SubBlock, sums: Array, kept: Array
-) -> None:
-    """The tiles of a sub-block, summed up or kept."""
+def through(program: TileProgram, found: Sequence[Tables], same: bool, place: SubBlock, sums: Array) -> Array:
+    """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
     row, column = place
-    images(
-        tables.operations,
-        tables.weights,
-        program.registers,
-        tables.left[row],
-        tables.right[column],
-        program.channels,
-        *(np.array(offsets) for offsets in pairs.offsets),
-        *program.sizes,
-        *program.reach,
-        program.around,
-        same and row == column,
-        tables.rounding,
-        sums,
-        kept,
+    kept = np.zeros((0,) * 5, found[0].left.dtype)
+    for level, table, after in zip(program.levels, found, program.departed, strict=True):
+        going = departures(level, after, kept.dtype)
+        target = np.zeros((len(going.registers), *sums.shape, after.count if len(going.registers) else 0), kept.dtype)
+        images(
+            table.operations,
+            table.weights,
+            level.registers,
+            table.left[row],
+            table.right[column],
+            0 if level.arrivals else program.channels,
+            tuple(np.array(offsets) for offsets in level.pairs.offsets),
+            level.sizes,
+            level.reach,
+            level.around,
+            same,
+            table.rounding,
+            np.array(level.arrivals, np.int64),
+            kept,
+            going.registers,
+            going.shares,
+            going.slots,
+            target,
+            sums,
+        )
+        kept = target
+    return kept
+
+
+def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
+    """What was kept of the last level, as pairs of pixels of an image with as many axes as it has."""
+    pairs = program.levels[-1].pairs
+    axes = [n for kept, n in zip(pairs.offsets, pairs.pixels, strict=True) for n in (len(kept), n)]
+    tiles = (
+        torch.from_numpy(kept[0]).view(2, *kept.shape[2:4], *axes[::2], *axes[1::2]).permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
     )
+    first, second = tiles.reshape(*tiles.shape[:3], *axes[-2 * len(program.rest_shape[1:]) :])
+    return first, second
 
 
-def rest(program: TileProgram, left: Side, right: Side, found: Kernels, pairs: Pairs, same: bool) -> Kernels:
+def rest(program: TileProgram, left: Side, right: Side, found: Kernels, same: bool) -> Kernels:
     """The kernels after the layers that are left, in torch."""
-    start = Cross(*found, pairs, left.variances, right.variances, same, program.met)
+    wanted = chain.need(program.rest, Pairs((), ()), program.rest_shape)
+    start = Cross(*found, wanted, left.variances, right.variances, same, program.met)
     end = chain.push(program.rest, start, program.rest_shape)
     return end.nngp, end.ntk
 
@@ -161,15 +163,14 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
         shown = nngp[strip, start:]
         torch.addmm(shown, left.x[strip], right.x[start:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
     whole = (nngp.numpy(), ntk.numpy())
-    table = tables.of_vectors(program, left, right)
+    level = program.levels[0]
+    table = tables.of_vectors(level, left, right)
 
     def walk(place: SubBlock) -> None:
         row, column = place
         one, two, itself = table.left[row], np.ascontiguousarray(table.right[column].T), same and row == column
         ends = tuple(end[place] for end in whole)
-        vectors(
-            table.operations, table.weights, program.registers, one, two, table.spread, itself, table.rounding, *ends
-        )
+        vectors(table.operations, table.weights, level.registers, one, two, table.spread, itself, table.rounding, *ends)
         for end, above in zip(whole, ends, strict=True) if same else ():
             end[column, row] = np.triu(above) + np.triu(above, 1).T if itself else above.T
 
