@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ntkexp.claim.trial import LateGeneralising
-from ntkexp.claim.trial.late_generalising import Classifier, top_mode
+from ntkexp.claim.trial.late_generalising import FollowedMode, top_mode
+from ntkexp.claim.trial.scaled_descent import LearningStep, ScaledDescent, ScaledFunction
 from ntkexp.data import Circle, ModularAddition
 from ntkexp.init import NTK
 from ntkexp.layer import Polynomial
@@ -16,6 +17,7 @@ from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model import MLP
 from ntkexp.model.functional import function_of, weights_of
+from ntkexp.shapes import Inputs, Weights
 from ntkexp.stream import stream
 from tests.claim.test_wide_trials import number
 
@@ -24,12 +26,19 @@ SQUARES = MLP(width=12, depth=1, activation=Polynomial(powers=(0, 0, 1)))
 SUMS = ModularAddition(modulus=5, train=16, probe=0, encoding="one_hot")
 
 
-def classifier(model: MLP, alpha: float) -> Classifier:
+def learning(model: MLP, alpha: float) -> ScaledDescent:
     """A network that is to learn sums."""
     data = SUMS.split(0)
     module = model.module(INIT, (2, 5), 5, stream("weights", 0)).eval()
     targets = torch.nn.functional.one_hot(data.train.target, 5).double()
-    return Classifier(function_of(module), weights_of(module), alpha, data.train.inputs, targets)
+    scaled = ScaledFunction(function_of(module), weights_of(module), alpha)
+    followed = FollowedMode(scaled.function, data.train.inputs, targets)
+    return ScaledDescent(scaled, data.train.inputs, targets, followed.largest, fraction=0.4)
+
+
+def path(descent: ScaledDescent, steps: int) -> list[LearningStep]:
+    """So many steps from the start."""
+    return list(descent.path(descent.scaled.start, steps))
 
 
 def test_powers_find_the_largest_eigenvalue_of_the_kernel() -> None:
@@ -41,18 +50,35 @@ def test_powers_find_the_largest_eigenvalue_of_the_kernel() -> None:
     assert found == pytest.approx(float(torch.linalg.eigvalsh(kernel)[-1]), rel=1e-4)
 
 
+def test_many_outputs_and_one_descend_alike() -> None:
+    """One output, and the same over √2 twice, have the same loss, the same kernel and so the same path."""
+    module = MLP(width=6, depth=1).module(INIT, (3,), 1, stream("weights", 0)).eval()
+    x = torch.randn(4, 3, generator=stream("examples", 0), dtype=torch.float64)
+    y, one = x[:, :1], ScaledFunction(function_of(module), weights_of(module), 0.5)
+
+    def twice(weights: Weights, given: Inputs) -> torch.Tensor:
+        return one.function(weights, given).expand(-1, 2) / 2**0.5
+
+    both = ScaledFunction(twice, one.start, one.alpha)
+    pairs = (one, y), (both, y.expand(-1, 2) / 2**0.5)
+    first, second = (path(ScaledDescent(scaled, x, given, lambda _: 10.0, 0.4), 9)[-1] for scaled, given in pairs)
+    assert first.loss == pytest.approx(second.loss, rel=1e-13)
+    for name, weight in first.after.items():
+        torch.testing.assert_close(weight, second.after[name], rtol=1e-12, atol=1e-13)
+
+
 def test_outputs_of_what_is_linear_move_alike_at_every_scale() -> None:
     """Its kernel does not move, and the scale cancels in every step; no stride shortens any."""
-    rich, lazy = (list(classifier(MLP(depth=0), alpha).descent(20, 0.4, 1e9, 0.0))[-1] for alpha in (0.01, 100.0))
-    assert rich.time == pytest.approx(lazy.time, rel=1e-12)
-    torch.testing.assert_close(rich.outputs, lazy.outputs, rtol=1e-10, atol=1e-10)  # differences of large outputs
+    rich, lazy = (path(learning(MLP(depth=0), alpha), 20) for alpha in (0.01, 100.0))
+    assert [step.size for step in rich] == pytest.approx([step.size for step in lazy], rel=1e-12)
+    torch.testing.assert_close(rich[-1].outputs, lazy[-1].outputs, rtol=1e-10, atol=1e-10)  # differences of large ones
 
 
 def test_a_step_follows_the_kernel_where_training_is_lazy() -> None:
-    lazy = classifier(SQUARES, alpha=1e6)
-    before, after = list(lazy.descent(2, 0.4, 1e9, 0.0))
+    lazy = learning(SQUARES, alpha=1e6)
+    before, after = path(lazy, 2)
     kernel = tangent_kernel(SQUARES.module(INIT, (2, 5), 5, stream("weights", 0)).eval(), lazy.inputs)
-    moved = torch.einsum("xcyd,yd->xc", kernel, lazy.targets) * (after.time - before.time) / len(lazy.targets)
+    moved = torch.einsum("xcyd,yd->xc", kernel, lazy.targets) * before.size / len(lazy.targets)
     # Weights move by a millionth, the kernel with them; outputs are differences of a million times larger ones.
     torch.testing.assert_close(after.outputs, moved, rtol=1e-4, atol=1e-6)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ntkexp.claim.trial import AfterKernel, SilentAlignment
-from ntkexp.claim.trial.task_by_task import LearnedTask, ScaledNetwork, length
+from ntkexp.claim.trial.scaled_descent import length
+from ntkexp.claim.trial.task_by_task import LearnedTask, ScaledNetwork
 from ntkexp.data import Circle, Digits
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake

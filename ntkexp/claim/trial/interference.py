@@ -23,7 +23,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.claim.trial.task_by_task import LearningStep, ScaledNetwork, task_of
+from ntkexp.claim.trial.scaled_descent import LearningStep
+from ntkexp.claim.trial.task_by_task import ScaledNetwork, task_of
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.init.base import AbstractInit
@@ -78,14 +79,14 @@ def contributions(
 ) -> Float[Tensor, "point train"]:
     """What each example adds to the outputs in one step."""
     kernel = secant_kernel(network.module, step.before, step.after, watched, learned)[:, 0, :, 0]
-    return -step.size / len(step.missed) * kernel * step.missed
+    return -step.size / len(step.missed) * kernel * step.missed[:, 0]
 
 
 def foretold(
     across: Float[Tensor, "point train"], known: Float[Tensor, "train train"], path: Sequence[LearningStep]
 ) -> Float[Tensor, " point"]:
     """The change of outputs by the same steps with a kernel that stays as it is."""
-    missed, change = path[0].missed, across.new_zeros(len(across))
+    missed, change = path[0].missed[:, 0], across.new_zeros(len(across))
     for step in path:
         rate = step.size / len(missed)
         change, missed = change - rate * across @ missed, missed - rate * known @ missed

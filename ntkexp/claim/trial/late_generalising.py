@@ -22,7 +22,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
@@ -30,7 +29,7 @@ from torch.func import jvp, vjp
 
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.claim.trial.limit_regression import centred
-from ntkexp.claim.trial.task_by_task import length
+from ntkexp.claim.trial.scaled_descent import ScaledDescent, ScaledFunction
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.diagnostics.drift import drift
@@ -44,8 +43,8 @@ from ntkexp.records.sweep import Level
 from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 
-REFRESH = 20
-"""The largest eigenvalue of the kernel is followed by a few powers after so many steps."""
+FIRST, FOLLOWING = 30, 3
+"""So many powers find the largest eigenvalue of the kernel at the start, and follow it from there."""
 
 
 class LateGeneralising(AbstractTrial):
@@ -72,10 +71,10 @@ class LateGeneralising(AbstractTrial):
         """Learn at one scale, and look at the network where it has fitted, where it generalises, and at the end."""
         x, classes = data.train.inputs, len(data.classes)
         module = self.model.module(self.init, tuple(x.shape[1:]), classes, stream("weights", seed)).eval()
-        path = Classifier(function_of(module), weights_of(module), alpha, x, centred(data.train.target, classes))
+        scaled = ScaledFunction(function_of(module), weights_of(module), alpha)
         fitted, generalised, accuracy = None, None, 0.0
-        for moment in path.descent(self.steps, self.fraction, self.stride, self.until):
-            right = share_right(path.outputs(moment.weights, data.test.inputs), data.test.target)
+        for moment in self.moments(scaled, x, centred(data.train.target, classes)):
+            right = share_right(scaled.outputs(moment.weights, data.test.inputs), data.test.target)
             accuracy = max(accuracy, right)
             if fitted is None and share_right(moment.outputs, data.train.target) == 1:
                 fitted = moment
@@ -87,7 +86,7 @@ class LateGeneralising(AbstractTrial):
         if not fitted or not moment.outputs.isfinite().all():
             accuracy = math.nan  # what has not learned, or has diverged, is no network that does not generalise
         some = x[: self.points]
-        first = tangent_kernel(module, some, weights=path.start, outputs="trace")
+        first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
         for name, station in (("fitted", fitted), ("generalised", generalised), ("end", moment)):
             here = None if station is None else tangent_kernel(module, some, weights=station.weights, outputs="trace")
             yield {
@@ -97,6 +96,18 @@ class LateGeneralising(AbstractTrial):
                 "drift": math.nan if here is None else drift(here, first),
                 "accuracy": accuracy,
             }
+
+    def moments(
+        self, scaled: ScaledFunction, x: Float[Tensor, "train *shape"], y: Float[Tensor, "train out"]
+    ) -> Iterator[Moment]:
+        """Every moment, until steps run out or the loss has fallen to a share `until` of itself."""
+        followed = FollowedMode(scaled.function, x, y)
+        descent, time = ScaledDescent(scaled, x, y, followed.largest, self.fraction, self.stride), 0.0
+        for step in descent.path(scaled.start, self.steps):
+            yield Moment(time, step.before, step.outputs)
+            if step.missed.square().sum() <= self.until * y.square().sum():
+                return
+            time += step.size
 
 
 @dataclass(frozen=True)
@@ -108,41 +119,17 @@ class Moment:
     outputs: Float[Tensor, "train out"]
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """A function of weights, scaled and without its first outputs, with what it is to say of examples."""
+class FollowedMode:
+    """The first mode of the kernel J Jᵀ is followed by a few powers from where it was found last."""
 
-    function: Function
-    start: Weights
-    alpha: float
-    inputs: Float[Tensor, "train *shape"]
-    targets: Float[Tensor, "train out"]
+    def __init__(self, function: Function, x: Tensor, mode: Float[Tensor, "train out"]) -> None:
+        self.function, self.x, self.mode, self.powers = function, x, mode, FIRST
 
-    def outputs(self, weights: Weights, x: Tensor) -> Float[Tensor, "point out"]:
-        """Outputs, which are zero at the start."""
-        with torch.no_grad():
-            return self.alpha * (self.function(weights, x) - self.function(self.start, x))
-
-    def descent(self, steps: int, fraction: float, stride: float, until: float) -> Iterator[Moment]:
-        """Every moment, until steps run out or the loss has fallen to a share `until` of itself."""
-        weights = {name: weight.detach().clone() for name, weight in self.start.items()}
-        first, time, mode, largest = self.function(self.start, self.inputs).detach(), 0.0, self.targets, 0.0
-        for step in range(steps):
-            if step % REFRESH == 0:
-                mode, largest = top_mode(self.function, weights, self.inputs, mode, powers=3 if step else 30)
-            leaves = {name: weight.requires_grad_() for name, weight in weights.items()}
-            outputs = self.alpha * (self.function(leaves, self.inputs) - first)
-            missed = (outputs - self.targets).detach()
-            yield Moment(time, {name: weight.detach() for name, weight in weights.items()}, outputs.detach())
-            if missed.square().sum() <= until * self.targets.square().sum():
-                return
-            moves = torch.autograd.grad((outputs * missed).sum() / len(missed), list(leaves.values()))
-            size = fraction * 2 * len(missed) / largest
-            longest = stride * float(length(leaves.values()) / length(moves)) * self.alpha**2
-            size = min(size, longest)
-            time += size
-            pairs = zip(leaves.items(), moves, strict=True)
-            weights = {name: leaf.detach() - size / self.alpha**2 * move for (name, leaf), move in pairs}
+    def largest(self, weights: Weights) -> float:
+        """Find its eigenvalue, from below."""
+        self.mode, found = top_mode(self.function, weights, self.x, self.mode, self.powers)
+        self.powers = FOLLOWING
+        return found
 
 
 def top_mode(
@@ -150,6 +137,7 @@ def top_mode(
 ) -> tuple[Float[Tensor, "train out"], float]:
     """Follow the first mode of the kernel J Jᵀ, and find its eigenvalue from below, by so many powers.
 
+    >>> import torch
     >>> square = torch.diag(torch.tensor([3.0, 1.0]))
     >>> found = top_mode(lambda w, x: w["w"] * x, {"w": torch.ones(1, 2)}, square, torch.ones(2, 2), powers=20)
     >>> round(found[1], 4)
