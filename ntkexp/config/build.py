@@ -93,7 +93,7 @@ class Builder:
 
     def made(self, value: Any, wanted: tuple[type[Component], ...], key: str) -> Any:
         """Put components in place of their descriptions or names."""
-        group = key.rsplit(".", maxsplit=1)[-1]
+        group = public(wanted[0]).split(".")[-2]  # the chapter, whose options are files of the group
         if isinstance(value, Mapping):
             return layer(value, key) if names_layer(value) else self.component(value, wanted, key)
         if isinstance(value, list | tuple):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ntkexp.data.modular_addition import ModularAddition as ModularAddition
     from ntkexp.data.moons import Moons as Moons
     from ntkexp.data.parity import Parity as Parity
+    from ntkexp.data.sequence import Sequence as Sequence
     from ntkexp.data.sphere import Sphere as Sphere
     from ntkexp.data.synthetic import AbstractSynthetic as AbstractSynthetic
     from ntkexp.data.table import Table as Table

@@ -74,6 +74,8 @@ def refuse_other(experiment: Experiment) -> None:
         experiment.schedule.factor(step, experiment.steps) != 1.0 for step in range(experiment.steps)
     ):
         raise Mistake("the processes are those of so many equal steps; leave out stop_at_loss, schedule and warm-up")
+    if experiment.switches:
+        raise Mistake("the processes are those of one data set; leave out data=sequence")
     init = experiment.init
     if not isinstance(init, NTK) or init.antisymmetric or init.centred:
         raise Mistake("the processes start from random outputs; choose init=ntk, neither antisymmetric nor centred")

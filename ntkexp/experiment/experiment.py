@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
@@ -21,6 +22,7 @@ from ntkexp.path.integration.base import AbstractIntegration
 from ntkexp.path.integration.choose import choose_integration
 from ntkexp.path.kernel import Kernel
 from ntkexp.path.settings import Path
+from ntkexp.path.timetable import AbstractTimetable
 from ntkexp.schedule.base import AbstractSchedule
 
 
@@ -61,7 +63,38 @@ class Experiment(Component):
     @model_validator(mode="after")
     def refuse_too_many_kernels(self) -> Self:
         """The timetable knows how many there can be."""
-        self.path.timetable(self.steps)
+        self.timetable()
+        return self
+
+    @property
+    def switches(self) -> tuple[int, ...]:
+        """The steps at which another phase of the data begins."""
+        return tuple(accumulate(self.data.phase_steps(self.steps)))[:-1]
+
+    def timetable(self) -> AbstractTimetable:
+        """When tangent kernels are kept."""
+        return self.path.timetable(self.steps, self.switches)
+
+    @model_validator(mode="after")
+    def refuse_phases(self) -> Self:
+        """What is known of one stretch of training alone."""
+        if not self.switches:
+            return self
+        if self.stop_at_loss is not None:
+            raise Mistake(
+                f"stop_at_loss={self.stop_at_loss:g}: data={self.data.option} takes its steps in phases, and the loss "
+                "of one would end them all; leave it out, and give data.steps"
+            )
+        if self.path.effects:
+            raise Mistake(
+                f"path.effects={str(self.path.effects).lower()}: effects are not known for data={self.data.option}, "
+                "which is learned in phases; leave it out: contributions are known by phase"
+            )
+        if self.path.every == "snapshots":
+            raise Mistake(
+                f"path.every=snapshots: kernels are not followed across the switches of data={self.data.option}; use "
+                "path.every=1"
+            )
         return self
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -28,6 +29,7 @@ class Problem:
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "point out"]
     places: Mapping[str, slice]  # where each split that is read lies among the points
+    phases: Mapping[str, tuple[slice, ...]]  # where each phase of them does, if there are phases
     module: ScaledOutput
     weights: Weights
 
@@ -55,6 +57,7 @@ def draw_problem(experiment: Experiment) -> Problem:
         inputs=inputs.to(**kind),
         targets=targets.to(**kind),
         places=places,
+        phases=phases_within(data, {"train": slice(0, len(data.train.inputs))} | places),
         module=module,
         weights=weights_of(module),
     )
@@ -80,6 +83,16 @@ def targets_and_places(experiment: Experiment, data: Data) -> tuple[Float[Tensor
         asked = ",".join(experiment.path.probes)
         raise Mistake(f"path.probes=[{asked}]: the data has no points there; raise data.probe, or add train")
     return torch.cat(parts), places
+
+
+def phases_within(data: Data, places: Mapping[str, slice]) -> dict[str, tuple[slice, ...]]:
+    """Where the examples of each phase lie among the points, split by split; they stand together."""
+    found = {}
+    for name, place in places.items() if data.phases else ():
+        counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
+        ends = list(accumulate(counts, initial=place.start))
+        found[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
+    return found
 
 
 def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> ScaledOutput:

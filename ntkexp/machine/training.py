@@ -30,7 +30,7 @@ class Training:
     time: float  # Σ_s η_s
     weight: float  # wᵢℓ″ of full-batch training, where it is the same everywhere
     is_quadratic: bool  # in the outputs, least at the targets
-    is_plain: bool  # whether nothing but the gradient of the moment moves the weights, all of them alike
+    is_plain: bool  # whether the gradient of the moment, of all examples, alone moves the weights, all of them alike
     is_flow: bool  # whether they move on a curve instead of in steps
     mean_coefficients: Float[Tensor, "train out"] | None  # −Σ_s η_s ℓ′(s)/Σ_s η_s; none where gradients are remembered
     repeat: Repeat

@@ -44,6 +44,7 @@ class Budget:
     number_bytes: int
     copies: int = 0  # of the weights, that the optimizer holds during a step
     kernels: Kernels = "all"
+    phases: int = 1  # at the end of each of which contributions are kept, if there are several
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
 
     @property
@@ -55,7 +56,8 @@ class Budget:
     def fixed(self) -> float:
         """Bytes that are needed however small the blocks are."""
         row = self.read_outputs * self.train * self.number_bytes
-        kernels = self.points * row * ((self.rules + 3) * self.kernel_outputs + self.rules)
+        shares = self.rules * (2 * self.phases if self.phases > 1 else 1)
+        kernels = self.points * row * ((self.rules + 3) * self.kernel_outputs + shares)
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
         features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes

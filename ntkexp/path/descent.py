@@ -1,6 +1,8 @@
 """The descent: training by small steps on a fixed set of examples, as a stream of steps.
 
 The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same features that make the right side of the kernel.
+Where there are phases, ℓ′ᵢ is zero for examples of another phase than the step's; each phase draws its batches, and
+takes its means, as if its examples were all. What the optimizer remembers is carried over from phase to phase.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ntkexp.optimizer.base import AbstractOptimizer, Memory, Move
 from ntkexp.path.curve import Curve
 from ntkexp.path.gradient import summed
 from ntkexp.path.network_view import NetworkView
+from ntkexp.path.phase import Phase, phase_at
 from ntkexp.path.points import Points
 from ntkexp.path.step import Step, sizes_of
 from ntkexp.schedule.base import AbstractSchedule
@@ -39,6 +42,7 @@ class Descent:
     step_size: float
     steps: int
     seed: int
+    phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
         """The steps from these weights on, when so many are done."""
@@ -90,14 +94,24 @@ class Descent:
 
     @property
     def weight(self) -> float:
-        """wᵢ of full-batch training."""
-        return self.loss.weight(self.points.train) * self.scale
+        """wᵢ of full-batch training on all examples."""
+        return self.weight_of(self.points.train)
+
+    def weight_of(self, examples: int) -> float:
+        """wᵢ of a step on so many examples."""
+        return self.loss.weight(examples) * self.scale
+
+    def phase(self, index: int) -> Phase:
+        """What is learned in a step."""
+        return phase_at(self.phases or (Phase(0, self.steps, slice(0, self.points.train)),), index)
 
     def output_gradient(self, index: int, outputs: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
-        """ℓ′ᵢ, with its weight; an example drawn twice counts twice."""
-        derivative = self.loss.output_gradient(outputs, self.targets)
-        batch = self.optimizer.batch_indices(index, self.points.train, self.seed)
-        if batch is None:
+        """ℓ′ᵢ, with its weight; an example drawn twice counts twice, one of another phase not at all."""
+        derivative, phase = self.loss.output_gradient(outputs, self.targets), self.phase(index)
+        batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
+        if batch is None and phase.count == self.points.train:
             return derivative * self.weight
-        times = torch.bincount(batch, minlength=self.points.train).to(derivative)
-        return derivative * times[:, None] * (self.loss.weight(len(batch)) * self.scale)
+        times = derivative.new_zeros(self.points.train)
+        times[phase.examples] = 1.0 if batch is None else torch.bincount(batch, minlength=phase.count).to(derivative)
+        size = phase.count if batch is None else len(batch)
+        return derivative * times[:, None] * self.weight_of(size)

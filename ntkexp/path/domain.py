@@ -23,6 +23,7 @@ class Domain:
     integrated: tuple[int, ...]  # those of the outputs
     outputs: int
     steps: int  # at most
+    switches: tuple[int, ...] = ()  # those at which another phase begins
     chunk: int  # how many attributed points at once, where they take a pass backwards
     like: Tensor  # of the kind of number that kernels are made of
 

@@ -93,13 +93,19 @@ class NetworkView:
     @cached_property
     def largest(self) -> float:
         """λ_max of the kernel among the training examples, from below, without it: by power iteration with JJᵀ."""
-        vector = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0]
+        return self.largest_among(slice(None))
+
+    def largest_among(self, examples: slice) -> float:
+        """The same among some of them."""
+        inside = torch.zeros_like(self.train_outputs)
+        inside[examples] = 1.0
+        vector = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
         for _ in range(POWERS):
             if not (length := vector.norm()):
                 break
             gradient = summed(self.pulled(vector / length), self.weights)
             tapes = self.tapes(self.points.train_blocks)
-            vector = torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes])
+            vector = torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]) * inside
             if (vector.norm() - length).abs() <= SETTLED * length:
                 break
         return float(vector.norm())

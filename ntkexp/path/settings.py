@@ -12,7 +12,7 @@ from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.kernel import Kernels
 from ntkexp.path.rule.base import AbstractRule, Piece
-from ntkexp.path.timetable import MOST_KERNELS, AbstractTimetable, Adaptive, Planned
+from ntkexp.path.timetable import MOST_KERNELS, AbstractTimetable, Adaptive, AtSwitches, Planned
 
 
 class Path(Component):
@@ -113,13 +113,14 @@ class Path(Component):
         """How far apart the steps are at which the error of the parts is measured."""
         return max(1, steps // self.error_samples)
 
-    def timetable(self, steps: int) -> AbstractTimetable:
-        """When tangent kernels are kept, and snapshots taken if there are any."""
+    def timetable(self, steps: int, switches: tuple[int, ...] = ()) -> AbstractTimetable:
+        """When tangent kernels are kept, and snapshots taken if there are any; also at switches between phases."""
         if self.kernels == "none":
             return Planned(())
-        if self.schedule == "adaptive":
-            return Adaptive(steps, self.count, self.change)
-        return Planned(self.plan(self.schedule, steps))
+        planned: AbstractTimetable = Adaptive(steps, self.count, self.change)
+        if self.schedule != "adaptive":
+            planned = Planned(self.plan(self.schedule, steps))
+        return AtSwitches(planned, switches) if switches else planned
 
     def plan(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
         """The steps of a schedule; the first and the last are always among them.

@@ -3,6 +3,8 @@
 An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖, K among the training examples, from one kernel to the next, and
 goes `change`/δ times as far to the one after, at most four times, at least a quarter. It goes no less far than what
 remains of `count` would, log-spaced, so that these are not used up before the end.
+
+Where training switches from one phase to the next, a kernel is due as well, whatever the timetable says.
 """
 
 from __future__ import annotations
@@ -123,3 +125,29 @@ class Adaptive(AbstractTimetable):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.ahead, self.next, self.taken = state["ahead"], state["next"], state["taken"]
         self.latest = state["latest"]
+
+
+@dataclass(frozen=True)
+class AtSwitches(AbstractTimetable):
+    """Some steps more; of what is seen there the timetable learns nothing."""
+
+    timetable: AbstractTimetable
+    switches: tuple[int, ...]
+
+    @property
+    def room(self) -> int:
+        return self.timetable.room + len(self.switches)
+
+    def due(self, step: int) -> bool:
+        return step in self.switches or self.timetable.due(step)
+
+    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+        if self.timetable.due(step):
+            self.timetable.saw(step, kernel)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.timetable.state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.timetable.restore(state)

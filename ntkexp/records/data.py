@@ -3,6 +3,7 @@
     <s>_shown    as a person looks at them    <s>_inputs   as the network gets them
     <s>_target   class labels, or values      <s>_targets  as the loss compares them, [example, out]
     <s>_index    which examples of the source these are
+    <s>_phase    in which phase they are learned, counted from 1, where there are phases; `phases` are their names
 
 and `classes`, their names: none for regression.
 """

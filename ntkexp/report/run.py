@@ -24,6 +24,7 @@ from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.metrics import RETRACED
+from ntkexp.records.phases import EXAMPLE_PHASE, PHASES, POINT_PHASE
 from ntkexp.records.provenance import refuse_other_version
 from ntkexp.records.results import COLUMNS, SPLITS, Result, read_results
 from ntkexp.records.seal import read_sealed
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TABLES = (CONFIG, "metrics.csv", "results.csv")
-NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int)
+NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
 """What the columns of metrics.csv hold."""
 
 DIVERGED = 1e100  # numbers beyond are on their way to infinity
@@ -87,9 +88,14 @@ class Run:
 
     @cached_property
     def contributions(self) -> xr.Dataset:
-        """What each training example added to each output, and what else made it: `records.contributions`."""
+        """What made each output: `records.contributions`, with `records.phases` where there are phases."""
         store = open_store(self.sealed("contributions.zarr"))
-        return store.assign_coords({name: store.attrs.pop(name) for name in ("example", "out")})
+        store = store.assign_coords({name: store.attrs.pop(name) for name in ("example", "out")})
+        if PHASES not in store.attrs:
+            return store
+        names = store.attrs.pop(PHASES)
+        numbered = store.assign_coords(phase=np.arange(1, len(names) + 1), phase_name=("phase", names))
+        return numbered.set_coords([EXAMPLE_PHASE, POINT_PHASE])
 
     @property
     def outs(self) -> tuple[int, ...]:

@@ -124,9 +124,8 @@ def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None
 
 def make_room(folder: RunFolder, setting: Setting) -> None:
     """Room for the kernels; those of a checkpoint stay."""
-    steps, outputs = setting.experiment.steps, setting.problem.outputs
+    outputs, room = setting.problem.outputs, setting.experiment.timetable().room
     points, train = len(setting.problem.targets[setting.domain.read]), setting.problem.train
-    room = setting.experiment.path.timetable(steps).room
     traced = setting.points.kernels == "trace"
     create_kernels(folder.path / KERNELS, points, outputs, train, room, traced=traced)
 

@@ -36,7 +36,7 @@ def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] |
 def go(state: RunState, listener: AbstractListener) -> Ending:
     """Take the remaining steps; why there are no more."""
     setting, observer = state.setting, Observer(state.setting)
-    first = observer.loss(setting.start.outputs)
+    first = observer.loss(setting.start.outputs, 0)
     for step in setting.descent.walk(state.weights, state.memory, state.step):
         row = observer.row(step, state.time)
         loss = cast("float", row["loss"])  # which every row has
@@ -56,7 +56,7 @@ def snapshot(state: RunState, observer: Observer, listener: AbstractListener, st
     kernel = step.view.kept_kernel()
     listener.on_snapshot(step.index, kernel, observer.output_gradient(step.outputs))
     state.timetable.saw(step.index, kernel[: state.setting.points.train])
-    seen = observer.kernel(kernel, step.view, step.step_size)
+    seen = observer.kernel(kernel, step.view, step.index, step.step_size)
     return seen | observer.sketch(step.view, kernel)
 
 
@@ -80,6 +80,6 @@ def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outco
     if not state.timetable.room:
         listener.on_row(row)
         return outcome_of(state, outputs, kernel, ending)
-    listener.on_row(row | observer.kernel(kernel, view, last) | observer.sketch(view, kernel))
+    listener.on_row(row | observer.kernel(kernel, view, state.step, last) | observer.sketch(view, kernel))
     listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
     return outcome_of(state, outputs, kernel, ending)

@@ -59,7 +59,9 @@ class Observer:
         """The header of the log."""
         layers = (f"weights_moved.{name}" for name in self.setting.problem.weights)
         sketched = SKETCH_COLUMNS if self.setting.points.sketch else ()
-        return (*STEP_COLUMNS, *layers, *SHARE_COLUMNS, *KERNEL_COLUMNS, *sketched)
+        tasks = (f"{column}{name}" for column in ("loss", "accuracy") for name in self.tasks)
+        phases = ("phase", *tasks) if self.setting.problem.phases else ()
+        return (*STEP_COLUMNS, *phases, *layers, *SHARE_COLUMNS, *KERNEL_COLUMNS, *sketched)
 
     @cached_property
     def train_kernel(self) -> Float[Tensor, "train kept train kept_"]:
@@ -85,17 +87,39 @@ class Observer:
         points = self.setting.points
         return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
 
-    @property
-    def splits(self) -> dict[str, slice]:
-        """Where training and probe examples are, by what is added to the names of their columns."""
+    def splits(self, step: int) -> dict[str, slice]:
+        """Where training and probe examples are, by what is added to the names of their columns.
+
+        Where there are phases, these are the examples of the step's own, and those of every phase follow.
+        """
+        if self.setting.problem.phases:
+            here = f"_{self.phase(step)}"
+            own = {name: place for name, place in self.tasks.items() if name.endswith(here)}
+            return {name.removesuffix(here): place for name, place in own.items()} | self.tasks
         found = {"": slice(0, self.setting.points.train)}
         if probe := self.setting.problem.places.get("probe"):
             found["_probe"] = probe
         return found
 
-    def loss(self, outputs: Float[Tensor, "point out"]) -> float:
-        """The training objective."""
-        place = self.splits[""]
+    @cached_property
+    def tasks(self) -> dict[str, slice]:
+        """Where training and probe examples of every phase are, counted from 1, if there are phases."""
+        phases = self.setting.problem.phases
+        read = {"": phases.get("train", ()), "_probe": phases.get("probe", ())}
+        return {
+            f"{name}_{number}": place
+            for name, places in read.items()
+            for number, place in enumerate(places, start=1)
+            if place.stop > place.start
+        }
+
+    def phase(self, step: int) -> int:
+        """The number of the phase that a step is of, counted from 1."""
+        return self.setting.descent.phases.index(self.setting.descent.phase(step)) + 1
+
+    def loss(self, outputs: Float[Tensor, "point out"], step: int) -> float:
+        """The training objective of a step."""
+        place = self.splits(step)[""]
         return self.objective(float(self.summed_loss(outputs, place)), place)
 
     def summed_loss(self, outputs: Float[Tensor, "point out"], place: slice) -> Float[Tensor, ""]:
@@ -126,7 +150,7 @@ class Observer:
 
     def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
         """The numbers of every step, for which a device is waited for once."""
-        start, splits = self.setting.problem.weights, self.splits
+        start, splits = self.setting.problem.weights, self.splits(step)
         numbers = {"loss" + name: self.summed_loss(outputs, place) for name, place in splits.items()}
         if self.setting.problem.data.classes:
             numbers |= {"accuracy" + name: self.accuracy(outputs, place) for name, place in splits.items()}
@@ -135,6 +159,8 @@ class Observer:
         seen = {name: next(found) for name in numbers}
         seen |= {"loss" + name: self.objective(seen["loss" + name], place) for name, place in splits.items()}
         row: Row = {"step": step, "time": time} | dict.fromkeys("accuracy" + name for name in splits)
+        if self.setting.problem.phases:
+            row["phase"] = self.phase(step)
         return row | seen | self.movement(dict(zip(moved, found, strict=True)))
 
     def movement(self, moved: dict[str, float]) -> Row:
@@ -152,9 +178,13 @@ class Observer:
         self,
         kernel: Float[Tensor, "point kept train kept_"],
         view: NetworkView,
+        step: int,
         step_size: float | None,
     ) -> Row:
-        """The numbers of a tangent kernel, or of its trace over outputs; λ_max is always that of the kernel."""
+        """The numbers of a tangent kernel, or of its trace over outputs; λ_max is always that of the kernel.
+
+        How stable a step is depends on the examples that it is on.
+        """
         train = self.setting.points.train
         here, start, targets = kernel[:train], self.train_kernel, self.setting.problem.targets[:train]
         changed = self.pattern_at(view.weights) != self.pattern
@@ -172,10 +202,18 @@ class Observer:
         if not self.setting.points.makes_kernels:
             row["lambda_max"] = view.largest
         if step_size is not None and (top := row["lambda_max"]) is not None:
-            row["stability"] = (
-                step_size * self.setting.descent.weight * top * self.setting.experiment.loss.curvature / 2
-            )
+            weight, curvature = self.setting.descent.weight, self.setting.experiment.loss.curvature
+            if self.setting.domain.switches:
+                phase = self.setting.descent.phase(step)
+                weight, top = self.setting.descent.weight_of(phase.count), self.steepest(here, view, phase.examples)
+            row["stability"] = step_size * weight * top * curvature / 2
         return row
+
+    def steepest(self, kernel: Float[Tensor, "train kept train kept_"], view: NetworkView, examples: slice) -> float:
+        """λ_max among some training examples."""
+        if self.setting.points.makes_kernels:
+            return largest(kernel[examples, :, examples])
+        return view.largest_among(examples)
 
     def sketch(self, view: NetworkView, kernel: Float[Tensor, "point kept train kept_"]) -> Row:
         """How far a sketched kernel may be from what it is a sketch of."""

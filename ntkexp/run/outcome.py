@@ -18,6 +18,7 @@ from ntkexp.run.effects_found import EffectsFound
 from ntkexp.run.effects_swept import effects_swept
 from ntkexp.run.effects_trained import effects_trained
 from ntkexp.run.ending import Ending
+from ntkexp.run.phases_found import PhasesFound, phases_found
 from ntkexp.run.same_steps import SameSteps
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState
@@ -36,6 +37,7 @@ class Outcome:
     diverged: bool
     sentence: str
     effects: EffectsFound | None
+    phases: PhasesFound | None
 
 
 def outcome_of(
@@ -57,6 +59,7 @@ def outcome_of(
         diverged=ending.diverged,
         sentence="; ".join([ending.sentence, *remarks]),
         effects=effects,
+        phases=phases_found(state, outputs),
     )
 
 
@@ -141,7 +144,13 @@ def training(state: RunState) -> Training:
         time=time,
         weight=setting.descent.weight * setting.experiment.loss.curvature,
         is_quadratic=setting.experiment.loss.is_quadratic,
-        is_plain=not (optimizer.remembers or optimizer.weight_decay or optimizer.clip_norm or optimizer.layers),
+        is_plain=not (
+            optimizer.remembers
+            or optimizer.weight_decay
+            or optimizer.clip_norm
+            or optimizer.layers
+            or setting.domain.switches
+        ),
         is_flow=optimizer.flows,
         mean_coefficients=None if optimizer.remembers else -state.summed_gradient / time,
         repeat=SameSteps(descent=setting.descent, step_sizes=tuple(state.step_sizes), clippings=tuple(state.clippings)),

@@ -17,9 +17,11 @@ from ntkexp.records.contributions import ContributionsByRule, add_effect, write_
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import finish_kernels, write_array
 from ntkexp.records.leave_out import STORE, write_leave_out
+from ntkexp.records.phases import ContributionsByPhase, add_phases
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.results import write_results
 from ntkexp.run.outcome import Outcome
+from ntkexp.run.phases_found import PhasesFound
 from ntkexp.run.setting import Setting
 
 
@@ -35,6 +37,8 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     parts = {name: by_rule(integral, read, decays=decays) for name, integral in evidence.paths.items()}
     examples = setting.problem.data.train.index.tolist()
     write_contributions(path / "contributions.zarr", parts, examples, evidence.integrated)
+    if outcome.phases is not None:
+        add_phases(path / "contributions.zarr", phases_of(setting, outcome.phases, read, decays=decays))
     if outcome.effects is not None:
         add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
@@ -67,6 +71,22 @@ def by_rule(integral: PathKernel, read: slice | Tensor, *, decays: bool) -> Cont
     )
 
 
+def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool) -> ContributionsByPhase:
+    """What happened in each phase at the points that were read."""
+    problem, points = setting.problem, np.zeros(len(setting.problem.targets), dtype=np.int64)
+    for places in problem.phases.values():
+        for number, place in enumerate(places, start=1):
+            points[place] = number
+    return ContributionsByPhase(
+        names=problem.data.phases,
+        examples=points[: problem.train],
+        points=points[read],
+        change=array(found.change[:, read]),
+        parts={rule: array(sums.contributions[:, read]) for rule, sums in found.sums.items()},
+        decay={rule: array(sums.decay[:, read]) for rule, sums in found.sums.items()} if decays else {},
+    )
+
+
 def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """The examples of every split, for `data.npz`."""
     classes = len(setting.problem.data.classes)
@@ -75,6 +95,10 @@ def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
         split = getattr(setting.problem.data, name)
         found |= {f"{name}_{part}": getattr(split, part).numpy() for part in ("shown", "inputs", "target", "index")}
         found[f"{name}_targets"] = setting.experiment.loss.targets(split.target, classes).numpy()
+        if split.phase is not None:
+            found[f"{name}_phase"] = split.phase.numpy() + 1
+    if setting.problem.data.phases:
+        found["phases"] = np.array(setting.problem.data.phases, dtype=str)
     return found
 
 

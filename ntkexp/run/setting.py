@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from ntkexp.path.accumulate.tally import Rounding
 from ntkexp.path.descent import Descent
 from ntkexp.path.domain import Domain
 from ntkexp.path.network_view import NetworkView
+from ntkexp.path.phase import Phase, phases_of
 from ntkexp.path.points import Points
 from ntkexp.run.refusals import refuse_dead, refuse_infinite, refuse_long
 from ntkexp.run.survey import Survey, survey
@@ -77,20 +77,35 @@ def prepare(experiment: Experiment) -> Setting:
 
 
 def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
-    """The network at its start, unless it cannot be trained."""
+    """The network at its start, unless it cannot be trained.
+
+    The largest stable step is the least of those of all phases, each by the kernel among its own examples.
+    """
     view = NetworkView(points, problem.weights)
     refuse_infinite(view.outputs, experiment)
     keeps = experiment.path.keeps_kernels
     kernel = view.kept_kernel()
-    refuse_dead(moves=bool(kernel[: points.train].any()) if keeps else view.largest > 0)
-    top = largest(kernel[: points.train]) if keeps else view.largest
-    weight = experiment.loss.weight(points.train) * scale(experiment)
+    turns = phases(experiment, problem)
+    tops = [
+        largest(kernel[phase.examples, :, phase.examples]) if keeps else view.largest_among(phase.examples)
+        for phase in turns
+    ]
+    refuse_dead(moves=bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0)
+    weights = [experiment.loss.weight(phase.count) * scale(experiment) for phase in turns]
+    steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
         outputs=view.outputs,
         kernel=kernel,
         limit=limit_kernels(experiment, problem.inputs, points.train, problem.data.vocabulary),
-        largest_stable_step=2 / (weight * top * experiment.loss.curvature),
+        largest_stable_step=2 / (steepest * experiment.loss.curvature),
     )
+
+
+def phases(experiment: Experiment, problem: Problem) -> tuple[Phase, ...]:
+    """What is learned when; most data have one phase, of all examples."""
+    places = problem.phases.get("train", (slice(0, problem.train),))
+    counts = [place.stop - place.start for place in places]
+    return phases_of(experiment.data.phase_steps(experiment.steps), counts)
 
 
 def scale(experiment: Experiment) -> float:
@@ -111,12 +126,13 @@ def descent_from(experiment: Experiment, problem: Problem, points: Points, large
         step_size=experiment.optimizer.chosen_step(largest_stable),
         steps=experiment.steps,
         seed=experiment.seed,
+        phases=phases(experiment, problem),
     )
 
 
 def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
     """Where the path is integrated, by the settings of the path and the memory that there is."""
-    problem, chosen = found.problem, attributed_points(experiment, found.problem.places)
+    problem, chosen = found.problem, attributed_points(experiment, found.problem)
     return Domain(
         points=found.points,
         reads_train="train" in problem.places,
@@ -124,15 +140,17 @@ def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
         integrated=experiment.path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
         steps=experiment.steps,
+        switches=experiment.switches,
         chunk=experiment.integration.chunk(found.budget, len(chosen)),
         like=like,
     )
 
 
-def attributed_points(experiment: Experiment, places: Mapping[str, slice]) -> Int[Tensor, " attributed"]:
-    """The first ones of the points of every split, as many as the integration attributes."""
-    counts = experiment.integration.counts([place.stop - place.start for place in places.values()])
-    parts = [torch.arange(place.start, place.start + n) for place, n in zip(places.values(), counts, strict=True)]
+def attributed_points(experiment: Experiment, problem: Problem) -> Int[Tensor, " attributed"]:
+    """The first ones of the points of every split, and there of every phase, as many as the integration attributes."""
+    places = [part for name, place in problem.places.items() for part in problem.phases.get(name, (place,))]
+    counts = experiment.integration.counts([place.stop - place.start for place in places])
+    parts = [torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)]
     return torch.cat(parts).to(experiment.device)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ntkexp.kernel.secant.closure import Closure
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.accumulate.base import AbstractAccumulator
+from ntkexp.path.accumulate.marked import Marked
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.integration.base import Room
 from ntkexp.path.step import Step
@@ -35,6 +36,7 @@ class RunState:
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
     misses: dict[int, Closure] = field(default_factory=dict)  # at steps that a rule should close
+    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)  # f where another phase begins
     effects: EffectsPass | None = None
 
     @property
@@ -49,6 +51,8 @@ class RunState:
 
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
         """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
+        if step.index in self.setting.domain.switches:
+            self.turns.append(step.outputs.clone())
         tallies = self.accumulator.add(step, due=due)
         if self.effects is not None:
             self.effects.add(step)
@@ -91,6 +95,7 @@ class RunState:
             "step_sizes": self.step_sizes,
             "clippings": self.clippings,
             "misses": {step: (closure.error, closure.bound) for step, closure in self.misses.items()},
+            "turns": self.turns,
             "effects": None if self.effects is None else self.effects.state,
         }
 
@@ -104,6 +109,7 @@ class RunState:
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
         self.misses = {step: Closure(*numbers) for step, numbers in state["misses"].items()}
+        self.turns = [outputs.to(self.summed_gradient.device) for outputs in state["turns"]]
         if self.effects is not None:
             self.effects.restore(state["effects"])
 
@@ -116,11 +122,13 @@ def begin(setting: Setting, room: Room) -> RunState:
     """The state before the first step; an integration that goes back takes room for its recording."""
     experiment, weights = setting.experiment, setting.problem.weights
     accumulator, asked = experiment.integration.begin(setting.domain, weights, room), setting.sweep
+    if setting.domain.switches and experiment.integration.passes == 1:
+        accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
     return RunState(
         setting=setting,
         weights=weights,
         accumulator=accumulator,
-        timetable=experiment.path.timetable(experiment.steps),
+        timetable=experiment.timetable(),
         summed_gradient=torch.zeros_like(setting.descent.targets),
         effects=begin_effects(setting, asked, accumulator.recorded(), room) if asked and not asked.retrains else None,
     )

@@ -78,5 +78,6 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         number_bytes=problem.inputs.element_size(),
         copies=experiment.optimizer.copies,
         kernels=experiment.path.kernels,
+        phases=len(experiment.switches) + 1,
         doubled=experiment.integration.doubles,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import pickle
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from struct import pack
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from ntkexp.config.build import Builder
 from ntkexp.data import fashion_mnist
 from ntkexp.data.base import AbstractSource
 from ntkexp.mistake import Mistake
@@ -92,9 +92,7 @@ def written_down(name: str) -> dict[str, object]:
 
 def source_of(name: str, **changes: object) -> AbstractSource:
     """The component that one YAML names, with some fields changed."""
-    fields = written_down(name) | changes
-    module, _, qualname = str(fields.pop("_target_")).rpartition(".")
-    source = getattr(import_module(module), qualname).model_validate(fields)
+    source = Builder().component(written_down(name) | changes, (AbstractSource,), "data")
     assert isinstance(source, AbstractSource)
     return source
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.mark import Mark
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.backward.recording import Recording
 from ntkexp.path.step import Step
@@ -50,6 +51,11 @@ class AbstractAccumulator(ABC):
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
         """What each step adds by each rule, where it took a way back to find that out."""
         return None
+
+    @property
+    def marks(self) -> Sequence[Mark]:
+        """The sums at the end of each phase but the last, where there are phases."""
+        return ()
 
     def recorded(self) -> Recording | None:
         """The steps as they were recorded, by those that go back over them."""

@@ -57,7 +57,7 @@ class Backward(AbstractIntegration):
         records, pull = (*self.optimizer.records, *differentiated), domain.no_pull()
         rows = room(domain.steps + 1, row_length(weights, records, pull))
         recording = Recording(rows=rows, like=weights, records=records, pull=pull)
-        return TwoPasses(recording=recording, turn=partial(self.turn, domain))
+        return TwoPasses(recording=recording, turn=partial(self.turn, domain), switches=domain.switches)
 
     def turn(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
         """The second pass before its first step back."""
