@@ -49,7 +49,7 @@ def curvature(
 
     load_forward_mode()
     with plain_kernels():
-        found: tuple[Tensor, Tensor] = vmap(along, chunk_size=together)(vectors)
+        found: tuple[Tensor, Tensor] = vmap(along, chunk_size=together, randomness="same")(vectors)  # of a known state
     return found
 
 
@@ -67,7 +67,7 @@ def scores(
 
     load_forward_mode()
     with plain_kernels():
-        found: Tensor = vmap(along, chunk_size=together)(vectors)
+        found: Tensor = vmap(along, chunk_size=together, randomness="same")(vectors)  # of a known state
     return found
 
 

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.foreign_loop.call_readers import CallReaders
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
@@ -31,6 +32,11 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
 
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
+ALIKE = "was a term added to the loss, or a gradient changed by hand?"
+DREW = (
+    "were other random numbers drawn in the call, by fused attention (choose attn_implementation='eager', or "
+    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, " + ALIKE
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Backwards:
     """The sum on its way back: `later` is the tape of the queries after the step, `bracket` is βU of it."""
 
     reader: Reader
+    calls: CallReaders
     queries: Inputs
     later: Tape
     bracket: Bracket | None = None
@@ -59,9 +66,7 @@ class Backwards:
         features = self.reader.along(tape, self.later)
         self.bracket = self.bracket or empty(features)
         self.bracket.take(features, step.scale, 1.0)
-        calls = [
-            self.pulled(call, step.start if call.at == step.index else steps.start(call.at)) for call in step.calls
-        ]
+        calls = self.pulled(step, steps)
         factors, missed = self.prove(step, calls)
         difference = {name: end[name] - weight for name, weight in step.start.items()}
         change = self.later.outputs - tape.outputs
@@ -78,11 +83,13 @@ class Backwards:
             closure=float(closure / change.norm()) if bool(change.any()) else float(closure),
         )
 
-    def pulled(self, call: ModelCall, weights: Weights) -> Features:
-        """Jᵀℓ′ of every example of a call."""
-        if call.gradient is None:
-            raise ValueError("a call without a gradient")
-        return self.reader.weighted(self.reader.record(weights, call.inputs), call.gradient)
+    def pulled(self, step: FollowedStep, steps: AbstractSteps) -> list[Features]:
+        """What came back to the examples of each call, pulled back to the weights at which it was made."""
+        begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
+        try:
+            return [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
+        except Mistake as error:
+            raise Mistake(f"step {step.index}: {error}") from error
 
     def prove(self, step: FollowedStep, calls: list[Features]) -> tuple[Mapping[str, float], float]:
         """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter.
@@ -94,7 +101,7 @@ class Backwards:
             total = each.total(step.start)
             found = {name: part + total[name] for name, part in found.items()}
         consumed = {name: step.gradient[name] for name in step.heard}
-        factors, missed = factors_between(found, consumed, step.index, sum(len(call.names) for call in step.calls))
+        factors, missed = factors_between(found, consumed, step.index, step.calls)
         return dict.fromkeys(step.start, 0.0) | factors, missed
 
     def kernel(self, features: Features, step: FollowedStep, pulled: Features) -> Float[Tensor, "probe out row one"]:
@@ -115,9 +122,11 @@ class Backwards:
         return lost
 
 
-def factors_between(found: Weights, consumed: Weights, step: int, rows: int) -> tuple[dict[str, float], float]:
-    """The factors of the parameters between the gradient that was found, of so many examples, and the consumed one, and
-    how far the two differ after all: by no more than rounding."""
+def factors_between(
+    found: Weights, consumed: Weights, step: int, calls: Sequence[ModelCall]
+) -> tuple[dict[str, float], float]:
+    """The factors of the parameters between the gradient that was found, of these calls, and the consumed one, and how
+    far the two differ after all: by no more than rounding."""
     if not consumed:
         return {}, 0.0
     bound = AGREES * max(torch.finfo(part.dtype).eps for part in consumed.values())
@@ -128,9 +137,10 @@ def factors_between(found: Weights, consumed: Weights, step: int, rows: int) -> 
     worst = max(each, key=lambda name: each[name][1])
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
+    rows, drew = sum(len(call.names) for call in calls), any(call.how.states for call in calls)
     raise Mistake(
         f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
-        f"itself in '{worst}'; was a term added to the loss, or a gradient changed by hand?"
+        f"itself in '{worst}'; {DREW if drew else ALIKE}"
     )
 
 

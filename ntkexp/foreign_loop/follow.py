@@ -45,6 +45,8 @@ def follow(
     happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there when it is resumed.
     Weights are kept there `every` so many steps, or as often as there is room; those between are replayed.
 
+    Random numbers of its calls, as of dropout, are drawn again as they were; queries are asked in evaluation.
+
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
     each example, as the loop has it but for a factor; it is held against the gradients of every step.
 
@@ -62,7 +64,7 @@ def follow(
     True
     """
     optimizers, inner = unwrapped_optimizers(optimizer), unwrapped_model(model)
-    module, asked = deepcopy(inner), as_inputs(queries)
+    module, asked = deepcopy(inner).eval(), as_inputs(queries)
     now = altered_loop()
     place, keeper = to if now is None else now.place, keeper_without_folder(now, memory_gb)
     if place is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ntkexp.effects.curvature import gradient
 from ntkexp.effects.flat_weights import FlatWeights, flat_like
 from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch, TrainedStep, Update
+from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.example_loss import CallLoss, ExampleLoss
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.remembered import Remembered, remembered
@@ -26,7 +27,7 @@ from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Weights
 
 ROUNDS = 1e4  # eps: a gradient summed in another order, relative to itself
 SAME_NORM = 1e-3  # of two steps that were clipped to one norm, in float32
@@ -37,7 +38,7 @@ class FollowedTraining(AbstractTrajectory):
     """Steps are best asked for one after another, backwards; `names` gives every example its place."""
 
     steps: AbstractSteps
-    function: Function
+    called: CalledModule
     loss: ExampleLoss
     names: dict[str, int]
     weighing: Weighing = field(default_factory=Weighing)  # with which the loop was carried out
@@ -87,7 +88,7 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {step.index}: it took gradients in that were made at the weights of step {call.at}, which "
                 "effects do not know; zero gradients at every step"
             )
-        losses = CallLoss(self.loss, self.function, call, step.index)
+        losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
         factors = self.weighing.factors(call.names).to(self.end)
         share = losses.share(step.start, factors)
         places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)

@@ -108,5 +108,5 @@ def bytes_of(step: FollowedStep) -> int:
     held = [*step.start.values(), *step.gradient.values()]
     held += [each.scale for each in step.linear.values() if isinstance(each.scale, Tensor)]
     for call in step.calls:
-        held += [*tensors(call.inputs), *([] if call.gradient is None else [call.gradient])]
+        held += [*tensors(call.inputs), *([] if call.gradient is None else [call.gradient]), *call.how.states.values()]
     return sum(part.nbytes for part in held)

@@ -50,7 +50,7 @@ class LoopEffects:
 
 def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> LoopEffects:
     """Sweep back over the loop, and carry it out again without examples where somebody says how."""
-    training = FollowedTraining(steps=trace.steps, function=trace.function, loss=loss_of(trace), names=trace.examples)
+    training = FollowedTraining(steps=trace.steps, called=trace.called, loss=loss_of(trace), names=trace.examples)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")

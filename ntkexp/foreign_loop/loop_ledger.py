@@ -81,7 +81,7 @@ def trained_twice(
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples
     trainings = [
-        FollowedTraining(steps=each.steps, function=each.function, loss=loss, names=numbered, weighing=weighed)
+        FollowedTraining(steps=each.steps, called=each.called, loss=loss, names=numbered, weighing=weighed)
         for each, weighed in ((first, weighing), (second, without))
     ]
     left = without.left(names).to(trainings[0].end)

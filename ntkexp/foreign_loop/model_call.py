@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import TypeAlias
@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ntkexp.foreign_loop.circumstances import Circumstances
 from ntkexp.kernel.record.inputs import tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
@@ -29,6 +30,7 @@ class ModelCall:
     at: int
     inputs: Inputs
     called: tuple[str, ...] | None = None
+    how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None
     way: int = -1
 

@@ -12,6 +12,8 @@ from torch import nn
 from ntkexp.effects.mean import Effects, MeanName
 from ntkexp.foreign_loop.altered_loop import Again, altered_loop
 from ntkexp.foreign_loop.attribution import Backwards
+from ntkexp.foreign_loop.call_readers import CallReaders
+from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.kept.save import PROOFS, save
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery
@@ -21,7 +23,6 @@ from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import function_of
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Function, Inputs
 
@@ -41,9 +42,14 @@ class Trace:
     folder: RunFolder | None = None
 
     @cached_property
+    def called(self) -> CalledModule:
+        """The module as functions of its weights."""
+        return CalledModule(self.module, self.output)
+
+    @property
     def function(self) -> Function:
-        """The module as a function of its weights."""
-        return function_of(self.module, self.output)
+        """The one that is asked at the queries."""
+        return self.called.function
 
     @cached_property
     def examples(self) -> dict[str, int]:
@@ -104,7 +110,7 @@ class Trace:
         steps, end = self.steps, self.steps.end
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
         last = reader.record(end, self.queries)
-        back = Backwards(reader, self.queries, last)
+        back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
         outputs = last.outputs
         parts, decay = outputs.new_zeros(*outputs.shape, len(self.examples)), torch.zeros_like(outputs)
         by_step, figures = outputs.new_zeros(*outputs.shape, len(steps)), []

@@ -1,6 +1,6 @@
 """Watching a loop: hooks on the model and its optimizers note calls, gradients and steps, and change nothing.
 
-forward     the inputs of a call, and the weights' step at which it was made
+forward     the inputs of a call, the weights' step at which it was made, and from where its random numbers come
 backward    ∂L/∂f of its outputs; calls whose gradients were thrown away before are forgotten
 step        the gradient that was consumed, and proof (b): the rule of the optimizer leads to the weights after it
 """
@@ -18,6 +18,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.circumstances import Circumstances
+from ntkexp.foreign_loop.generators import states_for
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.members import Members
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
@@ -32,7 +34,7 @@ from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.kernel.record.inputs import as_inputs, map_tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.chosen_output import choose_output
-from ntkexp.model.functional import training_modes
+from ntkexp.model.functional import batch_statistics
 from ntkexp.shapes import Weights
 
 FOLLOWED: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -54,11 +56,13 @@ class Watch:
     untouched: Untouched = field(default_factory=Untouched)
     proof: RuleProof = field(default_factory=RuleProof)
     hooks: list[Any] = field(default_factory=list)
+    generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
 
     def begin(self) -> None:
         """Put up the hooks, at weights that no step has moved yet."""
         self.rules = {id(optimizer): rule_of(optimizer) for optimizer in self.optimizers}
-        self.members = Members(unwrapped_model(self.model), self.optimizers)
+        self.inner = unwrapped_model(self.model)
+        self.members = Members(self.inner, self.optimizers)
         self.refuse_followed()
         for name, weight in self.members:
             self.untouched.keep(name, weight)
@@ -68,6 +72,7 @@ class Watch:
         for optimizer in self.optimizers:
             self.hooks.append(optimizer.register_step_pre_hook(self.on_start))
             self.hooks.append(optimizer.register_step_post_hook(self.on_step))
+        self.hooks.append(self.model.register_forward_pre_hook(self.on_begin))
         self.hooks.append(self.model.register_forward_hook(self.on_call, with_kwargs=True))
         inside = [(name, layer) for name, layer in self.model.named_modules() if list(layer.parameters(recurse=False))]
         for name, layer in inside[:1]:  # libraries put autocast between a model and its layers
@@ -118,6 +123,11 @@ class Watch:
                 "what the proofs are to show; train in one precision"
             )
 
+    def on_begin(self, *_: object) -> None:
+        """A call begins, which may draw random numbers."""
+        if torch.is_grad_enabled():
+            self.generators = states_for(self.inner)
+
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
         """Note a call that may be differentiated."""
         if not torch.is_grad_enabled():
@@ -126,11 +136,14 @@ class Watch:
         if not output.requires_grad:
             return
         self.untouched.refuse_writes(self.keeper.count, self.members)
-        if reason := next(training_modes(self.model), None):
-            raise Mistake(f"step {self.keeper.count}: {reason}, which is not followed; train in eval(), or without it")
+        if reason := next(batch_statistics(self.model), None):
+            raise Mistake(
+                f"step {self.keeper.count}: {reason}, which is not followed; put that layer in eval(), or another there"
+            )
         self.unmoved.refuse_writes(self.keeper.count, self.untouched.weights)
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
-        call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids))
+        how = Circumstances.of(self.inner, self.generators)
+        call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how)
         output.register_hook(partial(self.on_gradient, call))  # type: ignore[no-untyped-call]  # torch's own
         self.calls.append(call)
 

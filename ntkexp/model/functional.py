@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ntkexp.mistake import Mistake
+from ntkexp.model.foreign.checkpoints import without_checkpoints
 from ntkexp.model.foreign.chosen_output import choose_output
 from ntkexp.shapes import Function, Inputs, Weights
 
@@ -29,11 +30,18 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
     """
     if reasons := list(training_modes(module)):
         raise Mistake(f"{reasons[0]}; call module.eval() first, so that each output depends on its own example alone")
+    return function_as_it_is(module, output)
+
+
+def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Function:
+    """The same, whatever its layers do."""
 
     def function(weights: Weights, inputs: Inputs) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         placed, named = arguments(inputs)
-        return choose_output(functional_call(module, (weights, buffers), placed, named, tie_weights=True), output)
+        with without_checkpoints():
+            answer = functional_call(module, (weights, buffers), placed, named, tie_weights=True)
+        return choose_output(answer, output)
 
     return function
 
@@ -47,8 +55,19 @@ def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
 
 def training_modes(module: nn.Module) -> Iterator[str]:
     """The reasons why outputs would be random, or depend on the rest of the batch: layers in training mode."""
+    yield from batch_statistics(module)
+    yield from random_layers(module)
+
+
+def batch_statistics(module: nn.Module) -> Iterator[str]:
+    """The reasons why outputs would depend on the rest of the batch: norms in training mode."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             yield f"layer '{name}' ({type(layer).__name__}) takes its statistics from the batch"
+
+
+def random_layers(module: nn.Module) -> Iterator[str]:
+    """The reasons why outputs would be random: dropout in training mode."""
+    for name, layer in module.named_modules():
         if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
             yield f"layer '{name}' ({type(layer).__name__}, p={layer.p}) is random in training mode"

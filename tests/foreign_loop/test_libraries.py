@@ -124,6 +124,15 @@ def test_trainer_with_a_language_model(transformers: Any, tmp_path: Path) -> Non
     trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, warmup_steps=2)
 
 
+def test_trainer_with_the_dropout_that_models_come_with(transformers: Any, tmp_path: Path) -> None:
+    """In embeddings, attention and residuals; with checkpoints of activations, whose masks are drawn twice."""
+    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    assert model.config.resid_pdrop == model.config.attn_pdrop == 0.1
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
+    trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, gradient_checkpointing=True)
+
+
 def test_trainer_with_a_classifier_of_texts(transformers: Any, tmp_path: Path) -> None:
     sizes = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3}
     still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)

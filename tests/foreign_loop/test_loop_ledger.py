@@ -96,9 +96,7 @@ def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
     second = trained_again(train, weighed, to / "second")
     names = first.examples
     one, other = (
-        FollowedTraining(
-            steps=each.steps, function=each.function, loss=known_loss(first), names=names, weighing=weighing
-        )
+        FollowedTraining(steps=each.steps, called=each.called, loss=known_loss(first), names=names, weighing=weighing)
         for each, weighing in ((first, Weighing()), (second, weighed))
     )
     left = weighed.left(list(names))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ntkexp.foreign_loop.circumstances import Circumstances
 from ntkexp.foreign_loop.kept.rows import KeptRows
 from ntkexp.foreign_loop.kept.signature import Signatures
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
@@ -64,7 +65,8 @@ class EventWriter:
             found = self.known[id(call.inputs)] = KnownCall(self.calls, call.inputs)
             self.calls += 1
             named = {} if call.called is None else {"names": list(call.called)}
-            kept = {"at": call.at, **self.files.rows.keep(digests(call.inputs), call.inputs), **named}
+            rows = self.files.rows.keep(digests(call.inputs), call.inputs)
+            kept = {"at": call.at, "how": call.how.kept, **rows, **named}
         if call.gradient is not found.gradient:
             found.gradient = call.gradient
             kept["gradient"] = call.gradient
@@ -78,6 +80,7 @@ def read_calls(event: Mapping[str, Any], rows: KeptRows, placed: Callable[[Tenso
             at=call["at"],
             inputs=map_tensors(placed, rows.find(call)),
             called=names_of_kept(call),
+            how=Circumstances.read(call.get("how", {})),
             gradient=placed(call["gradient"].clone()),
         )
         for call in event["calls"]

@@ -53,6 +53,4 @@ def fill(module: nn.Module, start: Mapping[str, Any], weights: Mapping[str, torc
     with torch.no_grad():
         for name in given.keys() & state.keys():
             state[name].data = given[name].clone().to(state[name].device)
-    training = start["training"]
-    for name, part in module.named_modules():
-        part.training = bool(training.get(name, False))
+    module.eval()

@@ -34,8 +34,7 @@ def keeper_in(
     moved = {id(weight) for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]}
     followed = {name for name, weight in module.named_parameters() if id(weight) in moved}
     still = {name: part for name, part in module.state_dict().items() if name not in followed}
-    modes = {name: part.training for name, part in module.named_modules()}
-    start = {"queries": queries, "output": output, "still": still, "training": modes}
+    start = {"queries": queries, "output": output, "still": still}
     return KeeperOnDisk(files, config, start, EventWriter(files), output, every, memory_gb)
 
 

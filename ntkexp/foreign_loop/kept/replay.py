@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.attribution import AGREES, factors_between
+from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.kept.signature import Signatures, distance
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.rule.base import IDLE, LinearStep
@@ -24,8 +25,6 @@ from ntkexp.foreign_loop.rule.choose import named
 from ntkexp.foreign_loop.rule.proof import ROUNDING
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.chosen_output import choose_output
-from ntkexp.model.functional import arguments
 from ntkexp.shapes import Weights
 
 Event: TypeAlias = Mapping[str, Any]
@@ -37,8 +36,7 @@ Memories: TypeAlias = dict[str, dict[str, Any]]
 class ReplayedLoop:
     """The loop as it was before an event: its weights, and the memories of its optimizers, of these `kinds`."""
 
-    module: nn.Module
-    output: str | int | None
+    called: CalledModule
     kinds: Sequence[str]
     weights: Weights
     memories: list[Memories]
@@ -90,9 +88,8 @@ class ReplayedLoop:
         if signature.keys() <= whole.keys():
             return zeros | {name: part.to(zeros[name]) for name, part in whole.items()}
         found = zeros | self.gradients(calls, start)
-        rows = sum(len(call.names) for call in calls)
         ours = self.signatures.of({name: found[name] for name in signature})
-        factors, _ = factors_between(ours, signature, event["step"], rows)
+        factors, _ = factors_between(ours, signature, event["step"], calls)
         if all(torch.equal(ours[name], signature[name]) for name in signature):
             factors = dict.fromkeys(signature, 1.0)
         scaled = {name: factors[name] * found[name] for name in signature}
@@ -100,7 +97,7 @@ class ReplayedLoop:
 
     def gradients(self, calls: Sequence[ModelCall], start: Weights) -> Weights:
         """The gradient of some calls at these weights, as autograd adds it up."""
-        parameters = {name: each for name, each in self.module.named_parameters() if name in start}
+        parameters = {name: each for name, each in self.called.module.named_parameters() if name in start}
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(start[name]).requires_grad_()
@@ -108,8 +105,7 @@ class ReplayedLoop:
         with torch.enable_grad():
             for call in calls:
                 assert call.gradient is not None
-                placed, named_inputs = arguments(call.inputs)
-                outputs = choose_output(self.module(*placed, **named_inputs), self.output)
+                outputs = self.called.outputs(call.how, call.inputs)
                 outputs.backward(call.gradient.reshape(outputs.shape))  # type: ignore[no-untyped-call]  # torch's own
         return {name: each.grad for name, each in parameters.items() if each.grad is not None}
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.kept.event import names_of_kept, read_calls
 from ntkexp.foreign_loop.kept.replay import Event, ReplayedLoop, ended
 from ntkexp.foreign_loop.kept.signature import Signatures
@@ -39,6 +40,11 @@ class StepsOnDisk(AbstractSteps):
     kinds: Sequence[str]
     held: dict[int, Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
+
+    @cached_property
+    def called(self) -> CalledModule:
+        """The module as the calls had it."""
+        return CalledModule(self.module, self.output)
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
@@ -107,7 +113,7 @@ class StepsOnDisk(AbstractSteps):
         """Replay a segment, up to what is kept at its end."""
         begin, stop = self.borders[place], [*self.borders, len(self.events)][place + 1]
         kept, then = self.read(begin), self.read(stop) if stop in self.files.kept else None
-        loop = ReplayedLoop(self.module, self.output, self.kinds, kept["weights"], kept["memories"], self.signatures)
+        loop = ReplayedLoop(self.called, self.kinds, kept["weights"], kept["memories"], self.signatures)
         jump = then if stop - begin == 1 and then is not None and ended(then) is not None else None
         steps: list[FollowedStep] = []
         for event in self.events[begin:stop]:

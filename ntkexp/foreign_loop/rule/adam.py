@@ -37,5 +37,4 @@ class AdamRule(AbstractRule):
         )
 
     def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        found: Tensor = state["exp_avg"]
-        return found
+        return state.get("exp_avg")  # none of a parameter that never got a gradient

@@ -53,9 +53,8 @@ def in_double(function: Function, tape: Tape) -> Tape | None:
     if all(weight.dtype == torch.float64 for weight in weights.values()):
         return None
     try:
-        found = record(
-            function, *tree_map(doubled, (weights, tape.given)), differentiable=tape[tape.output].requires_grad
-        )
+        both = tree_map(doubled, (weights, tape.given))
+        found = record(function, *both, differentiable=tape[tape.output].requires_grad, known=bool(tape.drawn))
     except (RuntimeError, Mistake) as error:  # of buffers that stay short, for one
         if is_out_of_memory(error):
             raise

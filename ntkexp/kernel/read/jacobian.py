@@ -25,19 +25,21 @@ def jacobian(
     """The features of a point, each parameter's gradients as they are, of mixtures of outputs.
 
     Every example is run by itself, so that no other can enter; outputs that differ from those of the batch show that
-    the module couples examples.
+    the module couples examples. Of a module that draws random numbers for a batch as a whole, all are run each time.
     """
     weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
     leaves = {name: weight for name, weight in weights.items() if name in trained}
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
     together = tape.outputs
     for k in range(len(together)):
+        this = slice(k, k + 1)
         with torch.enable_grad():
-            output = columns(function, weights, part(tape.given, slice(k, k + 1)))
-        refuse_change(output.detach(), together[k : k + 1], tape, COUPLED)
+            whole = columns(function, weights, tape.given if tape.drawn else part(tape.given, this))
+        output = whole[this] if tape.drawn else whole
+        refuse_change(output.detach(), together[this], tape, COUPLED)
         if not output.requires_grad:
             raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
-        for mixture in mixtures[:, k : k + 1]:
+        for mixture in mixtures[:, this]:
             gradients = torch.autograd.grad(
                 output, list(leaves.values()), mixture, retain_graph=True, materialize_grads=True
             )

@@ -49,17 +49,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a function of weights; `trained` names those whose gradients make the kernel."""
+    """Reads a function of weights; `trained` names those whose gradients make the kernel. A function that draws random
+    numbers is read where they are `known`: the same whenever it runs on a batch."""
 
     function: Function
     trained: frozenset[str]
     found: Found = field(default_factory=Found, repr=False)
     programs: ProgramCache | None = field(default=None, repr=False)
+    known: bool = False
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
         if self.programs is None:
-            return record(self.function, weights, inputs, differentiable=True)
+            return record(self.function, weights, inputs, differentiable=True, known=self.known)
+        if self.known:  # what is drawn follows from no input
+            return record(self.function, weights, inputs, known=True).pruned()
         return self.programs.tape(weights, inputs, lambda: record(self.function, weights, inputs).pruned())
 
     def bytes_per_example(self, one: Inputs, record: Callable[[], Tape]) -> float:

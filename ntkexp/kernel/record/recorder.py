@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ntkexp.kernel.record.arguments import leaves, replace
 from ntkexp.kernel.record.convolve import convolve
+from ntkexp.kernel.record.drawing import is_random, refuse_passing, refuse_unknown
 from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import storage
@@ -40,11 +41,14 @@ class DispatchMode(TorchDispatchMode):
 
 
 class Recorder(DispatchMode):
-    """Writes operations down as they run; those that write in place are rewritten, or stop it."""
+    """Writes operations down as they run; those that write in place are rewritten, or stop it. Random numbers come from
+    outside if it is `known` how they are drawn, and are refused otherwise."""
 
-    def __init__(self, *, rewrites: bool = True) -> None:
+    def __init__(self, *, rewrites: bool = True, known: bool = False) -> None:
         super().__init__()
         self.rewrites = rewrites
+        self.known = known
+        self.drawn: list[Slot] = []
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}
@@ -81,9 +85,7 @@ class Recorder(DispatchMode):
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
             return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
         if is_random(func):
-            raise Mistake(
-                f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
-            )
+            return self.draw(func, args, kwargs)
         if not self.rewrites and writes(func):
             raise NotStraight
         if (twin := functional_twin(func)) is not None:
@@ -103,6 +105,27 @@ class Recorder(DispatchMode):
     def written(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Arguments with slots for tensors."""
         return replace(args, self.slot), {name: replace(value, self.slot) for name, value in kwargs.items()}
+
+    def draw(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        """An operation that draws: what it drew comes from outside, as inputs do."""
+        refuse_unknown(func, args, kwargs, known=self.known)
+        if not self.rewrites and writes(func):
+            raise NotStraight
+        if func is aten.native_dropout.default:
+            value, rate, _ = args
+            mask = func(*args)[1]
+            kept = self.apply(aten.mul.Tensor, value, self.taken(mask.to(value.dtype)))
+            return self.apply(aten.mul.Scalar, kept, 1 / (1 - rate) if rate < 1 else 0.0), mask
+        refuse_passing(func)
+        if func._schema.is_mutable:
+            found = self.taken(func(args[0].clone(), *args[1:], **kwargs))
+            return self.apply(aten.copy_.default, args[0], found)
+        return self.taken(func(*args, **kwargs))
+
+    def taken(self, drawn: Tensor) -> Tensor:
+        """Numbers that were drawn, with a slot of their own."""
+        self.drawn.append(self.slot(drawn))
+        return drawn
 
     def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that changes the shape of its first argument and none of its elements."""
@@ -142,12 +165,6 @@ class Recorder(DispatchMode):
             if whole and id(value) in self.slots:
                 return self.apply(aten.clone.default, self.apply(aten.view.default, value, [-1]))
         raise Mistake("the module writes into part of a tensor that it never had as a whole; clone it first")
-
-
-@cache
-def is_random(op: OpOverload) -> bool:
-    """Whether the operation draws numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 @cache

@@ -32,14 +32,15 @@ class Tape:
     arguments: Any  # the inputs as they were given, with slots for tensors
     output: Slot
     overwrites: bool  # torch wrote in place where it ran, so that autograd cannot be asked at every slot
+    drawn: tuple[Slot, ...] = ()  # at random, as a whole batch
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
 
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:
-        """The slots of the tensors among the inputs."""
-        return tuple(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot))
+        """The slots of the tensors among the inputs, and of what was drawn beside them."""
+        return (*(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot)), *self.drawn)
 
     @property
     def given(self) -> Inputs:
@@ -70,7 +71,7 @@ class Tape:
         """All that two runs must share to be comparable: operations, wiring, numbers and shapes; as a text, which is
         compared and looked up at once."""
         wiring = [(entry.op, entry.args, entry.kwargs, entry.scalars) for entry in self.entries]
-        return repr((wiring, [(tuple(value.shape), value.dtype) for value in self.values], self.output))
+        return repr((wiring, [(tuple(value.shape), value.dtype) for value in self.values], self.output, self.drawn))
 
     @cached_property
     def form(self) -> bytes:

@@ -52,16 +52,20 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
 
-def record(function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False) -> Tape:
-    """Run the function once and keep its tape, with autograd's graph if it is to be differentiated."""
+def record(
+    function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False, known: bool = False
+) -> Tape:
+    """Run the function once and keep its tape, with autograd's graph if it is to be differentiated. It may draw random
+    numbers if it is `known` from which state: the same whenever it runs on a batch."""
     refuse_complex(weights)
     run = partial(columns, function)
-    tape = functional_tape(run, weights, inputs, differentiable)
+    taped = partial(functional_tape, run, weights, inputs, differentiable, known)
+    tape = taped()
     operations = {entry.op for entry in tape.entries}
     if operations.isdisjoint(FUSED):
         return tape
     with unfused(), composed() if aten._cudnn_rnn.default in operations else nullcontext():
-        return functional_tape(run, weights, inputs, differentiable)
+        return taped()
 
 
 def refuse_complex(weights: Weights) -> None:
@@ -99,7 +103,7 @@ def composed() -> Iterator[None]:
 
 
 def functional_tape(
-    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool
+    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool, known: bool
 ) -> Tape:
     """One run and its tape, as a pure program where torch can make one of it.
 
@@ -107,17 +111,17 @@ def functional_tape(
     """
     try:
         with StraightOn():
-            return put_on_tape(run, weights, inputs, differentiable, rewrites=False)
+            return put_on_tape(run, weights, inputs, differentiable, known, rewrites=False)
     except NotStraight:
         pass
     try:
         with OutOfTorch(in_memory=False):
-            return put_on_tape(torch.func.functionalize(run), weights, inputs, differentiable)
+            return put_on_tape(torch.func.functionalize(run), weights, inputs, differentiable, known)
     except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, and no list or array
         if is_out_of_memory(error):
             raise
         with OutOfTorch(in_memory=True):
-            return put_on_tape(run, weights, inputs, differentiable)
+            return put_on_tape(run, weights, inputs, differentiable, known)
 
 
 def put_on_tape(
@@ -125,6 +129,7 @@ def put_on_tape(
     weights: Weights,
     inputs: Inputs,
     differentiable: bool,
+    known: bool,
     *,
     rewrites: bool = True,
 ) -> Tape:
@@ -132,11 +137,12 @@ def put_on_tape(
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
     given = as_inputs(inputs)
     versions = [tensor._version for tensor in tensors(given)]
-    with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder(rewrites=rewrites) as recorder:
-        known = {recorder.slot(weight): name for name, weight in leaves.items()}
+    with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder(rewrites=rewrites, known=known) as recorder:
+        named = {recorder.slot(weight): name for name, weight in leaves.items()}
         arguments = tree_map(recorder.slot, given)
         output = recorder.slot(run(leaves, given))
         if versions != [tensor._version for tensor in tensors(given)]:
             raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
         entries, values = tuple(recorder.entries), tuple(recorder.values)
-        return Tape(entries, values, known, arguments, output, overwrites=bool(recorder.flats))
+        overwrites, drawn = bool(recorder.flats), tuple(recorder.drawn)
+        return Tape(entries, values, named, arguments, output, overwrites, drawn)
