@@ -103,7 +103,11 @@ def composed() -> Iterator[None]:
 
 
 def functional_tape(
-    run: Callable[[Weights, Inputs], Tensor], weights: Weights, inputs: Inputs, differentiable: bool, known: bool
+    run: Callable[[Weights, Inputs], Tensor],
+    weights: Weights,
+    inputs: Inputs,
+    differentiable: bool,
+    known: bool = False,
 ) -> Tape:
     """One run and its tape, as a pure program where torch can make one of it.
 
