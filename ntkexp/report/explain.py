@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.contributions import DECAY, explained_rule
-from ntkexp.report.effects import known_effects
+from ntkexp.report.effects import effects, known_effects
 from ntkexp.report.half_time import halfway
 from ntkexp.report.run import Run
 from ntkexp.text import short
@@ -83,8 +83,9 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
 
 
 def worst(run: Run, split: str, count: int) -> list[int]:
-    """Find the points whose targets the network misses most, of those that can be explained; where the queries of a
-    followed loop have no targets, those whose outputs training moved most.
+    """Find the points whose targets the network misses most, of those that can be explained, and of these those whose
+    effects are known, if any are; where the queries of a followed loop have no targets, those whose outputs training
+    moved most.
     """
     place = place_of(run, split)
     outputs = outputs_of(run, "f_T")[place]
@@ -93,7 +94,11 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)
     parts = run.parts(rule).to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
-    known = np.flatnonzero(read_at(parts).any(axis=1) & np.isfinite(missed))
+    explicable, predicted = read_at(parts).any(axis=1) & np.isfinite(missed), effects(run)
+    if predicted is not None:
+        both = explicable & read_at(predicted[place]).any(axis=1)
+        explicable = both if both.any() else explicable
+    known = np.flatnonzero(explicable)
     return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]
 
 

@@ -52,6 +52,16 @@ def test_the_worst_points_are_missed_most(finished: dict[str, Path]) -> None:
     assert worst(run, "test", 5) == np.argsort(-missed, kind="stable")[:5].tolist()
 
 
+def test_the_worst_points_are_those_with_effects_where_there_are_any(finished: dict[str, Path]) -> None:
+    run = load_run(finished["two classes"])
+    place, order = run.points["test"], worst(run, "test", 25)
+    effect = xr.full_like(run.parts("secant"), np.nan)
+    effect[place.start + order[-1]] = 0.1
+    vars(run)["contributions"] = run.contributions.assign(effect=effect)
+    assert worst(run, "test", 5) == [order[-1]]
+    assert worst(run, "probe", 1)  # none has an effect there
+
+
 def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
     """Every step kept, and a kernel that learns nothing: an example's mass follows its residual."""
     problem = regression((12, 5, 5), growth=0.0, steps=40, snapshots=tuple(range(41)))

@@ -16,7 +16,8 @@ from ntkexp.text import listed
 def what_was_run(material: Material) -> str:
     """Write the first sentence."""
     if len(material.runs) == 1:
-        return f"{material.runs[0].name}, {material.runs[0].outcome or 'one run'}."
+        ended, _, _ = material.runs[0].outcome.partition("; ")  # what there is to say of effects stands below
+        return f"{material.runs[0].name}, {ended or 'one run'}."
     failed = sum(map(diverged, material.runs))
     count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
     if not material.analyses:
