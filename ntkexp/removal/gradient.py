@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 from torch.func import vjp, vmap
 
@@ -74,7 +74,7 @@ def pulled(pull: WayBack, several: Float[Tensor, "several ..."]) -> Tensor:
     return at_once(lambda one: pull(one)[0], several)
 
 
-def at_once(function: Callable[..., Tensor], *several: Float[Tensor, "several ..."]) -> Float[Tensor, "several ..."]:
+def at_once(function: Callable[..., Tensor], *several: Num[Tensor, "several ..."]) -> Float[Tensor, "several ..."]:
     """Take several through a function together, or one by one where a module looks at numbers and decides by them.
 
     >>> at_once(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))

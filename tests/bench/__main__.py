@@ -57,7 +57,11 @@ REPORTS: dict[str, Callable[..., str]] = {
         profile,
     )
 }
-MORE = {"peers": ("infinite", "attribution"), "plot": ("reading",)}
+MORE = {
+    "peers": ("infinite", "attribution"),
+    "plot": ("reading",),
+    **dict.fromkeys(("cells", "minutes", "full"), ("attribution",)),
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -77,16 +81,27 @@ def main(arguments: list[str]) -> None:
         sys.stdout.write(json.dumps({"threads": chosen.threads, "product": machine.product, "cells": found}) + "\n")
 
 
-def parse(arguments: Sequence[str], names: Sequence[str]) -> argparse.Namespace:
-    """What was asked for."""
+def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The options."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Speed of kernels and of training.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all, if none is named")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--peers", type=Path, help="a folder for environments of other programs, to compare with")
     parser.add_argument("--plot", type=Path, help="where `reading` draws cost against error")
+    parser.add_argument("--cells", type=Path, help="a folder where `attribution` keeps what it measured, and goes on")
+    parser.add_argument("--minutes", type=float, help="when `attribution` stops to measure; 0: tables of what is kept")
+    parser.add_argument(
+        "--full", type=Path, metavar="MNIST", help="`attribution` in the sizes of papers; MNIST's folder"
+    )
     parser.add_argument("--tag", help="keep the figures of these cells under this name, to compare later runs with")
     parser.add_argument("--json", action="store_true", help="print the cells as one JSON object instead of tables")
+    return parser
+
+
+def parse(arguments: Sequence[str], names: Sequence[str]) -> argparse.Namespace:
+    """What was asked for."""
+    parser = parser_of(names)
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.names) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(names)}")

@@ -1,188 +1,195 @@
 """Which score of training examples predicts what training without them does: rank correlations with such trainings.
 
-Networks learn two digits, and again without one example, without 5 % and without half of them. A score predicts the
-change of an output as the sum over who left. Shown are Spearman's correlations over who left, averaged over test
-points, with the 95 % interval of their mean over seeds, and the seconds of a processor for a score with the trainings
-that it reads.
-With `--peers` dattri and traker tell their scores as well, of the same weights.
+    one run       the same training without one example, without 5 %, and without half of them
+    fresh seeds   trainings on random halves, each from a start and in an order of its own; protocol of dattri
+    TSLOO         one pass over images of 28 × 28 pixels, without one; the loss of a test image; protocol of 2605.18814
+
+A score predicts the change of what is asked as the sum over who left. Shown are Spearman's correlations over who left,
+averaged over points, with the 95 % interval of their mean over seeds, and the seconds of a processor for a score with
+the trainings that it reads. With `--peers` dattri and traker tell their scores as well, of the same weights, and
+docs/attribution.md is written anew. What is measured is kept, so whoever is stopped goes on.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from time import process_time
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.claim.trial.datamodel_score import score
 from ntkexp.report.analysis.estimate import mean_of
-from tests.bench.attribution_case import MODELS, Case, Size
-from tests.bench.peers import answered
-from tests.bench.stopwatch import table
+from tests.bench.attribution_case import Case
+from tests.bench.attribution_cells import Cells, Told
+from tests.bench.attribution_measure import FRESH, RETRAINED, Measurement, names, scores
+from tests.bench.attribution_page import PAGE, Table, page
+from tests.bench.attribution_trainings import (
+    ONCE,
+    PAPER,
+    QUICK_ONCE,
+    SEEDS,
+    Training,
+    enlarged_digits,
+    tsloo,
+    two_digits,
+)
+from tests.bench.attribution_truth import halves, leavers
+from tests.bench.peers import ROOT
 
-PEERS = {"dattri": ("TracIn", "infl.", "TRAK"), "traker": ("TRAK",)}
-READS = {"TRAK": MODELS}
-"""How many trainings a score of theirs reads, if not one."""
-
-TRUTH = "retrained"
-
-
-Training: TypeAlias = tuple[tuple[str, ...], int]
-"""Its words, and how many times as many steps it takes."""
-
-
-class Network(NamedTuple):
-    """What learns, and by which steps; their sizes leave a loss near 0.12 after 40 of them."""
-
-    words: tuple[str, ...]
-    sgd: float
-    momentum: float
-    adam: float
-    far: float | None = None  # by Adam for twice as many steps
-
-    @property
-    def trainings(self) -> dict[str, Training]:
-        """One by every optimizer."""
-        found: dict[str, Training] = {
-            "SGD": (("optimizer=sgd", f"optimizer.step_size={self.sgd}"), 1),
-            "momentum": (("optimizer=momentum", f"optimizer.step_size={self.momentum}"), 1),
-            "Adam": (("optimizer=adam", f"optimizer.step_size={self.adam}"), 1),
-            "AdamW": (("optimizer=adamw", f"optimizer.step_size={self.adam}", "optimizer.weight_decay=1"), 1),
-        }
-        if self.far is not None:
-            found["far"] = (("optimizer=adam", f"optimizer.step_size={self.far}"), 2)
-        return {name: ((*self.words, *words), longer) for name, (words, longer) in found.items()}
-
-
-MLP, CNN = ("model=mlp", "model.width=32"), ("model=cnn", "model.width=8")
-NETWORKS = {
-    "MLP, tanh": Network((*MLP, "model.activation=tanh"), sgd=0.3, momentum=0.03, adam=0.003, far=0.01),
-    "MLP, relu": Network((*MLP, "model.activation=relu"), sgd=0.3, momentum=0.03, adam=0.003, far=0.01),
-    "CNN, tanh": Network((*CNN, "model.activation=tanh"), sgd=0.3, momentum=0.03, adam=0.006),
-    "CNN, relu": Network((*CNN, "model.activation=relu"), sgd=0.3, momentum=0.03, adam=0.006),
-    "transformer": Network(("model=transformer", "model.width=8"), sgd=0.1, momentum=0.02, adam=0.007),
-}
-FULL, QUICK = Size(train=60, read=12, steps=40, seeds=3), Size(train=12, read=3, steps=3, seeds=1)
-BRIEF = ("SGD", "AdamW")  # the trainings of `--quick`
+CELLS = ROOT / "outputs" / "attribution"
+Judged: TypeAlias = Mapping[str, Mapping[str, float]]
+"""By who left, the correlation of every score; by `s`, its seconds."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The correlations of a score by who left, and how long it took."""
+class Asked:
+    """What the command line asks for."""
 
-    correlations: Mapping[str, float]
-    seconds: float
+    quick: bool = False
+    peers: Path | None = None
+    cells: Path = CELLS
+    minutes: float | None = None
+    images: Path | None = None  # MNIST, for the sizes of the paper
 
+    @property
+    def seeds(self) -> int:
+        """How many every training gets."""
+        return 1 if self.quick else SEEDS
 
-def report(quick: bool = False, peers: Path | None = None) -> str:
-    """Four lines for every training: the correlations by who left, and seconds."""
-    size = QUICK if quick else FULL
-    trainings = trainings_of(quick)
-    cases = [case for training in trainings.values() for case in cases_of(training, size)]
-    found = judged(cases, peers)
-    several = [found[k : k + size.seeds] for k in range(0, len(found), size.seeds)]
-    rows = [row for name, seeds in zip(trainings, several, strict=True) for row in lines(name, seeds)]
-    return shown(size, list(found[0]), rows)
+    @property
+    def once(self) -> list[Training]:
+        """The trainings of TSLOO."""
+        if self.quick:
+            return tsloo(self.enlarged, QUICK_ONCE, (1e-3,))
+        return tsloo(self.enlarged, ONCE) if self.images is None else tsloo(self.images.resolve(), PAPER)
 
-
-def trainings_of(quick: bool) -> dict[str, Training]:
-    """All of them, or few."""
-    return {
-        f"{network}, {name}": training
-        for network, kind in NETWORKS.items()
-        for name, training in kind.trainings.items()
-        if not quick or name in BRIEF
-    }
-
-
-def cases_of(training: Training, size: Size) -> list[Case]:
-    """The training from every seed."""
-    words, longer = training
-    return [Case(words, size._replace(steps=size.steps * longer), seed) for seed in range(size.seeds)]
+    @property
+    def enlarged(self) -> Path:
+        """The digits, as large as the images of the paper."""
+        return enlarged_digits(self.cells.resolve() / "digits28")
 
 
-def shown(size: Size, scores: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The lines of all trainings, under their title."""
-    title = (
-        f"Attribution: {size.train} digits of two classes, {size.steps} steps of 16, {size.read} test points, "
-        f"seeds: {size.seeds}; rank correlations with retraining, ± the 95 % interval of the mean over seeds"
-    )
-    return table(title, ("training", "left out", *scores), rows)
+def report(
+    quick: bool = False,
+    peers: Path | None = None,
+    cells: Path | None = None,
+    minutes: float | None = None,
+    full: Path | None = None,
+) -> str:
+    """The tables, of all trainings of which everything is known."""
+    asked = Asked(quick, peers, cells or CELLS, minutes, full)
+    digits, once, kept = two_digits(quick=quick), asked.once, Cells(asked.cells)
+    limit = float("inf") if minutes is None else 60 * minutes
+    Measurement(kept, [*digits, *once], peers, asked.seeds, limit).run()
+    found = {each.name: judged(kept, each, asked) for each in (*digits, *once)}
+    tables = (one_run(digits, found), fresh_seeds(digits, found), seen_once(once, found))
+    if peers is not None and not quick:
+        PAGE.write_text(page(tables, PAGE.read_text("utf-8")), "utf-8")
+        sys.stderr.write(f"\n{PAGE.relative_to(ROOT)} is written\n")
+    return "\n".join(table.text for table in tables)
 
 
-def judged(cases: Sequence[Case], peers: Path | None) -> list[dict[str, Judged]]:
-    """Hold every score against trainings, seed by seed; those take part as well, for their time."""
-    cases[0].effects("true")  # so that what torch loads late is there
-    told = [own(case) for case in cases]
-    if peers is not None:
-        for found, more in zip(told, others(cases, peers), strict=True):
-            found.update(more)
-    return [held(case, found) for case, found in zip(cases, told, strict=True)]
-
-
-Told: TypeAlias = tuple[Float[Tensor, "point train"], float]
-"""What a score says, and its seconds."""
-
-
-def own(case: Case) -> dict[str, Told]:
-    """The scores of this project."""
-    found = {}
-    for name, tell in case.scores.items():
-        start = process_time()
-        told = tell()
-        found[name] = (told, process_time() - start)
-    return found
-
-
-def others(cases: Sequence[Case], peers: Path) -> list[dict[str, Told]]:
-    """The scores of other programs."""
-    handed = [case.handed() for case in cases]
-    found: list[dict[str, Told]] = [{} for _ in cases]
-    for program, scores in PEERS.items():
-        answers = answered(peers, program, "scores", handed)
-        for case, given, answer in zip(found, handed, answers, strict=True):
-            for name in scores:
-                told, seconds = answer[name]
-                case[f"{program[0]}.{name}"] = (told, seconds + READS.get(name, 1) * given["seconds"])
-    return found
-
-
-def held(case: Case, told: Mapping[str, Told]) -> dict[str, Judged]:
-    """Hold scores against trainings without somebody."""
-    groups, start = case.groups(), process_time()
-    actual = {name: case.changes(left) for name, left in groups.items()}
-    truth = Judged({}, process_time() - start)
-    found = {
-        name: Judged({who: score(left @ says.t(), actual[who]) for who, left in groups.items()}, seconds)
-        for name, (says, seconds) in told.items()
-    }
-    return found | {TRUTH: truth}
-
-
-def lines(training: str, seeds: Sequence[Mapping[str, Judged]]) -> list[list[str]]:
-    """The four lines of a training."""
-    scores, whos = seeds[0], list(next(iter(seeds[0].values())).correlations)
+def judged(kept: Cells, training: Training, asked: Asked) -> list[Judged]:
+    """Every seed of which all cells are kept."""
     found = []
-    for who in whos:
-        values = ([seed[name].correlations[who] for seed in seeds if seed[name].correlations] for name in scores)
-        found.append([training, who, *(cell(each) for each in values)])
-    seconds = ([seed[name].seconds for seed in seeds] for name in scores)
-    return [*found, [training, "s", *(f"{mean_of(each).value:.2f}" for each in seconds)]]
+    for seed in range(asked.seeds):
+        case = training.case(seed)
+        whole = kept.whole(case, names(training, asked.peers))
+        if whole is not None:
+            found.append(held(case, whole, scores(training, asked.peers)))
+    return found
+
+
+def held(case: Case, told: Mapping[str, Told], of: Sequence[str]) -> Judged:
+    """Hold scores against the trainings of this project."""
+    truth, says = told[RETRAINED].found, {name: told[name].found for name in of}
+    found = {who: correlations(says, left, truth[who]) for who, left in leavers(case).items()}
+    found["s"] = {name: told[name].seconds for name in (*of, RETRAINED)}
+    if FRESH in told:
+        outputs, left, says = told[FRESH].found, halves(case), says | {RETRAINED: truth["one"].t()}
+        slope = -case.rerun.loss.output_gradient(truth["end"], case.targets)
+        found["output"] = correlations(says, left, outputs["output"])
+        found["-loss"] = correlations({name: slope * tau for name, tau in says.items()}, left, outputs["-loss"])
+    return found
+
+
+def correlations(says: Mapping[str, Tensor], left: Tensor, actual: Tensor) -> Mapping[str, float]:
+    """Of every score, summed over who left."""
+    return {name: score(left @ tau.t(), actual) for name, tau in says.items()}
+
+
+def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Table:
+    """The same run without somebody."""
+    size = trainings[0].size
+    title = (
+        f"Attribution, one run: {size.train} digits of two classes, {size.steps} steps of {size.batch}, outputs at "
+        f"{size.read} points; without each example, {size.groups} groups of 5 %, {size.groups} halves"
+    )
+    return table(title, "left out", ("one", "5 %", "50 %", "s"), trainings, found, without=("5 effects",))
+
+
+def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Table:
+    """Halves, each from a start of its own."""
+    size = trainings[0].size
+    title = (
+        f"Attribution, fresh seeds: the same trainings on {size.fresh} random halves, each from its own start and in "
+        "its own order; the outputs, and −loss"
+    )
+    return table(title, "asked", ("output", "-loss", "s"), trainings, found)
+
+
+def seen_once(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Table:
+    """One pass over images."""
+    size = trainings[0].size
+    title = (
+        f"Attribution, TSLOO: MLP 784-16-16-10, {size.train} images, {size.steps} steps of {size.batch} by AdamW, "
+        f"losses of {size.read} test images; without each of {size.alone} images"
+    )
+    return table(title, "left out", ("one", "s"), trainings, found)
+
+
+def table(
+    title: str,
+    column: str,
+    rows: Sequence[str],
+    trainings: Sequence[Training],
+    found: Mapping[str, Sequence[Judged]],
+    without: Sequence[str] = (),
+) -> Table:
+    """These rows of every training of which a seed is known, without these scores."""
+    lines, header = [], tuple[str, ...]()
+    for training in trainings:
+        seeds = found[training.name]
+        for row in rows if seeds else ():
+            known = [name for name in (*seeds[0]["s"],) if name not in without]
+            header = ("training", column, "seeds", *known)
+            values = [[seed[row][name] for seed in seeds if name in seed[row]] for name in known]
+            cells = [seconds(each) if row == "s" else cell(each) for each in values]
+            lines.append((training.name, row, str(len(seeds)), *cells))
+    return Table(title, header, tuple(lines))
+
+
+def seconds(values: Sequence[float]) -> str:
+    """Their mean.
+
+    >>> seconds([1.0, 2.0])
+    '1.50'
+    """
+    return f"{mean_of(values).value:.2f}"
 
 
 def cell(values: Sequence[float]) -> str:
-    """The mean and how far its interval reaches; nothing of trainings, which need not be held against themselves.
+    """The mean and how far its interval reaches; a dash for what is not held against itself.
 
     >>> cell([0.5, 0.6, 0.7]), cell([-1.0]), cell([])
-    ('.60±.25', '-1.00', '')
+    ('.60±.25', '-1.00', '–')
     """
     if not values:
-        return ""
+        return "–"
     found = mean_of(values)
     reach = "" if isnan(found.reach) else f"±{short(found.reach)}"
     return short(found.value) + reach

@@ -1,15 +1,12 @@
-"""One training of the attribution bench: who is left out of it, what that changes, and what is handed to scores.
-
-A network learns two digits. Whoever is left out, the same start and order of batches is trained again, and means are
-over what is left of a batch.
-"""
+"""One training of the attribution bench: what is asked of it, what scores say, and what is handed to other programs."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from math import nan
 from time import process_time
 from typing import Any, NamedTuple
 
@@ -18,140 +15,139 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.mistake import Mistake
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.problem import Problem, draw_network, draw_problem
+from ntkexp.model.functional import weights_of
 from ntkexp.removal.again import again
 from ntkexp.removal.rerun import Rerun
-from ntkexp.removal.train import retrain, trained
+from ntkexp.removal.train import retrain
 from ntkexp.run.loop import go
-from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
-from ntkexp.stream import stream
-from tests.bench.attribution_scores import damping_of, influence, last_product, tracin
+from tests.bench.attribution_asked import AbstractAsked
+from tests.bench.attribution_effects import effects
+from tests.bench.attribution_scores import damping_of, end_of, influence, last_product, tracin
 from tests.bench.backward import Deaf
 
-GROUPS = 32  # of the larger removals
 DAMPING = 0.1  # of influence functions, in mean eigenvalues; .01 did worse
-MODELS = 5  # that TRAK averages over
-DIMENSION = 32  # that it projects to; 8 and 16 do a little better, 64 does worse
+MODELS = 5  # that TRAK, and `5 effects`, average over
+DIMENSION = 32  # that TRAK projects to; 8 and 16 do a little better, 64 does worse
+BETWEEN = 1000  # from the seed of a training to that of the next one on the same data
 
 
 class Size(NamedTuple):
-    """How much is trained and read, and from how many seeds."""
+    """How much is trained and read, how many leave, and how many trainings start afresh."""
 
     train: int
     read: int
     steps: int
-    seeds: int
+    batch: int
+    groups: int  # of every larger removal
+    alone: int  # examples that are left out one by one
+    fresh: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and what is read of it."""
+    """A training, and what is asked at points that are read. Other trainings on its data have numbers from 1 on."""
 
     words: tuple[str, ...]
     size: Size
+    asked: AbstractAsked
     seed: int
 
-    def setting(self, *more: str) -> Setting:
-        """The training, ready to begin; effects are those of the points that are read, and of no others."""
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The training in the words of `ntkexp train`."""
         size = self.size
-        sizes = (f"data.train={size.train}", f"data.probe={size.read}", "data.test=0")
+        sizes = (f"data.train={size.train}", f"data.probe={size.read}", "data.test=0", f"optimizer.batch={size.batch}")
         path = (f"path.attributed={size.read}", "path.probes=[probe]", "path.rule=[secant]", "path.error_samples=0")
-        rest = (f"steps={size.steps}", f"seed={self.seed}", f"threads={torch.get_num_threads()}", "ladder.machine=[]")
-        words = ("data=digits", "optimizer.batch=16", *sizes, *path, *rest, *self.words, *more)
-        setting = prepare(compose(words))
-        if setting.sweep is None:
-            return setting
-        read = size.train + torch.arange(size.read)
-        return replace(setting, sweep=replace(setting.sweep, points=read, retrains=False))  # retrained it is anyway
+        less = ("ladder.machine=[]", "path.count=2", f"threads={torch.get_num_threads()}")
+        return compose((*sizes, *path, *less, f"steps={size.steps}", f"seed={self.seed}", *self.words))
 
     @cached_property
-    def plain(self) -> Setting:
-        """The training without effects."""
-        return self.setting()
+    def problem(self) -> Problem:
+        """Its data, and its network at the start."""
+        return draw_problem(self.experiment)
 
     @cached_property
     def rerun(self) -> Rerun:
         """What trains again."""
-        return rerun_of(self.plain)
+        experiment = self.experiment
+        step_size = experiment.optimizer.chosen_step(nan)  # which is given in its words
+        return again(experiment, self.problem, step_size, experiment.steps)
 
-    @cached_property
+    def rerun_from(self, other: int) -> Rerun:
+        """The same data, from another start and in another order."""
+        seed = self.seed + BETWEEN * other
+        experiment = self.experiment.model_copy(update={"seed": seed})
+        module = draw_network(experiment, self.problem.data, self.problem.outputs)
+        return replace(self.rerun, start=weights_of(module), seed=seed)
+
+    @property
     def read(self) -> Float[Tensor, "point *shape"]:
-        """The points whose outputs are predicted."""
-        return self.plain.problem.inputs[self.size.train :]
+        """The points that are asked about."""
+        return self.problem.inputs[self.size.train :]
+
+    @property
+    def targets(self) -> Float[Tensor, "point out"]:
+        """What outputs there should be."""
+        return self.problem.targets[self.size.train :]
+
+    def of(self, vector: Float[Tensor, " weight"]) -> Float[Tensor, " point"]:
+        """What is asked, at these weights."""
+        return self.asked.of(self.rerun.outputs(vector, self.read), self.targets)
 
     def contributions(self) -> Float[Tensor, "point train"]:
-        """What examples added by exact secants, taken off."""
+        """What examples added to outputs by exact secants, taken off, times the slope of what is asked at the end."""
         with tempfile.TemporaryDirectory() as folder:
-            state = begin(self.plain, Deaf(folder).trajectory)
+            state = begin(prepare(self.experiment), Deaf(folder).trajectory)
             go(state, Deaf(folder))
             for _ in state.steps_back():
                 pass
-            return -state.accumulator.integrals["secant"].parts[1][self.size.train :, 0]
+            added = state.accumulator.integrals["secant"].parts[1][self.size.train :]
+        outputs = self.rerun.function(state.weights, self.read).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.asked.of(outputs, self.targets).sum(), outputs)
+        return -torch.einsum("qci,qc->qi", added, slope)
 
-    def effects(self, kind: str) -> Float[Tensor, "point train"]:
-        """What the sweep back says; the path is not integrated."""
-        with tempfile.TemporaryDirectory() as folder:
-            state = begin(self.setting(f"path.effects={kind}", "path.rule=[left]"), Deaf(folder).trajectory)
-            go(state, Deaf(folder))
-            if state.effects is None:
-                raise Mistake("no effects were asked for")
-            state.effects.recording.close(state.step, state.weights)  # which integrating the path would have done
-            for _ in state.sweeps_back():
-                pass
-            return state.effects.effects[:, 0]
+    def mean_effects(self) -> Float[Tensor, "point train"]:
+        """The mean of effects in several trainings on the same data."""
+        reruns = [self.rerun, *(self.rerun_from(other) for other in range(1, MODELS))]
+        return torch.stack([effects(rerun, self.of, one_step=False) for rerun in reruns]).mean(0)
 
     @property
     def scores(self) -> dict[str, Callable[[], Float[Tensor, "point train"]]]:
         """Every score of this project's, by its name."""
-        given = (self.rerun, self.read)
         return {
-            "effect": partial(self.effects, "true"),
-            "one step": partial(self.effects, "one_step"),
+            "effect": lambda: effects(self.rerun, self.of, one_step=False),
+            "one step": lambda: effects(self.rerun, self.of, one_step=True),
             "contrib.": self.contributions,
-            "TracIn": partial(tracin, *given),
-            "last": partial(last_product, *given),
-            "infl.": partial(influence, *given, DAMPING),
+            "TracIn": lambda: tracin(self.rerun, self.of),
+            "last": lambda: last_product(self.rerun, self.of),
+            "infl.": lambda: influence(self.rerun, self.of, DAMPING),
+            "5 effects": self.mean_effects,
         }
 
+    @cached_property
     def handed(self) -> dict[str, Any]:
         """What other programs need: network, weights along the way and at the end, and data; with seconds for that."""
         rerun, start = self.rerun, process_time()
         steps = [taken.found["weights"][0] for taken in retrain(rerun, rerun.everyone[None])]
         seconds = process_time() - start
-        same = f"data.seed={self.seed}"  # the data of this seed, from other starts and in other orders
-        others = [rerun_of(self.setting(same, f"seed={self.seed + 1000 * k}")) for k in range(1, MODELS)]
-        ends = [trained(each, each.everyone[None])[0] for each in (rerun, *others)]
+        ends = [end_of(rerun), *(end_of(self.rerun_from(k)) for k in range(1, MODELS))]
         return {
-            "network": self.plain.problem.module,
+            "network": self.problem.module,
             "checkpoints": [rerun.flat.weights(each) for each in steps],
             "sizes": [rerun.size(step) for step in range(rerun.length)],
             "ends": [rerun.flat.weights(end) for end in ends],
             "inputs": rerun.inputs,
             "targets": rerun.targets,
             "read": self.read,
+            "read_targets": self.targets,
+            "loss": rerun.loss,
+            "asked": self.asked,
             "damping": damping_of(rerun, ends[0], DAMPING),
             "dimension": DIMENSION,
             "threads": torch.get_num_threads(),
             "seconds": seconds,
         }
-
-    def groups(self) -> dict[str, Float[Tensor, "group train"]]:
-        """Who leaves: 1 for those, 0 for the others."""
-        train, generator = self.size.train, stream("left out", self.seed)
-        drawn = torch.rand(GROUPS, train, generator=generator, dtype=torch.float64).argsort(1).argsort(1)
-        shares = {"5 %": max(1, train // 20), "50 %": train // 2}
-        return {"one": torch.eye(train).double()} | {name: (drawn < many).double() for name, many in shares.items()}
-
-    def changes(self, left: Float[Tensor, "group train"]) -> Float[Tensor, "group point"]:
-        """What the outputs change by when groups are left out."""
-        everyone = self.rerun.everyone
-        ends = trained(self.rerun, torch.cat([everyone[None], everyone - left]))
-        with torch.no_grad():
-            outputs = torch.stack([self.rerun.outputs(end, self.read)[:, 0] for end in ends])
-        return outputs[1:] - outputs[0]
-
-
-def rerun_of(setting: Setting) -> Rerun:
-    """What trains a setting again."""
-    return again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)

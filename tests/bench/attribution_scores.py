@@ -1,82 +1,124 @@
-"""Scores of training examples that read single weights of a training, each as the output's change when one is left out.
+"""Scores of training examples that read single weights of a training, each as the change of F when one is left out.
 
-With ∇ℓᵢ = Jᵢᵀ ℓ′ᵢ, the batch B_s of step s and its step size η_s, of one output f:
+With the batch B_s of step s, its step size η_s, how often it drew an example t_is, and F asked of the network (an
+output at a point, or its loss there):
 
-    TracIn at every step     Σ_s η_s t_is/|B_s| ∇f(θ_s)·∇ℓᵢ(θ_s)
-    last gradient product    ∇f(θ_T)·∇ℓᵢ(θ_T)
-    influence function       ∇f(θ_T)·(G + λ)⁻¹ ∇ℓᵢ(θ_T)/N,    G = JᵀJ/N,    λ = damping × tr G/N
+    TracIn at every step     Σ_s η_s t_is/|B_s| ∇F(θ_s)·∇ℓᵢ(θ_s)
+    last gradient product    ∇F(θ_T)·∇ℓᵢ(θ_T)
+    influence function       ∇F(θ_T)·(G + λ)⁻¹ ∇ℓᵢ(θ_T)/N,    G = Σᵢ Jᵢᵀ ℓ″ᵢ Jᵢ/N
 
 TracIn is of G. Pruthi et al. (2020), arXiv:2002.08484, influence functions are of P. W. Koh and P. Liang (2017),
-arXiv:1703.04730, G is the Gauss–Newton matrix of ℓ = ½(f − y)². Its inverse is taken where examples are, not weights.
+arXiv:1703.04730, and G is the Gauss–Newton matrix, whose inverse is applied by conjugate gradients.
 """
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-from torch.func import jacrev
+from collections.abc import Callable
+from typing import TypeAlias
 
-from ntkexp.mistake import Mistake
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jacrev, jvp, vjp
+
+from ntkexp.effects.curvature import load_forward_mode
+from ntkexp.removal.gradient import at_once, scores
 from ntkexp.removal.rerun import Rerun
 from ntkexp.removal.train import retrain, trained
 
+Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]
+"""F of every point, as a function of weights."""
 
-def tracin(rerun: Rerun, read: Tensor) -> Float[Tensor, "point train"]:
+ITERATIONS, RESIDUAL = 30, 1e-3  # of conjugate gradients: at most so many, until so small a share is left
+PROBES = 32  # random vectors by which a trace is estimated
+
+
+def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
     """Sum the products of gradients over the steps that each example took part in."""
-    score = rerun.targets.new_zeros(len(read), rerun.examples)
+    score = None
     for taken in retrain(rerun, rerun.everyone[None]):
         drawn = rerun.batch(taken.step)
         share = rerun.size(taken.step) * rerun.divided(drawn, drawn.times) * drawn.times
         weights = taken.found["weights"][0]
-        score[:, drawn.rows] += share * (
-            features(rerun, weights, read) @ loss_gradients(rerun, weights, drawn.rows).t()
-        )
+        directions = slopes(asked, weights)
+        score = directions.new_zeros(len(directions), rerun.examples) if score is None else score
+        score[:, drawn.rows] += share * scores(rerun, weights, drawn.rows, directions)
+    if score is None:
+        return rerun.targets.new_zeros(len(asked(rerun.flat.vector(rerun.start))), rerun.examples)
     return score
 
 
-def last_product(rerun: Rerun, read: Tensor) -> Float[Tensor, "point train"]:
+def last_product(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
     """The products of gradients at the end."""
-    end = trained(rerun, rerun.everyone[None])[0]
-    return features(rerun, end, read) @ loss_gradients(rerun, end, torch.arange(rerun.examples)).t()
+    end = end_of(rerun)
+    return scores(rerun, end, torch.arange(rerun.examples), slopes(asked, end))
 
 
-def influence(rerun: Rerun, read: Tensor, damping: float) -> Float[Tensor, "point train"]:
-    """What an optimum would change by, if the loss were a parabola and this its lowest point.
+def influence(rerun: Rerun, asked: Asked, share: float) -> Float[Tensor, "point train"]:
+    """What an optimum would change by, if the loss were a parabola and this its lowest point."""
+    end = end_of(rerun)
+    damping = damping_of(rerun, end, share)
 
-    (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹, of which the right side solves for N numbers.
-    """
-    if not rerun.loss.is_quadratic:
-        raise Mistake("influence: the matrix here is that of a quadratic loss; choose loss=squared")
-    end, count = trained(rerun, rerun.everyone[None])[0], rerun.examples
-    jacobian = features(rerun, end, rerun.inputs)
-    kernel = rerun.loss.curvature * jacobian @ jacobian.t() / count
-    damped = kernel + damping_of(rerun, end, damping) * torch.eye(count).to(kernel)
-    reached: Tensor = torch.linalg.solve(damped, jacobian @ features(rerun, end, read).t())
-    return reached.t() * slopes(rerun, end) / count
+    def damped(vectors: Tensor) -> Tensor:
+        return gauss_newton(rerun, end, vectors) + damping * vectors
+
+    solved = conjugate_gradients(damped, slopes(asked, end))
+    return scores(rerun, end, torch.arange(rerun.examples), solved) / rerun.examples
 
 
 def damping_of(rerun: Rerun, weights: Float[Tensor, " weight"], share: float) -> float:
-    """The λ that is so many mean eigenvalues of JJᵀ/N."""
-    jacobian = features(rerun, weights, rerun.inputs)
-    return share * rerun.loss.curvature * float(jacobian.square().sum()) / rerun.examples**2
+    """The λ that is a share of tr G/(N C), estimated by random signs z: of zᵀGz the mean is tr G."""
+    generator = torch.Generator().manual_seed(0)
+    signs = 2.0 * torch.randint(2, (PROBES, len(weights)), generator=generator).to(weights) - 1
+    trace = float((signs * gauss_newton(rerun, weights, signs)).sum()) / PROBES
+    return share * trace / rerun.targets.numel()
 
 
-def features(rerun: Rerun, weights: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "example weight"]:
-    """∇f at each input."""
-    found: Tensor = jacrev(lambda vector: rerun.outputs(vector, inputs)[:, 0])(weights)
+def gauss_newton(
+    rerun: Rerun, weights: Float[Tensor, " weight"], vectors: Float[Tensor, "vector weight"]
+) -> Float[Tensor, "vector weight"]:
+    """G times each vector."""
+
+    def outputs(vector: Tensor) -> Tensor:
+        return rerun.outputs(vector, rerun.inputs)
+
+    load_forward_mode()
+    with torch.no_grad():
+        there, pull = vjp(outputs, weights)[:2]
+
+        def product(vector: Tensor) -> Tensor:
+            along = jvp(outputs, (weights,), (vector,))[1]
+            bent = jvp(lambda f: rerun.loss.output_gradient(f, rerun.targets), (there,), (along,))[1]
+            found: Tensor = pull(bent / rerun.examples)[0]
+            return found
+
+        return at_once(product, vectors)
+
+
+def conjugate_gradients(
+    matrix: Callable[[Tensor], Tensor], right: Float[Tensor, "vector weight"]
+) -> Float[Tensor, "vector weight"]:
+    """Solve for every row by itself, all at once."""
+    solved, left = torch.zeros_like(right), right.clone()
+    ahead, size = left.clone(), left.square().sum(1, keepdim=True)
+    enough = RESIDUAL**2 * size
+    for _ in range(ITERATIONS):
+        if bool((size <= enough).all()):
+            break
+        bent = matrix(ahead)
+        step = torch.where(size > enough, size / (ahead * bent).sum(1, keepdim=True), 0.0)
+        solved, left = solved + step * ahead, left - step * bent
+        before, size = size, left.square().sum(1, keepdim=True)
+        ahead = left + torch.where(before > 0, size / before, 0.0) * ahead
+    return solved
+
+
+def slopes(asked: Asked, weights: Float[Tensor, " weight"]) -> Float[Tensor, "point weight"]:
+    """∇F of every point."""
+    found: Tensor = jacrev(asked)(weights)
     return found.detach()
 
 
-def loss_gradients(
-    rerun: Rerun, weights: Float[Tensor, " weight"], rows: Int[Tensor, " row"]
-) -> Float[Tensor, "row weight"]:
-    """∇ℓ of these examples."""
-    return slopes(rerun, weights)[rows, None] * features(rerun, weights, rerun.inputs[rows])
-
-
-def slopes(rerun: Rerun, weights: Float[Tensor, " weight"]) -> Float[Tensor, " train"]:
-    """ℓ′ of each example."""
-    with torch.no_grad():
-        outputs = rerun.outputs(weights, rerun.inputs)
-        return rerun.loss.output_gradient(outputs, rerun.targets)[:, 0]
+def end_of(rerun: Rerun) -> Float[Tensor, " weight"]:
+    """The weights at the end of the training as it was."""
+    return trained(rerun, rerun.everyone[None])[0]

@@ -1,10 +1,10 @@
-"""Run by an interpreter that has dattri: its scores of training examples, each as what leaving one out does to outputs.
+"""Run by an interpreter that has dattri: its scores of training examples, each as what leaving one out changes.
 
     TracIn, every step      TracInAttributor, a checkpoint before every step, weighted by its step size
     influence function      IFAttributorCG on the Hessian of the mean loss, with the damping that is given
-    TRAK                    TRAKAttributor of the margin yf, of which ½(f − y)² = ½(1 − yf)² has the slope −(1 − yf)
+    TRAK                    TRAKAttributor of the margin m
 
-Its 1 − p is the slope of the loss by the margin, so p = yf here.
+Its 1 − p is how the loss falls with the margin, −∂ℓ/∂m, whatever the loss is; tests/bench/attribution_asked.py has it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,41 +25,40 @@ ITERATIONS = (
 )
 
 
-def main(asked: str, answer: str) -> None:
-    """Answer case by case."""
+def main() -> None:
+    """Answer as long as somebody asks: a line names the file of the question, and that of the answer."""
     torch.set_default_dtype(torch.float64)  # of what it makes itself
-    cases = torch.load(asked, weights_only=False)
-    scores(cases[0])  # so that what is imported late is there
-    torch.save([scores(case) for case in cases], answer)
-
-
-def scores(case: Mapping[str, Any]) -> dict[str, tuple[Tensor, float]]:
-    """Every score, [point, train], with its seconds."""
-    torch.set_num_threads(case["threads"])
-    ways: dict[str, Callable[[Mapping[str, Any], Loaders], Tensor]] = {
-        "TracIn": tracin,
-        "infl.": influence,
-        "TRAK": trak,
-    }
-    found = {}
-    for name, way in ways.items():
+    ready: set[str] = set()
+    for line in sys.stdin:
+        asked, answer = line.rstrip("\n").split("\t")
+        case = torch.load(asked, weights_only=False)
+        torch.set_num_threads(case["threads"])
+        if case["score"] not in ready:  # so that what is imported late is there
+            told(case)
+            ready.add(case["score"])
         start = time.process_time()
-        told = way(case, loaders_of(case))
-        found[name] = (told.T.detach().clone(), time.process_time() - start)
-    return found
+        found = told(case)
+        torch.save((found, time.process_time() - start), answer)
+        print("answered", flush=True)
+
+
+def told(case: Mapping[str, Any]) -> Tensor:
+    """The score that is asked for, [point, train]."""
+    ways = {"TracIn": tracin, "infl.": influence, "TRAK": trak}
+    return ways[case["score"]](case, loaders_of(case)).T.detach().clone()
 
 
 def loaders_of(case: Mapping[str, Any]) -> Loaders:
     """Training examples, and the points that are read, each all at once."""
     train = TensorDataset(case["inputs"], case["targets"])
-    read = TensorDataset(case["read"], torch.ones(len(case["read"]), 1))
+    read = TensorDataset(case["read"], case["read_targets"])
     return DataLoader(train, batch_size=len(train)), DataLoader(read, batch_size=len(read))
 
 
 def tracin(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
     from dattri.algorithm.tracin import TracInAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
-    asked = task(case, case["checkpoints"], loss, output)
+    asked = task(case, case["checkpoints"], loss, asked_of)
     attributor = TracInAttributor(
         asked, torch.tensor(case["sizes"]), normalized_grad=False, projector_kwargs={"proj_type": "identity"}
     )
@@ -70,7 +69,7 @@ def tracin(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
 def influence(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
     from dattri.algorithm.influence_function import IFAttributorCG  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
-    asked = task(case, case["ends"][:1], loss, output)
+    asked = task(case, case["ends"][:1], loss, asked_of)
     attributor = IFAttributorCG(asked, max_iter=ITERATIONS, regularization=case["damping"])
     attributor.cache(loaders[0])
     told: Tensor = attributor.attribute(*loaders)
@@ -80,57 +79,61 @@ def influence(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
 def trak(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
     from dattri.algorithm.trak import TRAKAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
-    network = case["network"]
-
     def probability(weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-        return margin(network, weights, batch)
+        found: Tensor = 1 - case["asked"].pull(*outputs(case, weights, batch))
+        return found
 
-    asked = task(case, case["ends"], margin, output)
+    asked = task(case, case["ends"], margin, margin)
     attributor = TRAKAttributor(asked, probability, projector_kwargs={"proj_dim": case["dimension"]})
     attributor.cache(loaders[0])
-    told: Tensor = -attributor.attribute(loaders[1])  # what an example does, so leaving it out does the opposite
-    return told
+    inputs, targets = next(iter(loaders[1]))
+    read = TensorDataset(inputs, case["asked"].targets(targets))
+    told: Tensor = attributor.attribute(DataLoader(read, batch_size=len(read)))
+    changed: Tensor = -case["asked"].margin_raises * told  # what it does, so leaving it out does the opposite
+    return changed
 
 
-Of: TypeAlias = Callable[[nn.Module, dict[str, Tensor], tuple[Tensor, Tensor]], Tensor]
+Of: TypeAlias = Callable[[Mapping[str, Any], dict[str, Tensor], tuple[Tensor, Tensor]], Tensor]
 
 
 def task(case: Mapping[str, Any], checkpoints: list[dict[str, Tensor]], trained: Of, asked: Of) -> Any:
     """What was trained, and what is asked about."""
     from dattri.task import AttributionTask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
-    network = case["network"]
     return AttributionTask(
-        loss_func=lambda weights, batch: trained(network, weights, batch),
-        model=network,
+        loss_func=lambda weights, batch: trained(case, weights, batch),
+        model=case["network"],
         checkpoints=checkpoints,
-        target_func=lambda weights, batch: asked(network, weights, batch),
+        target_func=lambda weights, batch: asked(case, weights, batch),
     )
 
 
-def outputs(network: nn.Module, weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def outputs(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """f and y of several examples, or of one."""
     inputs, targets = batch
-    several = inputs if inputs.dim() == 4 else inputs[None]
-    return functional_call(network, weights, (several,)).flatten(), targets.flatten()
+    one = inputs.dim() < case["inputs"].dim()
+    several, wanted = (inputs[None], targets[None]) if one else (inputs, targets)
+    found: Tensor = functional_call(case["network"], weights, (several,))
+    return found, wanted
 
 
-def loss(network: nn.Module, weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean of ½(f − y)²."""
-    found, targets = outputs(network, weights, batch)
-    return (found - targets).square().mean() / 2
+def loss(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean of what was trained."""
+    found: Tensor = case["loss"].value(*outputs(case, weights, batch)).mean()
+    return found
 
 
-def output(network: nn.Module, weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The f of one example."""
-    return outputs(network, weights, batch)[0].sum()
+def asked_of(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+    """What is asked of one example."""
+    found: Tensor = case["asked"].of(*outputs(case, weights, batch)).sum()
+    return found
 
 
-def margin(network: nn.Module, weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The yf of one example."""
-    found, targets = outputs(network, weights, batch)
-    return (found * targets).sum()
+def margin(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The margin of one example."""
+    found: Tensor = case["asked"].margin(*outputs(case, weights, batch)).sum()
+    return found
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

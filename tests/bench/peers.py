@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE
+from typing import Any, Self
 
 import torch
 
 ROOT = Path(__file__).parents[2]
+KNOWS_US = os.environ | {"PYTHONPATH": str(ROOT)}
 OURS = ("-c", str(ROOT / "constraints.txt"), "torch", "numpy")
 NETWORKS = (*OURS, "jaxtyping", "pydantic")  # what networks of ours are unpickled with
 PACKAGES = {
@@ -39,25 +41,51 @@ def measured(folder: Path, program: str, kernel: str, *words: object) -> dict[st
     return found
 
 
-def answered(folder: Path, program: str, question: str, given: object) -> Any:
-    """What `tests/bench/PROGRAM_QUESTION.py` makes of tensors and networks: both go through files."""
-    with tempfile.TemporaryDirectory() as place:
-        asked, answer = Path(place, "asked.pt"), Path(place, "answer.pt")
-        torch.save(given, asked)
-        called(folder, program, question, str(asked), str(answer))
-        return torch.load(answer)
+class Peer:
+    """`tests/bench/PROGRAM_QUESTION.py`, which goes on and answers as often as it is asked, through files."""
+
+    def __init__(self, folder: Path, program: str, question: str) -> None:
+        self.module = module(program, question)
+        self.python = environment(folder, program)
+
+    def __enter__(self) -> Self:
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [self.python, "-m", self.module], env=KNOWS_US, text=True, stdin=PIPE, stdout=PIPE, stderr=self.errors
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+        self.errors.close()
+
+    def ask(self, given: object) -> Any:
+        """What it makes of tensors and networks."""
+        with tempfile.TemporaryDirectory() as place:
+            asked, answer = Path(place, "asked.pt"), Path(place, "answer.pt")
+            torch.save(given, asked)
+            print(asked, answer, sep="\t", file=self.process.stdin, flush=True)
+            for line in self.process.stdout or ():
+                if line == "answered\n":
+                    return torch.load(answer)
+        self.errors.seek(0)
+        raise RuntimeError(f"{self.module}: {self.errors.read()[-2000:]}")
 
 
 def called(folder: Path, program: str, script: str, *words: str) -> str:
     """What a script prints that another environment runs, in which our networks can be unpickled."""
-    path = Path(__file__).with_name(f"{program}_{script}.py")
     done = subprocess.run(
-        [environment(folder, program), path, *words],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [environment(folder, program), "-m", module(program, script), *words],
+        env=KNOWS_US,
         check=False,
         capture_output=True,
         text=True,
     )
     if done.returncode:
-        raise RuntimeError(f"{path.name}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{module(program, script)}: {done.stderr[-2000:]}")
     return done.stdout
+
+
+def module(program: str, script: str) -> str:
+    """The name of a script: run by its path, it would take files beside it for modules of Python, such as `profile`."""
+    return f"tests.bench.{program}_{script}"

@@ -1,6 +1,6 @@
-"""Run by an interpreter that has traker: TRAK of training examples, as what leaving one out does to outputs.
+"""Run by an interpreter that has traker: TRAK of training examples, as what leaving one out changes.
 
-The output is the margin yf, of which ½(f − y)² = ½(1 − yf)² has the slope −(1 − yf); a point that is read has y = 1.
+The output that it asks for is the margin m, with the slope −∂ℓ/∂m; tests/bench/attribution_asked.py has both.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
-def main(asked: str, answer: str) -> None:
-    """Answer case by case."""
-    cases = torch.load(asked, weights_only=False)
-    scores(cases[0])  # so that what is imported late is there
-    torch.save([scores(case) for case in cases], answer)
-
-
-def scores(case: Mapping[str, Any]) -> dict[str, tuple[Tensor, float]]:
-    """TRAK, [point, train], with its seconds."""
-    torch.set_num_threads(case["threads"])
-    start = time.process_time()
-    told = trak(case)
-    return {"TRAK": (told, time.process_time() - start)}
+def main() -> None:
+    """Answer as long as somebody asks: a line names the file of the question, and that of the answer."""
+    ready = False
+    for line in sys.stdin:
+        asked, answer = line.rstrip("\n").split("\t")
+        case = torch.load(asked, weights_only=False)
+        torch.set_num_threads(case["threads"])
+        if not ready:  # so that what is imported late is there
+            trak(case)
+            ready = True
+        start = time.process_time()
+        found = trak(case)
+        torch.save((found, time.process_time() - start), answer)
+        print("answered", flush=True)
 
 
 def trak(case: Mapping[str, Any]) -> Tensor:
@@ -37,11 +38,11 @@ def trak(case: Mapping[str, Any]) -> Tensor:
     from trak import TRAKer  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
 
     network, ends, train = case["network"], case["ends"], (case["inputs"], case["targets"])
-    read = (case["read"], torch.ones(len(case["read"]), 1).to(case["targets"]))
+    read = (case["read"], case["asked"].targets(case["read_targets"]))
     with tempfile.TemporaryDirectory() as place:
         traker = TRAKer(
             model=network,
-            task=margin_task(),
+            task=margin_task(case["asked"]),
             train_set_size=len(train[0]),
             save_dir=place,
             device="cpu",
@@ -57,11 +58,12 @@ def trak(case: Mapping[str, Any]) -> Tensor:
             traker.start_scoring_checkpoint("read", end, model_id=number, num_targets=len(read[0]))
             traker.score(batch=read, num_samples=len(read[0]))
         told: Tensor = torch.as_tensor(traker.finalize_scores("read")).double()
-        return -told.T.clone()  # what an example does, so leaving it out does the opposite
+        changed: Tensor = -case["asked"].margin_raises * told.T.clone()  # what it does, so leaving it out the opposite
+        return changed
 
 
-def margin_task() -> Any:
-    """The output yf, and what the loss pulls on it."""
+def margin_task(asked: Any) -> Any:
+    """The margin, and what the loss pulls on it."""
     from trak.modelout_functions import (  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
         AbstractModelOutput,
     )
@@ -72,17 +74,17 @@ def margin_task() -> Any:
 
         @staticmethod
         def get_output(network: nn.Module, weights: Any, buffers: Any, x: Tensor, y: Tensor) -> Tensor:
-            found: Tensor = functional_call(network, (weights, buffers), (x[None],))
-            return found.sum() * y.sum()
+            found: Tensor = asked.margin(functional_call(network, (weights, buffers), (x[None],)), y[None]).sum()
+            return found
 
         @staticmethod
         def get_out_to_loss_grad(network: nn.Module, weights: Any, buffers: Any, batch: Any) -> Tensor:
-            found: Tensor = functional_call(network, (weights, buffers), (batch[0],))
-            pulled: Tensor = (1 - found.flatten() * batch[1].flatten())[:, None]
+            found = functional_call(network, (weights, buffers), (batch[0],))
+            pulled: Tensor = asked.pull(found, batch[1])[:, None]
             return pulled
 
     return Margin()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -14,6 +14,7 @@ from ntkexp.config.compose import composer, resolve
 from ntkexp.config.folders import folders
 from ntkexp.sweep.parse import define
 from ntkexp.sweep.plan import plan
+from tests.bench.__main__ import parser_of
 from tests.docs import orders
 from tests.docs.commands import options
 from tests.docs.pages import PAGES, Page
@@ -45,7 +46,12 @@ def test_every_experiment_is_one(page: Page, tmp_path: Path, monkeypatch: pytest
 
 def test_every_option_exists(page: Page) -> None:
     said = " ".join([page.prose, *page.commands])
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", said)) <= options()
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", said)) <= options() | of_the_bench()
+
+
+def of_the_bench() -> set[str]:
+    """The options of `python -m tests.bench`."""
+    return {word for each in parser_of(())._actions for word in each.option_strings}
 
 
 def test_every_key_exists(page: Page) -> None:
