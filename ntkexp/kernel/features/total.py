@@ -6,8 +6,8 @@ when all shares are in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -27,15 +27,14 @@ class Total:
     halved: bool  # both sides are one
     begun: bool = False
 
-    @property
-    def strips(self) -> Iterator[tuple[slice, slice]]:
+    @cached_property
+    def strips(self) -> list[tuple[slice, slice]]:
         """Places of whole examples to which products are added, in which every entry is, or its mirror image."""
         if not self.halved:
-            yield slice(None), slice(None)
-            return
+            return [(slice(None), slice(None))]
         least, out = max(STRIP, -(-len(self.matrix) // STRIPS)), self.outputs[0]
         step = -(-least // out) * out
-        yield from ((slice(at, at + step), slice(at, None)) for at in range(0, len(self.matrix), step))
+        return [(slice(at, at + step), slice(at, None)) for at in range(0, len(self.matrix), step)]
 
     def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
         """R R′ᵀ."""
@@ -47,14 +46,18 @@ class Total:
     def add_single_use(self, left: Factored, right: Factored) -> None:
         """(⟨a, a′⟩ + s s′)⟨β, β′⟩, for each pair of examples and each of their outputs."""
         shift = of_biases(left, right)
-        outputs, outputs_ = (side.outputs[:, :, 0].flatten(0, 1) for side in (left, right))
-        inputs, inputs_ = left.inputs[:, 0], right.inputs[:, 0]
+        inputs, outputs = matrices(left)
+        inputs_, outputs_ = (inputs, outputs) if right is left else matrices(right)
+        inputs_, outputs_ = inputs_.t(), outputs_.t()
         for rows, columns in self.strips:
-            features = outputs[rows] @ outputs_[columns].t()
-            products = (inputs[self.examples(rows, 0)] @ inputs_[self.examples(columns, 1)].t()).add_(shift)
-            shape = (len(products), self.outputs[0], products.shape[1], self.outputs[1])
-            place, factors = self.matrix[rows, columns].view(shape), (features.view(shape), products[:, None, :, None])
-            place.addcmul_(*factors) if self.begun else torch.mul(*factors, out=place)
+            place, features = self.matrix[rows, columns], torch.mm(outputs[rows], outputs_[:, columns])
+            if self.outputs == (1, 1):  # torch goes through axes of one element one by one
+                products = torch.mm(inputs[rows], inputs_[:, columns]).add_(shift)
+            else:
+                products = torch.mm(inputs[self.examples(rows, 0)], inputs_[:, self.examples(columns, 1)]).add_(shift)
+                shape = (len(products), self.outputs[0], products.shape[1], self.outputs[1])
+                place, features, products = place.view(shape), features.view(shape), products[:, None, :, None]
+            place.addcmul_(features, products) if self.begun else torch.mul(features, products, out=place)
         self.begun = True
 
     def examples(self, rows: slice, side: int) -> slice:
@@ -72,3 +75,8 @@ class Total:
         for rows, _ in self.strips if self.halved else ():
             self.matrix[rows.stop :, rows] = self.matrix[rows, rows.stop :].t()
         return self.matrix
+
+
+def matrices(block: Factored) -> tuple[Float[Tensor, "example in_"], Float[Tensor, "row features"]]:
+    """The factors of a single use, a row of β for each example and output."""
+    return block.inputs[:, 0], block.outputs[:, :, 0].flatten(0, 1)
