@@ -202,4 +202,4 @@ def test_units_within_rounding_of_a_kink_make_no_module_unfaithful(seed: int) ->
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())
     reader, start = reader_of(nn.Sequential(*net, nn.Flatten(), nn.Linear(1024, 1)).eval())
-    assert reader.is_faithful(reader.record(start, torch.randn(64, 1, 8, 8)))
+    assert reader.faithful_owners(reader.record(start, torch.randn(64, 1, 8, 8))) is not None

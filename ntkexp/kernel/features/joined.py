@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -44,5 +44,4 @@ def put(room: Block, block: Block, at: int) -> bool:
 
 def arrays(block: Block) -> Mapping[str, Tensor]:
     """The fields of a block that are tensors: all have an example for each element of their first axis."""
-    found = {each.name: getattr(block, each.name) for each in fields(block)}
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in vars(block).items() if isinstance(value, Tensor)}

@@ -18,5 +18,5 @@ class Found:
     routes: Answers[Routes] = field(default_factory=lambda: Answers(LATEST))
     owners: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))
     graphs: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
-    faithful: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
+    faithful: Answers[Owners | None] = field(default_factory=lambda: Answers(LATEST))
     sizes: Answers[float] = field(default_factory=lambda: Answers(LATEST))

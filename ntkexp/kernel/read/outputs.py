@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from jaxtyping import Float
@@ -30,18 +31,28 @@ class Mixtures:
     """What is differentiated: some outputs, each by itself, or one mixture of them all, another for each example.
 
     >>> import torch
-    >>> Mixtures(torch.tensor([[[0.5, -0.5]]]), None).columns.shape  # a mixture of two outputs, of one example
+    >>> Mixtures(torch.tensor([[0.5, -0.5]]), None).columns.shape  # a mixture of two outputs, of one example
     torch.Size([1, 1, 2])
     """
 
-    columns: Float[Tensor, "mixture example out"]
+    numbers: Float[Tensor, "example out"]  # the outputs, or the mixture
     chosen: tuple[int, ...] | None  # none where it is a mixture
 
     @classmethod
     def of(cls, tape: Tape, chosen: Sequence[int] | None) -> Mixtures:
         """The chosen outputs, or all."""
-        places = tuple(range(tape.outputs.shape[1]) if chosen is None else chosen)
-        return cls(each_output(tape.outputs, places), places)
+        outputs = tape.outputs
+        return cls(outputs, tuple(range(outputs.shape[1]) if chosen is None else chosen))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 if self.chosen is None else len(self.chosen)
+
+    @cached_property
+    def columns(self) -> Float[Tensor, "mixture example out"]:
+        """The weight of every output, for which a program does not ask."""
+        return self.numbers[None] if self.chosen is None else each_output(self.numbers, self.chosen)
 
 
 AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster

@@ -7,7 +7,6 @@ are the values on a tape, or the factors of features. All the rest is the same w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -63,6 +62,6 @@ def fill_features(mould: Features, fed: Sequence[Tensor], found: Sequence[Tensor
     left = iter(found)
     blocks: dict[Key, Block] = {}
     for key, block in mould.blocks.items():
-        others: dict[str, Any] = {name: next(left) for name in arrays(block)}
-        blocks[key] = replace(block, **others)
+        kept: dict[str, Any] = vars(block) | {name: next(left) for name in arrays(block)}
+        blocks[key] = type(block)(**kept)
     return Features(blocks, mould.examples, mould.outputs)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -121,18 +122,22 @@ class ProgramCache:
         return self.tapes.result(key, fed, usual, lambda: write_tape(usual()))
 
     def read(
-        self, start: Tape, end: Tape, mixtures: Mixtures, owned: Owners, usual: Callable[[bool], Features]
+        self, start: Tape, end: Tape, mixtures: Mixtures, owned: Owners, reading: Callable[[Tensor, bool], Features]
     ) -> Features:
-        """What `usual` reads from two tapes, output by output or, if asked to, from all at once."""
-        if is_large(start, len(mixtures.columns)):
-            return usual(False)
+        """What `reading` makes of two tapes for the columns of mixtures, one by one or, if asked to, all at once."""
+
+        def usual() -> Callable[[bool], Features]:
+            return partial(reading, mixtures.columns)
+
+        if is_large(start, mixtures.count):
+            return usual()(False)
         key = (start.program, start is end, mixtures.chosen, owned.digest)
         if start.program != end.program or not self.comes_again(key):
-            return at_once(usual)
+            return at_once(usual())
         tapes = [start] if start is end else [start, end]
         fed = [value for tape in tapes for value in varying(tape)]
         fed += [mixtures.columns] if mixtures.chosen is None else []
-        return self.features.result(key, fed, lambda: at_once(usual), lambda: write_features(usual, fed, tapes))
+        return self.features.result(key, fed, lambda: at_once(usual()), lambda: write_features(usual(), fed, tapes))
 
     def comes_again(self, key: Hashable) -> bool:
         """Whether tapes of this program were read before, with these owners."""
@@ -142,9 +147,13 @@ class ProgramCache:
 
 def outline(inputs: Inputs) -> str:
     """What inputs are beside the numbers in their tensors."""
-    return repr(
-        tree_map(lambda leaf: (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf, inputs)
-    )
+    told = kind(inputs) if isinstance(inputs, Tensor) else tree_map(kind, inputs)
+    return repr(told)
+
+
+def kind(leaf: Any) -> Any:
+    """What a tensor is beside its numbers; anything else is itself."""
+    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
 
 
 def alike(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:

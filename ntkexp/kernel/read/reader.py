@@ -83,7 +83,7 @@ class Reader:
 
     def weighted(self, tape: Tape, output_gradient: Float[Tensor, "example out"]) -> Features:
         """J(θ; x)ᵀℓ′ for every example, as features of one output: one back-propagation, however many outputs."""
-        mixture = Mixtures(output_gradient[None], None)
+        mixture = Mixtures(output_gradient, None)
         try:
             if self.programs is None:
                 return self.differentiated(arrange, tape, mixture)
@@ -138,13 +138,11 @@ class Reader:
         assert self.programs is not None
         owned = self.owned_faithfully(start)
 
-        def usual(at_once: bool) -> Features:
+        def reading(columns: Tensor, at_once: bool) -> Features:
             replay = Replay(start, end, self.trained, owned.constants)
-            return differentiate(
-                arrange, replay.delta, replay.uses, owned, replay.leaves, mixtures.columns, at_once=at_once
-            )
+            return differentiate(arrange, replay.delta, replay.uses, owned, replay.leaves, columns, at_once=at_once)
 
-        return self.programs.read(start, end, mixtures, owned, usual)
+        return self.programs.read(start, end, mixtures, owned, reading)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""
@@ -183,21 +181,22 @@ class Reader:
         return next((known for known in self.found.owners.kept.values() if known.digest == found.digest), found)
 
     def owned_faithfully(self, tape: Tape) -> Owners:
-        """Which example owns what, of a module that autograd differentiates as its values say."""
-        owned = self.owned(tape)
-        if not self.is_faithful(tape):
+        """Which example owns what, of a module that autograd differentiates as its values say; asked once for every
+        structure, routing and mask."""
+        found = self.found.faithful.to(self.question(tape, self.deciding(tape)), partial(self.faithful_owners, tape))
+        if found is None:
             raise NoRule(UNFAITHFUL)
-        return owned
+        return found
 
     def is_as_it_runs(self, tape: Tape, uses: Sequence[Use]) -> bool:
         """Whether autograd's graph on the tape is the module's own, asked as often."""
         ask = partial(is_as_it_runs, self.function, tape, self.trained, uses, self.owned(tape))
         return self.found.graphs.to(self.question(tape, self.deciding(tape)), ask)
 
-    def is_faithful(self, tape: Tape) -> bool:
-        """Whether autograd differentiates the values, asked once for every structure, routing and mask."""
-        ask = partial(is_faithful, self.function, tape, self.trained, self.owned(tape))
-        return self.found.faithful.to(self.question(tape, self.deciding(tape)), ask)
+    def faithful_owners(self, tape: Tape) -> Owners | None:
+        """Which example owns what, if autograd differentiates the values."""
+        owned = self.owned(tape)
+        return owned if is_faithful(self.function, tape, self.trained, owned) else None
 
     def deciding(self, tape: Tape) -> tuple[Slot, ...]:
         """What routes values, and masks."""

@@ -33,6 +33,8 @@ def as_inputs(inputs: object) -> Inputs:
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """The inputs with a function applied to every tensor."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
     result: Inputs = tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
     return result
 
@@ -44,7 +46,8 @@ def part(inputs: Inputs, where: slice) -> Inputs:
 
 def tensors(inputs: Inputs) -> list[Tensor]:
     """The tensors among the inputs."""
-    return [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+    leaves = [inputs] if isinstance(inputs, Tensor) else tree_flatten(inputs)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def examples(inputs: Inputs) -> int:
