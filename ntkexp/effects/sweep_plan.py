@@ -8,7 +8,7 @@ from ntkexp.mistake import Mistake
 
 ROWS = 4  # of an output, beside its adjoints: what is pulled, what was moved, H γ, and one on the way
 PASS = 6  # tapes of a pass: values, tangents, and gradients of both
-IN_CACHE = 2**21  # numbers in the γ of one pass: as many as a processor keeps at hand
+IN_CACHE = 2**20  # numbers in the γ of one pass: as many as a processor keeps at hand
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from jaxtyping import Float, Int
@@ -34,6 +34,16 @@ class TakenBatch:
     shares: Float[Tensor, " row"]  # κ as it was: 1/|B| in a mean
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]  # ℓᵢ(θ), differentiable twice
     is_mean: bool = True  # whether κ would be shared among the others, if an example were left out
+    per_weight: Float[Tensor, " row"] | None = None  # κ by the weight of its example, where these are not all 1
+
+    @property
+    def by_weight(self) -> Float[Tensor, " row"]:
+        """κ of each row by the weight of its example, also where that is nothing."""
+        return self.shares if self.per_weight is None else self.per_weight
+
+    def times(self, factor: float) -> TakenBatch:
+        """The same with so many times the shares."""
+        return replace(self, shares=self.shares * factor, per_weight=self.by_weight * factor)
 
 
 @dataclass(frozen=True, kw_only=True)

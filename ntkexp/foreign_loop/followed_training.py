@@ -92,7 +92,12 @@ class FollowedTraining(AbstractTrajectory):
         factors = self.weighing.factors(call.names).to(self.end)
         share = losses.share(step.start, factors)
         places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
-        return TakenBatch(examples=places, shares=share * factors, losses=partial(self.losses, losses))
+        return TakenBatch(
+            examples=places,
+            shares=share * factors,
+            losses=partial(self.losses, losses),
+            per_weight=torch.full_like(factors, share * self.weighing.shared(call.names)),
+        )
 
     def losses(self, of: CallLoss, weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
         """The losses of a call at a vector of weights."""
@@ -127,7 +132,7 @@ class FollowedTraining(AbstractTrajectory):
         found = gradient(step.batches, step.weights) * heard
         factor = self.factor(step.index, found, consumed)
         if is_power_of_two(factor, self.rounding):
-            batches = tuple(replace(batch, shares=batch.shares * factor) for batch in step.batches)
+            batches = tuple(batch.times(factor) for batch in step.batches)
             return replace(step, batches=batches)
         return replace(step, clip_norm=self.same_norm(step.index, factor, float(found.norm())))
 

@@ -37,9 +37,12 @@ class Weighing:
 
     def factors(self, names: Sequence[str]) -> Float[Tensor, " row"]:
         """What comes back to every row is multiplied with this."""
-        left = self.left(names)
-        whole = float(left.sum())
-        return left * (len(names) / whole) if self.mean == "renormalised" and whole else left
+        return self.left(names) * self.shared(names)
+
+    def shared(self, names: Sequence[str]) -> float:
+        """The c of a call; 1 where nothing is left that could share anything."""
+        whole = float(self.left(names).sum())
+        return len(names) / whole if self.mean == "renormalised" and whole else 1.0
 
     def silences(self, names: Sequence[str]) -> bool:
         """Whether nothing is left of a call."""

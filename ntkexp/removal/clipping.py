@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.optimizer.base import GUARD, AbstractOptimizer
+from ntkexp.optimizer.base import GUARD
 from ntkexp.removal.pair import Pair, slope
 
 
@@ -44,9 +44,3 @@ class Clipped:
         if bool(short) == bool(self.factor.second < 1):
             return slope(norm, self.factor, derivative)
         return self.factor.change / norm.change
-
-
-def clipped(optimizer: AbstractOptimizer, gradient: Pair) -> Clipped:
-    """A gradient as this optimizer clips it."""
-    first, second = (gradient.first.new_tensor(optimizer.clipping({"all": end})) for end in gradient)
-    return Clipped(gradient, Pair(first, second), optimizer.clip_norm)

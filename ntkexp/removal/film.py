@@ -1,6 +1,6 @@
-"""Two trainings on film, step by step: weights, gradients and what the optimizer remembers.
+"""Two trainings on film, step by step: weights, and what the optimizer remembers.
 
-Frame s of each run is [θ_s, g_s, memory after step s]. The film lies in a file that has no name: it takes room on the
+Frame s of each run is [θ_s, memory after step s]. The film lies in a file that has no name: it takes room on the
 disk, which is looked at first, and is gone when nobody looks at it any more, whatever ends the process.
 """
 
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
-from ntkexp.removal.pair import Pair
 
-WEIGHTS, GRADIENT = "weights", "gradient"
+WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,9 @@ class Film:
             if part in found:
                 self.frames[step, self.parts.index(part)] = found[part].detach().cpu().numpy()
 
-    def read(self, step: int, part: str) -> Pair:
-        """A part of a frame, in both runs."""
-        first, second = torch.from_numpy(np.array(self.frames[step, self.parts.index(part)])).to(self.device)
-        return Pair(first, second)
-
-    def before(self, step: int, part: str) -> Pair:
-        """What was remembered before a step: nothing before the first."""
-        if step:
-            return self.read(step - 1, part)
-        nothing = torch.zeros_like(self.read(0, part).first)
-        return Pair(nothing, nothing)
+    def read(self, step: int, part: str, run: int) -> Float[Tensor, " weight"]:
+        """A part of a frame, of one of the runs."""
+        return torch.from_numpy(np.array(self.frames[step, self.parts.index(part), run])).to(self.device)
 
 
 def film_for(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path) -> Film:

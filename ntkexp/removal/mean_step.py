@@ -65,8 +65,9 @@ class StepPair:
 
 
 def taken_in(step: TrainedStep) -> Float[Tensor, " weight"]:
-    """The gradient of a step, before it is clipped."""
-    if not step.batches:
+    """The gradient of a step, before it is clipped; nothing where no rule asks for it, as steps are linear in it."""
+    asked = step.clip_norm is not None or any(update.denominator is not None for update in step.updates)
+    if not step.batches or not asked:
         return torch.zeros_like(step.weights)
     found = gradient(step.batches, step.weights)
     return found if step.heard is None else found * step.heard

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.optimizer.base import Memory
-from ntkexp.removal.film import GRADIENT, WEIGHTS
+from ntkexp.removal.film import WEIGHTS
 from ntkexp.removal.gradient import gradients
 from ntkexp.removal.rerun import Rerun
 
@@ -23,7 +23,7 @@ class Taken(NamedTuple):
     """A step was taken by all runs: what it began with, and what the optimizer made of it."""
 
     step: int
-    found: Mapping[str, Float[Tensor, "run weight"]]  # θ and g before it, the memory after it
+    found: Mapping[str, Float[Tensor, "run weight"]]  # θ before it, the memory after it
     weights: Float[Tensor, "run weight"]
 
 
@@ -41,7 +41,7 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
         before = weights
         weights, memory = moved(rerun, step, weights, gradient, memory)
         parts = {name: flat.vector(dict(part)) for name, part in memory.items()}
-        yield Taken(step, {WEIGHTS: before, GRADIENT: gradient, **parts}, weights)
+        yield Taken(step, {WEIGHTS: before, **parts}, weights)
 
 
 def moved(

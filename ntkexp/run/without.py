@@ -60,7 +60,7 @@ def carry_out(
     place = folder.path / FOLDER
     place.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
-    found = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), place, progress)
+    found = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), place, progress).closed()
     shape = (len(points), len(outs))
     return Removal(
         probe=tuple(points),

@@ -14,15 +14,20 @@ arXiv:1703.04730, and G is the Gauss–Newton matrix, whose inverse is applied b
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jacrev, jvp, vjp
 
 from ntkexp.effects.curvature import load_forward_mode
-from ntkexp.removal.gradient import at_once, scores
+from ntkexp.effects.curvature import scores as taken_back
+from ntkexp.effects.together import at_once
+from ntkexp.effects.trajectory import TakenBatch
+from ntkexp.removal.filmed_training import losses
+from ntkexp.removal.gradient import AT_ONCE
 from ntkexp.removal.rerun import Rerun
 from ntkexp.removal.train import retrain, trained
 
@@ -92,7 +97,7 @@ def gauss_newton(
             found: Tensor = pull(bent / rerun.examples)[0]
             return found
 
-        return at_once(product, vectors)
+        return at_once(product, vectors, together=AT_ONCE)
 
 
 def conjugate_gradients(
@@ -122,3 +127,15 @@ def slopes(asked: Asked, weights: Float[Tensor, " weight"]) -> Float[Tensor, "po
 def end_of(rerun: Rerun) -> Float[Tensor, " weight"]:
     """The weights at the end of the training as it was."""
     return trained(rerun, rerun.everyone[None])[0]
+
+
+def scores(
+    rerun: Rerun,
+    weights: Float[Tensor, " weight"],
+    rows: Int[Tensor, " row"],
+    directions: Float[Tensor, "direction weight"],
+) -> Float[Tensor, "direction row"]:
+    """γ·∇ℓᵢ for several directions γ and every example in these rows."""
+    of = partial(losses, rerun, rerun.inputs[rows], rerun.targets[rows])
+    batch = TakenBatch(examples=rows, shares=rerun.everyone[rows], losses=of)
+    return taken_back([batch], weights, directions, AT_ONCE)

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.effects.together import at_once
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.optimizer.base import Memory
-from ntkexp.removal.gradient import at_once, gradient
+from ntkexp.removal.gradient import AT_ONCE, gradient
 from ntkexp.removal.train import moved, trained
 from ntkexp.stream import stream
 from tests.bench.attribution_case import MODELS, Case
@@ -73,6 +74,8 @@ def fresh_ends(case: Case, weight: Float[Tensor, "training train"]) -> Float[Ten
         left = weight.gather(1, rows)
         share = left * (rerun.scale / left.sum(1, keepdim=True).clamp(min=1.0))  # of nobody left there is no gradient
         with torch.no_grad(), plain_kernels():
-            found = at_once(lambda one, of, these: gradient(rerun, one, of, these), weights, share, rows)
+            found = at_once(
+                lambda one, of, these: gradient(rerun, one, of, these), weights, share, rows, together=AT_ONCE
+            )
         weights, memory = moved(rerun, step, weights, found, memory)
     return weights

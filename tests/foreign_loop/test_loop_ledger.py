@@ -27,6 +27,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.removal import Removal
 from ntkexp.removal.between import TrainingPair
 from ntkexp.removal.ledger import Ledger
+from ntkexp.removal.pair import Pair
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
 from tests.foreign_loop.test_effects import loss_of, trained_with
@@ -99,8 +100,8 @@ def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
         FollowedTraining(steps=each.steps, called=each.called, loss=known_loss(first), names=names, weighing=weighing)
         for each, weighing in ((first, Weighing()), (second, weighed))
     )
-    left = weighed.left(list(names))
-    pair = TrainingPair(first=one, second=other, left=left, mean=MEANS["renormalised"])
+    both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
+    pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
     queries = [part(first.queries, slice(k, k + 1)) for k in range(3)]
     return pair.ledger(OutputsAt(pair, first.function, queries), lambda _: None), first
 
@@ -117,7 +118,7 @@ def test_between_loops_that_hardly_differ_shares_are_effects(optimizers: Maker, 
 
 
 def test_without_the_correction_shares_would_not_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.removal.between.along", lambda missed, change: 0.0)
+    monkeypatch.setattr("ntkexp.removal.secant.along", lambda missed, change: 0.0)
     names = digests(loop(loops.sgd).x)
     found, _ = ledger(tmp_path / "run", loops.sgd, loops.plain, {names[3]: 0.0, names[5]: 0.0})
     assert found.closure > 1e-4

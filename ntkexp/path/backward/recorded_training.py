@@ -5,7 +5,7 @@ The recording holds `optimizer.records` and `optimizer.differentiated`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.effects.flat_weights import FlatWeights, flat_like
-from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
+from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch, TrainedStep, Update
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.backward.recording import Recording
+from ntkexp.path.backward.update import OptimizerUpdates
 from ntkexp.path.descent import Descent
 from ntkexp.path.step import sizes_of
 
@@ -77,45 +78,5 @@ class RecordedTraining(AbstractTrajectory):
 
     def update(self, index: int, memory: Memory, before: Memory) -> Update:
         """How the optimizer took the gradient in: as its sum backwards has it, and what that takes as given."""
-        optimizer, size = self.descent.optimizer, self.step_sizes[index]
-        sizes = sizes_of(self.recording.like, self.descent.factors, size)
-        like, decay = self.recording.like, optimizer.weight_decay
-        recursion = optimizer.recursion(index, like, sizes, memory)
-        return Update(
-            place=slice(None),
-            scale=self.flat.vector(recursion.scale),
-            carry=recursion.carry,
-            intake=recursion.past,
-            ahead=0.0 if recursion.now is None else self.spread_out(recursion.now),
-            coupled=0.0 if optimizer.decouples else decay,
-            lost=decay * self.spread_out(sizes) if optimizer.decouples and decay else 0.0,
-            denominator=self.denominator(index, memory, before),
-        )
-
-    def spread_out(self, sizes: Mapping[str, float]) -> Float[Tensor, " weight"]:
-        """A number for each parameter as one for each weight."""
-        like = self.recording.like
-        return self.flat.vector({name: torch.full_like(weight, sizes[name]) for name, weight in like.items()})
-
-    def denominator(self, index: int, memory: Memory, before: Memory) -> Denominator | None:
-        """What the step was divided by."""
-        spread = self.descent.optimizer.spread_at(index)
-        if spread is None:
-            return None
-        now, past = self.vectors(memory), self.vectors(before)
-        latest = "latest" if spread.largest else "square"
-        nothing = torch.zeros_like(now["mean"])
-        return Denominator(
-            second=spread.second,
-            root=spread.root,
-            eps=spread.eps,
-            mean=now["mean"],
-            latest=now[latest],
-            latest_before=past.get(latest, nothing),
-            largest=now["square"] if spread.largest else None,
-            largest_before=past.get("square", nothing) if spread.largest else None,
-        )
-
-    def vectors(self, memory: Memory) -> dict[str, Tensor]:
-        """The parts of a memory, each as a vector."""
-        return {part: self.flat.vector(weights) for part, weights in memory.items()}
+        sizes = sizes_of(self.recording.like, self.descent.factors, self.step_sizes[index])
+        return OptimizerUpdates(self.descent.optimizer, self.recording.like, self.flat).at(index, sizes, memory, before)
