@@ -17,7 +17,8 @@ def secant(
 ) -> Float[Tensor, "row weight"]:
     """Rows that make `value` of `change`; the slopes themselves where nothing changed.
 
-    >>> secant(torch.tensor([[1.0, 0.0]]), torch.tensor([3.0]), torch.tensor([1.0, 1.0]))
+    >>> from torch import tensor
+    >>> secant(tensor([[1.0, 0.0]]), tensor([3.0]), tensor([1.0, 1.0]))
     tensor([[2., 1.]])
     """
     return slopes + along(value - slopes @ change, change) if change.any() else slopes
