@@ -29,6 +29,9 @@ from ntkexp.run.clock import Clock
 class TrialJob(AbstractJob):
     """One seed of a trial."""
 
+    loads = ("torch._dynamo", "ntkexp.limit.fused.run")
+    """What torch loads for its first optimizer, and numba: two seconds that each seed would take by itself."""
+
     fields: dict[str, Any]
     seed: int
     folder: str
