@@ -38,6 +38,7 @@ from tests.bench import (
 from tests.bench.cell import as_json, shown
 from tests.bench.figures import compared, keep
 from tests.bench.machine import Machine, measure
+from tests.bench.race import SECONDS, Race
 
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, commands)}
 REPORTS: dict[str, Callable[..., str]] = {
@@ -88,6 +89,7 @@ def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--peers", type=Path, help="a folder for environments of other programs, to compare with")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="that a call of another program may take")
     parser.add_argument("--plot", type=Path, help="where `reading` draws cost against error")
     parser.add_argument("--cells", type=Path, help="a folder where `attribution` keeps what it measured, and goes on")
     parser.add_argument("--minutes", type=float, help="when `attribution` stops to measure; 0: tables of what is kept")
@@ -115,7 +117,8 @@ def measured(name: str, machine: Machine, chosen: argparse.Namespace) -> list[di
         write("\n" + REPORTS[name](quick=chosen.quick, **given), chosen.json)
         return []
     chapter = CELLS[name]
-    cells = chapter.cells(machine, quick=chosen.quick, peers=chosen.peers)
+    peers = None if chosen.peers is None else Race(chosen.peers, chosen.seconds)
+    cells = chapter.cells(machine, quick=chosen.quick, peers=peers)
     write("\n" + shown(chapter.TITLE, cells, machine), chosen.json)
     return as_json(cells, machine)
 

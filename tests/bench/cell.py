@@ -18,6 +18,7 @@ class Cell:
     seconds: float
     peers: Mapping[str, float] = field(default_factory=dict)
     floor: float | None = None
+    failed: Mapping[str, str] = field(default_factory=dict)  # peers without a figure, and why
 
     @property
     def gain(self) -> float | None:
@@ -36,7 +37,7 @@ class Cell:
 
 def shown(title: str, cells: Sequence[Cell], machine: Machine) -> str:
     """A table, a row for each cell; `products` are how many plain products of matrices a cell takes as long as."""
-    peers = list(dict.fromkeys(name for cell in cells for name in cell.peers))
+    peers = list(dict.fromkeys(name for cell in cells for name in (*cell.peers, *cell.failed)))
     header = (
         "cell",
         "ours ms",
@@ -54,7 +55,7 @@ def shown(title: str, cells: Sequence[Cell], machine: Machine) -> str:
 
 def row(cell: Cell, peers: Sequence[str], machine: Machine) -> list[str]:
     """One cell."""
-    theirs = [milliseconds(cell.peers[name]) if name in cell.peers else "" for name in peers]
+    theirs = [milliseconds(cell.peers[name]) if name in cell.peers else cell.failed.get(name, "") for name in peers]
     gain = ("", "") if cell.gain is None else (f"{cell.gain:.3g}", f"{1 / cell.gain:.3g}")
     floor = ("", "") if cell.floor is None else (milliseconds(cell.floor), f"{cell.share:.0%}")
     return [cell.name, milliseconds(cell.seconds), *theirs, *gain, *floor, f"{cell.seconds / machine.product:.3g}"]

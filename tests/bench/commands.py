@@ -6,17 +6,17 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
-from pathlib import Path
 
 from tests.bench.cell import Cell
 from tests.bench.machine import Machine
+from tests.bench.race import Race
 from tests.bench.stopwatch import medians
 
 TITLE = "Whole commands, the start of Python and the import of torch included"
 TINY = ("model.width=8", "data.train=16", "data.probe=4", "data.test=4", "steps=2", "data.seed=0", "--quiet")
 
 
-def cells(_: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
+def cells(_: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for every command; the runs of reports are as small as runs can be."""
     few, many, times = (2, 3, 1) if quick else (30, 200, 5)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,15 @@ from tests.bench.cell import Cell
 from tests.bench.count import operations
 from tests.bench.machine import Machine
 from tests.bench.network import INPUTS, mlp
-from tests.bench.peers import measured
+from tests.bench.race import SECONDS, Race
 from tests.bench.stopwatch import Act, medians
 
 TITLE = "Tangent kernels: MLP 64-w-w-w-C, CNN of 3×64 channels on 14×14, one block of a transformer"
-PROGRAMS = ("nngeometry", "neural_tangents")
+PROGRAMS = {
+    "nngeometry": ("jacobian",),
+    "neural_tangents": ("structured derivatives", "jacobian contraction", "vector products"),
+}
+"""Other programs, and by which methods each finds a kernel: the fastest is shown."""
 
 
 def depthwise(outputs: int, channels: int, side: int) -> nn.Module:
@@ -30,18 +35,20 @@ def depthwise(outputs: int, channels: int, side: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, outputs))
 
 
-def cells(machine: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
+def cells(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for every network and number of outputs; ten outputs of a CNN get fewer examples, as their peers must."""
     some, few, times = (8, 4, 1) if quick else (256, 48, 5)
     widths, channels, side = ((16,), 4, 6) if quick else ((128, 512, 1024), 64, 14)
     found = [
-        cell(f"MLP w={width}", mlp(width, outputs), (INPUTS,), some, times, machine, peers, ("mlp", width))
+        cell(f"MLP w={width}", mlp(width, outputs), (INPUTS,), some, times, machine)
         for outputs in (1, 10)
         for width in widths
     ]
+    if peers is not None:  # of the others a CNN of so many examples takes minutes
+        found = beside(found, [(width, outputs) for outputs in (1, 10) for width in widths], peers, some, times)
     for outputs, examples in ((1, some), (1, few), (10, few)):
         net = cnn(outputs, channels, side, 3)
-        found.append(cell("CNN", net, (1, side, side), examples, max(times // 2, 1), machine, peers, ("cnn", channels)))
+        found.append(cell("CNN", net, (1, side, side), examples, max(times // 2, 1), machine))
     half = channels // 2
     for outputs in (1, 10):
         found.append(cell("transformer", Encoder(outputs), (8, 8), some, times, machine))
@@ -51,17 +58,25 @@ def cells(machine: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
     return found
 
 
-def cell(
-    name: str,
-    module: nn.Module,
-    shape: tuple[int, ...],
-    examples: int,
-    times: int,
-    machine: Machine,
-    peers: Path | None = None,
-    of: tuple[str, int] | None = None,
-) -> Cell:
-    """One network, `of` the kind and width by which other programs know it."""
+def beside(
+    cells: Sequence[Cell], sizes: Sequence[tuple[int, int]], race: Race, examples: int, times: int
+) -> list[Cell]:
+    """Cells of MLPs of these widths and outputs, with what other programs take: each at its best."""
+    found = list(cells)
+    for program, methods in PROGRAMS.items():
+        kernels = {(size, method): ("mlp", *size, examples, method) for size in sizes for method in methods}
+        told = race.best(program, list(kernels.values()), times, torch.get_num_threads())
+        for place, size in enumerate(sizes):
+            answers = [told[kernels[size, method]] for method in methods]
+            numbers = [answer for answer in answers if isinstance(answer, float)]
+            peers = found[place].peers | ({program: min(numbers)} if numbers else {})
+            failed = found[place].failed | ({} if numbers else {program: str(answers[0])})
+            found[place] = replace(found[place], peers=peers, failed=failed)
+    return found
+
+
+def cell(name: str, module: nn.Module, shape: tuple[int, ...], examples: int, times: int, machine: Machine) -> Cell:
+    """One network, beside torch.func."""
     torch.manual_seed(0)
     module = module.double().eval()
     inputs = torch.randn(examples, *shape, dtype=torch.float64)
@@ -71,12 +86,8 @@ def cell(
         if outputs == 1:  # of more, the Jacobians alone would take gigabytes
             check(module, inputs[:8])
             acts["jacrev"] = lambda: multiplied_out(module, inputs)
-        found = medians(acts, times)
+        found = medians(acts, times, SECONDS)
     theirs = {"jacrev": found["jacrev"]} if outputs == 1 else {}
-    if peers is not None and of is not None and not (of[0] == "cnn" and examples > 8):  # others take minutes for more
-        for program in PROGRAMS:
-            given = (peers, program, "tangent", *of, outputs, examples, times, torch.get_num_threads())
-            theirs[program] = min(measured(*given).values())
     floor = machine.floor(*operations(module, inputs))
     return Cell(f"{name}, C={outputs}, N={examples}", found["ours"], theirs, floor)
 

@@ -1,19 +1,17 @@
-"""Run by an interpreter that has neural_tangents: median seconds of one network's kernel by each algorithm, as JSON."""
+"""Run by an interpreter that has neural_tangents: it races with kernels of networks, each by one of its algorithms."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
-from statistics import median
+from collections.abc import Callable
 
-ALGORITHMS = {1: "jacobian contraction", 2: "vector products", 3: "structured derivatives"}
+ALGORITHMS = {"jacobian contraction": 1, "vector products": 2, "structured derivatives": 3}
 
 
-def main(kind: str, width: int, outputs: int, examples: int, times: int, threads: int) -> dict[str, float]:
-    """Jitted; XLA takes as many threads as there are cores, so it gets that many."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+def act_of(kind: str, width: int, outputs: int, examples: int, method: str) -> Callable[[], object]:
+    """A kernel, jitted."""
     import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  another environment has it
     import neural_tangents  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
@@ -25,18 +23,17 @@ def main(kind: str, width: int, outputs: int, examples: int, times: int, threads
     shape = (examples, 64) if kind == "mlp" else (examples, 14, 14, 1)
     inputs = jax.random.normal(jax.random.PRNGKey(0), shape, dtype="float64")
     _, weights = init(jax.random.PRNGKey(1), shape)
-
-    def seconds(algorithm: int) -> float:
-        kernel = jax.jit(neural_tangents.empirical_ntk_fn(apply, trace_axes=(), vmap_axes=0, implementation=algorithm))
-        found = []
-        for _ in range(times + 1):
-            start = time.perf_counter()
-            jax.block_until_ready(kernel(inputs, None, weights))
-            found.append(time.perf_counter() - start)
-        return median(found[1:])
-
-    return {name: seconds(algorithm) for algorithm, name in ALGORITHMS.items()}
+    algorithm = ALGORITHMS[method]
+    kernel = jax.jit(neural_tangents.empirical_ntk_fn(apply, trace_axes=(), vmap_axes=0, implementation=algorithm))
+    return lambda: jax.block_until_ready(kernel(inputs, None, weights))
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*map(json.loads, sys.argv[1:]))) + "\n")
+    asked = json.loads(sys.stdin.readline())
+    # XLA takes as many threads as there are cores, so it gets that many
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked["threads"]])
+    import neural_tangents  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  before it says that it is ready
+
+    from tests.bench.racing import race
+
+    race(asked, act_of)

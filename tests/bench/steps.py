@@ -6,7 +6,6 @@ With features means: the step is recorded at its end, and read at a point and al
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -15,13 +14,14 @@ from ntkexp.library import reader_of
 from tests.bench.architectures import NETWORKS
 from tests.bench.cell import Cell
 from tests.bench.machine import Machine
+from tests.bench.race import Race
 from tests.bench.stopwatch import Act, medians
 
 TITLE = "A training step with secant features, N = 64"
 EXAMPLES = 64
 
 
-def cells(_: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
+def cells(_: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for every network and number of outputs."""
     outputs, times = ((1,), 2) if quick else ((1, 10), 15)
     return [cell(name, count, times) for name in NETWORKS for count in outputs]

@@ -6,8 +6,6 @@ the training examples themselves, or as many other points.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
@@ -25,13 +23,14 @@ from ntkexp.schedule.constant import Constant
 from tests.bench.cell import Cell
 from tests.bench.machine import Machine
 from tests.bench.network import mlp, points
+from tests.bench.race import Race
 from tests.bench.stopwatch import medians
 
 STEP_SIZE = 0.05
 TITLE = "A step of training with the secant path kernel, MLP 64-w-w-w-1, w = 512, N = Q = 256"
 
 
-def cells(_: Machine, *, quick: bool, peers: Path | None) -> list[Cell]:
+def cells(_: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for each choice of probes."""
     examples, width, steps, times = (32, 32, 2, 2) if quick else (256, 512, 40, 5)  # programs are made in the first
     return [cell(name, width, examples, others, steps, times) for name, others in choices(examples)]
