@@ -20,12 +20,12 @@ class DoesNotApply(Exception):
 class PathKernel:
     """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics.contributions`)."""
 
-    kernel: Float[Tensor, "probe integrated kept out_"]  # of all training examples, or of none
-    contributions: Float[Tensor, "probe integrated train"]
-    decay: Float[Tensor, "probe integrated"]
+    kernel: Float[Tensor, "read integrated kept out_"]  # of all training examples, or of none
+    contributions: Float[Tensor, "read integrated train"]
+    decay: Float[Tensor, "read integrated"]
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
-    half_by: Float[Tensor, "probe integrated train"] | None = None  # share of the path's time, where that was seen
+    half_by: Float[Tensor, "read integrated train"] | None = None  # share of the path's time, where that was seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,9 @@ class Evidence:
     kernel_start: Float[Tensor, "probe out kept out_"]
     kernel_end: Float[Tensor, "probe out kept out_"]
     start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
-    attributed: Bool[Tensor, " probe"]  # the points at which there are 𝒦 and 𝒮,
-    integrated: Sequence[int]  # and the outputs at which there are
+    read: slice  # the points that 𝒦 and 𝒮 are about: all, or all but the training examples;
+    attributed: Bool[Tensor, " probe"]  # those at which they are known,
+    integrated: Sequence[int]  # and the outputs at which they are
     limit: LimitKernels | DoesNotApply
     training: Training
 
@@ -85,12 +86,12 @@ class Evidence:
             raise self.limit
         return self.limit
 
-    def after(self, change: Float[Tensor, "probe integrated"]) -> Float[Tensor, "probe out"]:
-        """f_0 and a change of it at the outputs at which the path was integrated; NaN at others."""
-        read = list(self.integrated)
-        known = self.start[:, read] + change
+    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe out"]:
+        """f_0 and a change of it at the points and outputs at which the path was integrated; NaN at others."""
+        outs = list(self.integrated)
+        known = self.start[self.read, outs] + change
         outputs = known.new_full(self.start.shape, torch.nan)
-        outputs[:, read] = known
+        outputs[self.read, outs] = known
         return outputs
 
     @property

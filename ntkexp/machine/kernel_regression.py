@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntkexp.machine.base import AbstractMachine, Prediction
-from ntkexp.machine.evidence import Evidence
+from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.machine.regression import regression
 
 
@@ -11,5 +11,7 @@ class KernelRegression(AbstractMachine):
     """𝒦 as the kernel."""
 
     def predict(self, evidence: Evidence) -> Prediction:
+        if evidence.read.start:
+            raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
         prediction = regression(evidence.path.kernel, evidence)
         return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True)

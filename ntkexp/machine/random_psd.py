@@ -30,9 +30,10 @@ class RandomIdentity(AbstractMachine):
         kernel = random_kernel(evidence)
         if (kernel == 0).any():
             raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
-        coefficients = evidence.path.contributions / kernel[:, None]
+        divisor = kernel[evidence.read, None]
+        coefficients = evidence.path.contributions / divisor
         return Prediction(
-            evidence.after((coefficients * kernel[:, None]).sum(2) + evidence.path.decay),
+            evidence.after((coefficients * divisor).sum(2) + evidence.path.decay),
             f"rank {len(kernel)}, 𝒮 by {evidence.rule}",
             partial=True,
         )

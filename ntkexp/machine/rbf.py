@@ -28,9 +28,10 @@ class RBFIdentity(AbstractMachine):
         kernel, width = gaussian(evidence)
         if (kernel == 0).any():
             raise DoesNotApply("the Gaussian kernel vanishes between distant points, so nothing can be divided by it")
-        coefficients = evidence.path.contributions / kernel[:, None]
+        divisor = kernel[evidence.read, None]
+        coefficients = evidence.path.contributions / divisor
         return Prediction(
-            evidence.after((coefficients * kernel[:, None]).sum(2) + evidence.path.decay),
+            evidence.after((coefficients * divisor).sum(2) + evidence.path.decay),
             f"h={width:.3g}, 𝒮 by {evidence.rule}",
             partial=True,
         )

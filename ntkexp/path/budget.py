@@ -35,6 +35,7 @@ class Budget:
     memory_gb: float
     parameters: int
     points: int
+    read: int  # of them, at which the path is integrated
     train: int
     outputs: int
     integrated: int  # outputs at which the path is
@@ -57,7 +58,8 @@ class Budget:
         """Bytes that are needed however small the blocks are."""
         row = self.read_outputs * self.train * self.number_bytes
         shares = self.rules * (2 * self.phases if self.phases > 1 else 1)
-        kernels = self.points * row * ((self.rules + 3) * self.kernel_outputs + shares)
+        tangents = 3 * (self.read if self.kernels == "none" else self.points)
+        kernels = row * (self.kernel_outputs * (tangents + self.rules * self.read) + shares * self.read)
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
         features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes

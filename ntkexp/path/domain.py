@@ -30,7 +30,17 @@ class Domain:
     @property
     def read(self) -> slice:
         """The points at which the network is read: all, or all but the training examples."""
-        return slice(0 if self.reads_train else self.points.train, None)
+        return slice(self.first, None)
+
+    @property
+    def first(self) -> int:
+        """The first of the points that are read."""
+        return 0 if self.reads_train else self.points.train
+
+    @property
+    def rows(self) -> Int[Tensor, " attributed"]:
+        """Where the attributed points lie among those that are read."""
+        return self.attributed - self.first
 
     @property
     def places(self) -> list[slice]:
@@ -39,8 +49,8 @@ class Domain:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """[point, out, train, out_] of the path kernel."""
-        return len(self.points.inputs), len(self.integrated), self.points.train, self.outputs
+        """[point, out, train, out_] of the path kernel, at the points where the network is read."""
+        return len(self.points.inputs) - self.first, len(self.integrated), self.points.train, self.outputs
 
     def kernel_room(self) -> Float[Tensor, "point out train out_"]:
         """Room for a path kernel; without training examples, if none is kept."""
@@ -48,7 +58,7 @@ class Domain:
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """The points that are read, block by block, during a step."""
-        return (StepBlock(self.points, segment, place) for place in self.places)
+        return (StepBlock(self.points, segment, place, self.first) for place in self.places)
 
     def zeros(self, axes: int) -> Float[Tensor, "point out ..."]:
         """Zeros of so many of the axes of the path kernel."""
@@ -57,7 +67,7 @@ class Domain:
     def room(self, axes: int) -> Float[Tensor, "point out ..."]:
         """The same, but NaN at points where the path is not integrated; sums of contributions are taken in float64."""
         room = self.like.new_full(self.shape[:axes], torch.nan, dtype=torch.float64 if axes < 4 else None)
-        room[self.attributed] = 0.0
+        room[self.rows] = 0.0
         return room
 
     def no_pull(self) -> Float[Tensor, "train out_"]:

@@ -81,7 +81,13 @@ class StepBlock:
     points: Points
     segment: Segment
     place: slice
+    first: int = 0  # of the points that integrals are about
     tapes: dict[float, Tape] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> slice:
+        """Where the block lies among the points that integrals are about."""
+        return slice(self.place.start - self.first, self.place.stop - self.first)
 
     def tape(self, position: float) -> Tape:
         """The tape at θ₀ + uΔθ."""

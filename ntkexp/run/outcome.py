@@ -87,6 +87,7 @@ def evidence_of(
         kernel_start=of_pairs(setting.start.kernel, setting),
         kernel_end=of_pairs(kernel, setting),
         start_pull=start_pull(setting),
+        read=setting.domain.read,
         integrated=setting.domain.integrated,
         attributed=attributed,
         limit=setting.start.limit,
@@ -179,7 +180,7 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
     """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
     setting, integrals = state.setting, state.accumulator.integrals[rule]
     read, train = setting.domain.attributed, setting.points.train
-    kernel, contributions, decay = (part[read] for part in integrals.parts)
+    kernel, contributions, decay = (part[setting.domain.rows] for part in integrals.parts)
     if not (kernel.isfinite().all() and contributions.isfinite().all()):
         return {}
     found = summary(kernel, contributions, train if int((read < train).sum()) == train else 0)

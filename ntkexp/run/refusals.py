@@ -18,10 +18,13 @@ def refuse_vast(experiment: Experiment) -> None:
     others = (source.probe if "probe" in experiment.path.probes else 0) + (
         (source.test or 0) if "test" in experiment.path.probes else 0
     )
-    least = float(source.train + others) * source.train * size * (2 * experiment.integration.kernels + 3)
+    points, path = source.train + others, experiment.path
+    read = points if "train" in path.probes else others
+    tangents = 3 * (read if path.kernels == "none" else points)
+    least = float(source.train) * size * (tangents + 2 * experiment.integration.kernels * read)
     if least > experiment.memory_gb * 1e9:
         raise Mistake(
-            f"memory_gb={experiment.memory_gb:g}: the kernels of {source.train + others} points with "
+            f"memory_gb={experiment.memory_gb:g}: the kernels of {points} points with "
             f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower data.train, data.probe or "
             "data.test, or raise memory_gb"
         )

@@ -32,9 +32,9 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
-            write_array(kernels, f"path_{name}", array(with_all_outputs(integral.kernel[read], evidence)))
+            write_array(kernels, f"path_{name}", array(with_all_outputs(integral.kernel, evidence)))
     decays = bool(setting.experiment.optimizer.weight_decay)
-    parts = {name: by_rule(integral, read, decays=decays) for name, integral in evidence.paths.items()}
+    parts = {name: by_rule(integral, decays=decays) for name, integral in evidence.paths.items()}
     examples = setting.problem.data.train.index.tolist()
     write_contributions(path / "contributions.zarr", parts, examples, evidence.integrated)
     if outcome.phases is not None:
@@ -61,12 +61,12 @@ def with_all_outputs(
     return wide
 
 
-def by_rule(integral: PathKernel, read: slice | Tensor, *, decays: bool) -> ContributionsByRule:
+def by_rule(integral: PathKernel, *, decays: bool) -> ContributionsByRule:
     """What a rule says of the points that were read."""
     return ContributionsByRule(
-        parts=array(integral.contributions[read]),
-        decay=array(integral.decay[read]) if decays else None,
-        half_by=None if integral.half_by is None else array(integral.half_by[read]),
+        parts=array(integral.contributions),
+        decay=array(integral.decay) if decays else None,
+        half_by=None if integral.half_by is None else array(integral.half_by),
         facts=integral.facts,
     )
 
@@ -82,8 +82,8 @@ def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool
         examples=points[: problem.train],
         points=points[read],
         change=array(found.change[:, read]),
-        parts={rule: array(sums.contributions[:, read]) for rule, sums in found.sums.items()},
-        decay={rule: array(sums.decay[:, read]) for rule, sums in found.sums.items()} if decays else {},
+        parts={rule: array(sums.contributions) for rule, sums in found.sums.items()},
+        decay={rule: array(sums.decay) for rule, sums in found.sums.items()} if decays else {},
     )
 
 

@@ -69,6 +69,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         memory_gb=experiment.memory_gb,
         parameters=sum(weight.numel() for weight in problem.weights.values()),
         points=len(problem.inputs),
+        read=sum(place.stop - place.start for place in problem.places.values()),
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),

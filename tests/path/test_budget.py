@@ -17,6 +17,7 @@ BASE = Budget(
     memory_gb=4.0,
     parameters=300_000,
     points=500,
+    read=500,
     train=128,
     outputs=1,
     integrated=1,
@@ -25,7 +26,18 @@ BASE = Budget(
     tape_bytes=2e4,
     number_bytes=8,
 )
-SIZES = ("parameters", "points", "train", "outputs", "integrated", "rules", "tapes", "tape_bytes", "number_bytes")
+SIZES = (
+    "parameters",
+    "points",
+    "read",
+    "train",
+    "outputs",
+    "integrated",
+    "rules",
+    "tapes",
+    "tape_bytes",
+    "number_bytes",
+)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -25,7 +25,7 @@ def test_it_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
     for rule, path in some.outcome.evidence.paths.items():
         other = whole.outcome.evidence.paths[rule]
         for ours, theirs in ((path.kernel, other.kernel), (path.contributions, other.contributions)):
-            read = some.setting.domain.attributed
+            read = some.setting.domain.rows
             here, there = ours[read], theirs[read][:, [0, 2]]
             assert (here - there).norm() <= ROUNDING * there.norm()
 

@@ -101,7 +101,7 @@ class Ran:
 
     def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
         """𝒮 by one rule, at the points where the path is read."""
-        return self.outcome.evidence.paths[rule].contributions[self.setting.domain.read]
+        return self.outcome.evidence.paths[rule].contributions
 
     @property
     def change(self) -> Float[Tensor, "point out"]:

@@ -50,7 +50,7 @@ class ErrorBar:
         difference = block.kernel(self.fine, side) - block.kernel(self.coarse, side)
         error = contract(difference, step.output_gradient) if self.makes_kernels else difference.squeeze(3)
         error = error.mul_(step.step_size * self.gain)
-        self.total[block.place].add_(error)
+        self.total[block.rows].add_(error)
         self.squares += float(error.square().sum())
 
     def collect(self, error: Float[Tensor, "probe out train"]) -> None:

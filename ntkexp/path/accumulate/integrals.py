@@ -44,18 +44,18 @@ class Integrals:
         kernel, shrunk = block.kernel_and_pull(self.pieces, step.side, step.decay)
         kernel.mul_(step.step_size)
         parts = contract(kernel, step.output_gradient).neg_()
-        self.kernel[block.place].add_(kernel)
-        self.contributions[block.place].add_(parts)
-        self.decay[block.place].sub_(shrunk)
+        self.kernel[block.rows].add_(kernel)
+        self.contributions[block.rows].add_(parts)
+        self.decay[block.rows].sub_(shrunk)
         return kernel, parts, shrunk
 
     def take_parts(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate contributions alone, as kernels with the examples' gradients."""
         parts, shrunk = block.kernel_and_pull(self.pieces, step.pulled_side, step.decay)
         parts = parts.squeeze(3).mul_(-step.step_size)
-        self.contributions[block.place].add_(parts)
-        self.decay[block.place].sub_(shrunk)
-        return self.kernel[block.place], parts, shrunk
+        self.contributions[block.rows].add_(parts)
+        self.decay[block.rows].sub_(shrunk)
+        return self.kernel[block.rows], parts, shrunk
 
     def at_zero(self) -> Integrals:
         """The same, at zero."""

@@ -61,20 +61,20 @@ class Track:
         kernel, pulled = block.kernel_and_pull(self.integrals.pieces, step.side, shrinking)
         own = contract(kernel, step.output_gradient).mul_(-step.step_size)
         tally.close(block, tally.add(own, step.step_size * kernel) - step.step_size * pulled)
-        self.add(block.place, self.latest[block.place], self.pulled[block.place], turn.left)
-        self.add(block.place, kernel, pulled, turn.right)
+        self.add(block.rows, self.latest[block.rows], self.pulled[block.rows], turn.left)
+        self.add(block.rows, kernel, pulled, turn.right)
         if turn.middle is not None:
-            missed = self.latest[block.place] - torch.lerp(self.before[block.place], kernel, turn.position)
-            self.error[block.place].add_(contract(missed, turn.middle), alpha=1 / 3)
-        self.before[block.place] = self.latest[block.place]
-        self.latest[block.place] = kernel
-        self.pulled[block.place] = pulled
+            missed = self.latest[block.rows] - torch.lerp(self.before[block.rows], kernel, turn.position)
+            self.error[block.rows].add_(contract(missed, turn.middle), alpha=1 / 3)
+        self.before[block.rows] = self.latest[block.rows]
+        self.latest[block.rows] = kernel
+        self.pulled[block.rows] = pulled
 
-    def add(self, place: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> None:
+    def add(self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> None:
         """A snapshot, as often as it counts."""
-        self.integrals.kernel[place].add_(kernel, alpha=weight.size)
-        self.integrals.contributions[place].sub_(contract(kernel, weight.pull))
-        self.integrals.decay[place].sub_(pulled, alpha=weight.size)
+        self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
+        self.integrals.contributions[rows].sub_(contract(kernel, weight.pull))
+        self.integrals.decay[rows].sub_(pulled, alpha=weight.size)
 
     @property
     def state(self) -> dict[str, Tensor]:

@@ -73,12 +73,12 @@ class SecondPass:
 
     def begin_chunk(self, chunk: slice) -> Points:
         """Empty brackets (or those of a checkpoint), for the points of a chunk."""
-        place, points = self.domain.attributed[chunk], self.domain.points
+        points = self.domain.points
         self.sums = {
-            name: BackwardSum(integrals=integrals, place=place, saved=self.saved.get(name, []))
+            name: BackwardSum(integrals=integrals, place=self.domain.rows[chunk], saved=self.saved.get(name, []))
             for name, integrals in self.integrals.items()
         }
-        inputs = points.inputs[place]
+        inputs = points.inputs[self.domain.attributed[chunk]]
         few = replace(points, inputs=inputs, train=0, block=len(inputs), keep=True, shelves=[])
         if self.doubled is not None:
             self.doubled.begin(chunk, few, self.saved.get(DOUBLED, []))
@@ -100,14 +100,14 @@ class SecondPass:
     def half_by(self, rule: str) -> Float[Tensor, "point out train"]:
         """When half of each contribution was done; NaN where the path is not integrated."""
         found = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
-        found[self.domain.attributed] = self.halves[rule].by(self.steps.step_sizes)
+        found[self.domain.rows] = self.halves[rule].by(self.steps.step_sizes)
         return found
 
     def error(self, rule: str) -> float | None:
         """How far off the parts are, of the rule of which that is measured."""
         if self.doubled is None or rule != self.doubled.rule:
             return None
-        return self.doubled.error(self.integrals[rule].contributions[self.domain.attributed])
+        return self.doubled.error(self.integrals[rule].contributions[self.domain.rows])
 
     def tallies_of(self, step: int) -> dict[str, Tally]:
         """What the gradients of a step did, by rule."""
