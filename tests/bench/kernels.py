@@ -69,8 +69,8 @@ def beside(
         for place, size in enumerate(sizes):
             answers = [told[kernels[size, method]] for method in methods]
             numbers = [answer for answer in answers if isinstance(answer, float)]
-            peers = found[place].peers | ({program: min(numbers)} if numbers else {})
-            failed = found[place].failed | ({} if numbers else {program: str(answers[0])})
+            peers = {**found[place].peers, **({program: min(numbers)} if numbers else {})}
+            failed = {**found[place].failed, **({} if numbers else {program: str(answers[0])})}
             found[place] = replace(found[place], peers=peers, failed=failed)
     return found
 
