@@ -1,23 +1,40 @@
-"""Run by an interpreter that has neural_tangents: median seconds per pair of one network, jitted, as JSON."""
+"""Run by an interpreter that has neural_tangents: one network's kernels, jitted, once for every line that it reads.
+
+A line says how many bits a number has; the answer is the seconds of CPU per pair, as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 
-def main(head: str, depth: int, shape: list[int], count: int, times: int, kind: str) -> dict[str, float]:
-    """By the bits of a number."""
+def main(head: str, depth: int, shape: list[int], count: int, kind: str, threads: int) -> None:
+    """Answer until there are no more lines; XLA has as many threads as processors that it may use."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  another environment has it
-    from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     jax.config.update("jax_enable_x64", True)
-    window, padding = (3,) * (len(shape) - 1), "CIRCULAR" if kind == "circular" else "SAME"
-    hidden = stax.Dense(8, 1.4, 0.1) if head == "dense" else stax.Conv(8, window, padding=padding, W_std=1.4)
+    kernel = jax.jit(network(head, depth, len(shape) - 1, kind))
+    size = (count, *shape[1:], shape[0])  # channels last
+    for line in sys.stdin:
+        x1, x2 = (jax.random.normal(key, size, f"float{int(line)}") for key in jax.random.split(jax.random.PRNGKey(0)))
+        start = time.process_time()
+        jax.block_until_ready(kernel(x1, None if head == "dense" else x2))
+        sys.stdout.write(json.dumps((time.process_time() - start) / count**2) + "\n")
+        sys.stdout.flush()
+
+
+def network(head: str, depth: int, axes: int, kind: str) -> Callable[[Any, Any], Any]:
+    """The kernels of the network that goes by these words in `tests.bench.infinite`."""
+    import jax  # noqa: PLC0415
+    from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+
+    padding, middle = "CIRCULAR" if kind == "circular" else "SAME", depth // 2
     kinds: dict[str, Callable[[], tuple[Any, ...]]] = {
         "norm": lambda: (stax.LayerNorm(), stax.Relu()),
         "erf": lambda: (stax.Erf(),),
@@ -25,26 +42,26 @@ def main(head: str, depth: int, shape: list[int], count: int, times: int, kind: 
         "sin": lambda: (stax.Sin(),),
         "tanh": lambda: (stax.ElementwiseNumerical(jax.numpy.tanh, deg=25),),
     }
-    after = kinds[kind]() if kind in kinds else (stax.Relu(),)
+
+    def block(k: int) -> tuple[Any, ...]:
+        after = kinds[kind]() if kind in kinds else (stax.Relu(),)
+        if head == "dense":
+            return stax.Dense(8, 1.4, 0.1), *after
+        strides = (2 if kind == "stride" and k == middle else 1,) * axes
+        conv = stax.Conv(8, (3,) * axes, strides=strides, padding=padding, W_std=1.4)
+        pool = (stax.AvgPool((2,) * axes, (2,) * axes),) if kind == "pool" and k == middle else ()
+        if kind == "residual":
+            if k == 0:
+                return (conv,)
+            body = stax.serial(*after, conv)
+            return stax.FanOut(2), stax.parallel(body, stax.Identity()), stax.FanInSum()
+        return *pool, conv, *after
+
     ends = {"gap": [stax.GlobalAvgPool()], "flatten": [stax.Flatten()], "dense": []}
-    layers = [layer for _ in range(depth - 1) for layer in (hidden, *after)]
+    layers = [layer for k in range(depth - 1) for layer in block(k)]
     _, _, kernel_fn = stax.serial(*layers, *ends[head], stax.Dense(1))
-    kernel = jax.jit(lambda x1, x2: kernel_fn(x1, x2, ("nngp", "ntk")))
-
-    def seconds(bits: int) -> float:
-        keys = jax.random.split(jax.random.PRNGKey(0))
-        size = (count, *shape[1:], shape[0])  # channels last
-        x1, x2 = (jax.random.normal(key, size, dtype=f"float{bits}") for key in keys)
-        second: Any = None if head == "dense" else x2
-        found = []
-        for _ in range(times + 1):
-            start = time.perf_counter()
-            jax.block_until_ready(kernel(x1, second))
-            found.append(time.perf_counter() - start)
-        return median(found[1:]) / count**2
-
-    return {str(bits): seconds(bits) for bits in (64, 32)}
+    return lambda x1, x2: kernel_fn(x1, x2, ("nngp", "ntk"))
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*map(json.loads, sys.argv[1:]))) + "\n")
+    main(*map(json.loads, sys.argv[1:]))

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any, Self
@@ -70,6 +72,27 @@ class Peer:
                     return torch.load(answer)
         self.errors.seek(0)
         raise RuntimeError(f"{self.module}: {self.errors.read()[-2000:]}")
+
+
+@contextmanager
+def in_turns(folder: Path, program: str, kernel: str, *words: object) -> Iterator[Callable[[object], float]]:
+    """`tests/bench/PROGRAM_KERNEL.py` waits beside us: each word that it is told makes it do its act once, and answer
+    the seconds.
+    """
+    path = Path(__file__).with_name(f"{program}_{kernel}.py")
+    command = [str(environment(folder, program)), str(path), *map(json.dumps, words)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        spoken, heard = running.stdin, running.stdout
+        assert spoken is not None
+        assert heard is not None
+
+        def told(word: object) -> float:
+            spoken.write(f"{word}\n")
+            spoken.flush()
+            return float(json.loads(heard.readline()))
+
+        yield told
+        spoken.close()
 
 
 def called(folder: Path, program: str, script: str, *words: str) -> str:

@@ -37,9 +37,7 @@ def images(
     equal: Any,
     arriving: Array,
     source: Array,
-    departing: Array,
-    shares: Array,
-    slots: Arrays,
+    departing: tuple[Array, Array, Arrays, Array],
     target: Array,
     sums: Array,
 ) -> None:
@@ -61,9 +59,7 @@ def images(
     tiles = empty(counts, size, left)
     flat = sizes[0] == 1 and reach[0] == 0  # rows are all there is to tiles
     sheets, pitch = (tiles, size) if flat else (empty(counts, sizes[0] * plane, left), plane)
-    work = np.zeros((2 * registers + 4, margin + size + margin), left.dtype)
-    halo, none = np.zeros((2, 0), np.int64), np.zeros(0, left.dtype)
-    numbers = offsets[0].shape[0] * offsets[1].shape[0] * offsets[2].shape[0]
+    work, halo = np.zeros((2 * registers + 4, margin + size + margin), left.dtype), np.zeros((2, 0), np.int64)
     for k2 in range(offsets[2].shape[0]):
         o2 = offsets[2][k2]
         laid_out(pixels, bands, counts, sizes[0] * sizes[1], sizes[2], 1, o2, reach[2], around, stride)
@@ -80,47 +76,86 @@ def images(
                         origins(sizes[1], o1, reach[1], around),
                         origins(sizes[2], o2, reach[2], around),
                     )
-                at, offset = (k0, k1, k2), (o0, o1, o2)
                 number = (k0 * offsets[1].shape[0] + k1) * offsets[2].shape[0] + k2
-                for i in range(first_count):
-                    for j in range(i if same else 0, second_count):
-                        first, second = i * fields * size, j * fields * size
-                        for k in range(arriving.shape[0]):
-                            here, start = 2 * arriving[k], number * source.shape[4] // numbers
-                            arrived(source[k, 0, i, j], start, work[here], margin, sizes, reach, offset, around)
-                            arrived(source[k, 1, i, j], start, work[here + 1], margin, sizes, reach, offset, around)
-                        if arriving.shape[0] == 0:
-                            multiplied(tiles[0], tiles[1], first, second, channels, work[0], margin, size)
-                            work[1, :] = 0
-                        # An example and itself, pixel by pixel: every correlation is one.
-                        itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
-                        walked(
-                            operations,
-                            weights,
-                            work,
-                            margin,
-                            size,
-                            stride,
-                            plane,
-                            weights.dtype.type(2) if itself else equal,
-                            tiles[0],
-                            tiles[1],
-                            first + channels * size,
-                            second + channels * size,
-                            size,
-                            size,
-                            tiles[2],
-                            halo,
-                            none,
-                        )
-                        for k in range(departing.shape[0]):
-                            here, share = 2 * departing[k], shares[k]
-                            for which in range(2):
-                                tile, out = work[here + which], target[k, which, i, j]
-                                departed(tile, margin, sizes, reach, offset, around, share, slots, k, at, out)
-                        if departing.shape[0] == 0:
-                            sums[0, i, j] += total(work[0], margin, size)
-                            sums[1, i, j] += total(work[1], margin, size)
+                at_offset(
+                    (operations, weights, equal),
+                    (tiles[0], tiles[1], tiles[2], halo),
+                    work,
+                    (margin, size, stride, plane),
+                    (sizes, reach, (o0, o1, o2), around),
+                    (fields, channels, number * sizes[0] * sizes[1] * sizes[2]),
+                    (k0, k1, k2),
+                    same,
+                    arriving,
+                    source,
+                    departing,
+                    target,
+                    sums,
+                )
+
+
+@compiled
+def at_offset(
+    program: tuple[Array, Array, Any],
+    laid: tuple[Array, Array, Array, Array],
+    work: Array,
+    extent: tuple[int, int, int, int],
+    image: tuple[Three, Three, Three, bool],
+    counts: Three,
+    at: Three,
+    same: bool,
+    arriving: Array,
+    source: Array,
+    departing: tuple[Array, Array, Arrays, Array],
+    target: Array,
+    sums: Array,
+) -> None:
+    """The tiles of all pairs at one offset; `counts` are fields, channels, and the pixels that arrive of others."""
+    operations, weights, equal = program
+    one, two, inside, halo = laid
+    margin, size, stride, plane = extent
+    fields, channels, start = counts
+    registers, shares, slots, order = departing
+    o0, o1, o2 = image[2]
+    none, ways = np.zeros(0, work.dtype), np.zeros((2, image[0][2]), np.int64)
+    for i in range(sums.shape[1]):
+        for j in range(i if same else 0, sums.shape[2]):
+            first, second = i * fields * size, j * fields * size
+            for k in range(arriving.shape[0]):
+                arrived(source[k, 0, i, j], start, work[2 * arriving[k]], margin, image)
+                arrived(source[k, 1, i, j], start, work[2 * arriving[k] + 1], margin, image)
+            if arriving.shape[0] == 0:
+                multiplied(one, two, first, second, channels, work[0], margin, size)
+                work[1, :] = 0
+            # An example and itself, pixel by pixel: every correlation is one.
+            itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
+            walked(
+                operations,
+                weights,
+                work,
+                margin,
+                size,
+                stride,
+                plane,
+                weights.dtype.type(2) if itself else equal,
+                one,
+                two,
+                first + channels * size,
+                second + channels * size,
+                size,
+                size,
+                inside,
+                halo,
+                none,
+            )
+            for k in range(registers.shape[0]):
+                K, theta, share = work[2 * registers[k]], work[2 * registers[k] + 1], shares[k]
+                departed(
+                    K, theta, margin, image, share, slots, order, k, at, ways, target[k, 0, i, j], target[k, 1, i, j]
+                )
+            if registers.shape[0] == 0:
+                sums[0, i, j] += total(work[0], margin, size)
+                sums[1, i, j] += total(work[1], margin, size)
 
 
 @compiled

@@ -124,9 +124,7 @@ def through(program: TileProgram, found: Sequence[Tables], same: bool, place: Su
             table.rounding,
             np.array(level.arrivals, np.int64),
             kept,
-            going.registers,
-            going.shares,
-            going.slots,
+            (going.registers, going.shares, going.slots, going.order),
             target,
             sums,
         )

@@ -31,13 +31,26 @@ class Departures:
     registers: Array
     shares: Array
     slots: tuple[Array, ...]  # along each axis, [departure, offset, pixel], or nowhere
+    order: Array  # of the pixels in a row, [departure, pixel]
 
 
 def departures(level: Level, after: Pairs, dtype: Any) -> Departures:
     """What departs from a level, for these pairs of coarse pixels."""
     registers = np.array([step.register for step in level.departures], np.int64)
     shares = [1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.departures]
-    return Departures(registers, np.array(shares, dtype), tuple(along(level, after, axis) for axis in range(3)))
+    slots = tuple(along(level, after, axis) for axis in range(3))
+    order = np.array([apart(step.coarse[2], level.sizes[2]) for step in level.departures], np.int64)
+    return Departures(registers, np.array(shares, dtype), slots, order.reshape(-1, level.sizes[2]))
+
+
+def apart(coarse: Coarse, pixels: int) -> list[int]:
+    """All pixels: the first members of coarse pixels, then the second, and so on.
+
+    >>> apart(Coarse.windows(4, 2), 4)
+    [0, 2, 1, 3]
+    """
+    rank = {p: k for members in coarse.members for k, p in enumerate(members)}
+    return sorted(range(pixels), key=lambda p: (rank.get(p, 0), p))
 
 
 def along(level: Level, after: Pairs, axis: int) -> Array:
