@@ -140,6 +140,14 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
         (2, 3, 2, 4),
     ),
     "linear, strided": ((conv(stride=2), AvgPool(window=2), Flatten(), DENSE), (2, 9)),
+    "steps that differ": (
+        (
+            *(conv(), ReLU(), AvgPool(window=2), conv()),
+            Residual(branch=(ReLU(), conv(stride=2), conv(stride=2)), shortcut=(conv(stride=4),)),
+            *(GELU(), Flatten(), DENSE),
+        ),
+        (2, 9, 13),
+    ),
     "without biases": ((conv(b_std=0.0), ReLU(), conv(b_std=0.0), ReLU(), GlobalAvgPool(), DENSE), (1, 5, 5)),
 }
 
@@ -150,11 +158,20 @@ def points(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
     return x
 
 
+@pytest.mark.parametrize("name", ["levels", "nested strides", "steps that differ"])
+def test_strides_and_pools_inside_a_network_are_those_of_torch(name: str) -> None:
+    agree(name, same=False, dtype=torch.float64)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("same", [False, True])
 def test_the_engines_agree(name: str, same: bool, dtype: torch.dtype) -> None:
+    agree(name, same, dtype)
+
+
+def agree(name: str, same: bool, dtype: torch.dtype) -> None:
     layers, shape = NETWORKS[name]
     x1, x2 = points(10, shape, dtype), None if same else points(9, shape, dtype, 1)
     fused = ntkexp.infinite_kernel(layers, x1, x2, engine="fused", threads=2)
@@ -178,7 +195,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize("name", ["flattened", "pooled"])
+@pytest.mark.parametrize("name", ["flattened", "pooled", "strided residual"])
 def test_little_memory_cuts_smaller_and_changes_rounding_alone(name: str) -> None:
     """Sums of tiles, and tiles that are kept: sub-blocks of two images a side, and of one, instead of seven."""
     layers, shape = NETWORKS[name]
@@ -220,15 +237,6 @@ def test_the_polynomials_are_the_arc_cosine() -> None:
     ("layers", "x", "words"),
     [
         ((DENSE, DENSE), torch.ones(2, 3), "a linear network has no fused form"),
-        (
-            (
-                conv(),
-                Residual(branch=(ReLU(), conv(stride=2), conv(stride=2)), shortcut=(conv(stride=4),)),
-                *(Flatten(), DENSE),
-            ),
-            torch.ones(2, 1, 8, 8),
-            "a residual layer whose branches get smaller in different steps has no fused form",
-        ),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, requires_grad=True), "no derivatives"),
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, dtype=torch.float16), "float32 or float64"),
     ],

@@ -30,7 +30,7 @@ from ntkexp.covariance.operation import (
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.limit.fused.levels import Level, levels, paired
+from ntkexp.limit.fused.levels import Level, Sizes, levels, paired
 
 __all__ = ["KINDS", "TileProgram", "program"]
 
@@ -64,11 +64,13 @@ class TileProgram:
 def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram:
     """The operations of the first layers, if what comes after them is little: vectors, or fewer pixels."""
     operations: Operations = ()
-    known, before = 0, shape
+    known, before, (planes, rows, columns) = 0, shape, (1, 1, 1, *shape[1:])[-3:]
+    sizes = (planes, rows, columns)
     try:
         for layer in layers:
-            operations, before = (*operations, *chain.fused((layer,), before, 0, 1)), layer.shape(before)
-            known += 1
+            more = (*operations, *chain.fused((layer,), before, 0, 1))
+            levels(more, sizes)
+            operations, before, known = more, layer.shape(before), known + 1
     except NoFusedForm:
         if len(shape) == 1 or layers[known].shape(before)[1:] == shape[1:]:
             raise
@@ -78,7 +80,7 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
         return TileProgram(
             (Level((1, 1, 1), operations=joined(tuple(numbered(operations)), {0})),), shape[0], None, (), before
         )
-    found, last = by_levels((*operations, clear(0)), shape), layers[known]
+    found, last = by_levels((*operations, clear(0)), sizes), layers[known]
     if last.averages and chain.says_itself(last, "averages"):
         wanted = full(last.need(Pairs((), ()), before))
         return TileProgram(paired(found, wanted), shape[0], last, layers[known + 1 :], last.shape(before))
@@ -88,10 +90,9 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
     return TileProgram(paired(kept, wanted), shape[0], None, rest, before)
 
 
-def by_levels(operations: Operations, shape: tuple[int, ...]) -> tuple[Level, ...]:
+def by_levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
     """The operations on images, joined level by level."""
-    planes, rows, columns = (1, 1, *shape[1:])[-3:]
-    split = levels(tuple(numbered(operations)), (planes, rows, columns))
+    split = levels(tuple(numbered(operations)), sizes)
     return tuple(replace(one, operations=joined(one.operations, {0, *one.arrivals})) for one in split)
 
 
