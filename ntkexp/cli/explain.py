@@ -34,6 +34,7 @@ def explain(
     """Explain the points that were asked for: by number, or those that the network misses most."""
     from ntkexp.report import explain as explanations
     from ntkexp.report.explain_text import all_told
+    from ntkexp.report.forgetting_text import told_of_tasks
     from ntkexp.report.ladder import main_split
     from ntkexp.report.run import load_run
 
@@ -58,6 +59,8 @@ def explain(
     found = explanations.explain(run, chosen, wanted)
     if not found:
         raise Mistake(f"no point of the split {chosen} of {run.name} can be explained")
+    if tasks := told_of_tasks(run, top):
+        sys.stdout.write(f"{tasks}\n")
     where = picture.expanduser() if picture else place(run.path, chosen, wanted)
     sys.stdout.write(f"{all_told(found, top)}\n")
     draw(found, where)

@@ -95,7 +95,9 @@ class Sequence(AbstractSource):
         return self.steps
 
     def examples(self, generator: torch.Generator) -> Examples:
-        parts = [drawn(source, generator) for source in self.sources]
+        sources = self.sources
+        parts = [drawn(source, generator) for source in sources]
+        called = [" ".join(part.classes) or source.option for source, part in zip(sources, parts, strict=True)]
         refuse_unlike(parts, self.outputs)
         names, targets = labelled(parts, self.outputs)
         bytes_ = all(part.inputs.dtype == torch.uint8 and part.white == parts[0].white for part in parts)
@@ -109,7 +111,7 @@ class Sequence(AbstractSource):
             gaps=any(part.gaps for part in parts),
             vocabulary=first.vocabulary,
             one_hot=first.one_hot,
-            phases=tuple(map(named, self.sources, parts)),
+            phases=told_apart(called),
             phase=torch.cat([torch.full((len(part.inputs),), number) for number, part in enumerate(parts)]),
         )
 
@@ -123,9 +125,13 @@ def drawn(source: AbstractSource, generator: torch.Generator) -> Examples:
     return source.examples(same)
 
 
-def named(source: AbstractSource, part: Examples) -> str:
-    """A phase is called by its classes, or by what its values come from."""
-    return " ".join(part.classes) or source.option
+def told_apart(names: Several[str]) -> tuple[str, ...]:
+    """A phase is called by its classes, or by what its values come from; of namesakes each has a number.
+
+    >>> told_apart(["3 8", "1 7", "3 8"])
+    ('3 8 (1)', '1 7', '3 8 (3)')
+    """
+    return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, start=1))
 
 
 def refuse_unlike(parts: Several[Examples], outputs: str) -> None:

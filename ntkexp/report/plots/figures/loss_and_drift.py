@@ -58,7 +58,7 @@ def answer(run: Run) -> str:
     if len(broken):
         return f"Training diverges: at step {int(broken.iloc[0])} the loss is no number"
     first, last = run.metrics["loss"].iloc[[0, -1]]
-    fall = change(float(first), float(last))
+    fall = change(float(first), float(last)) if "phase" not in run.metrics else "is that of one task after another"
     drift, end = run.series("drift"), run.metrics["step"].iloc[-1]
     if not len(drift):
         return f"The loss {fall}"

@@ -1,0 +1,147 @@
+"""Who caused the forgetting: what a later phase did to the points of an earlier one, example by example.
+
+Measured is, with classes, the margin, y f of a single output, else f_y − f_c with c the strongest other class at the
+end of the run; with values, −½‖f − t‖². Its change is linear in that of f, with f̄ halfway between both ends:
+
+    Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
+
+so that what each example did to it adds up, to rounding, to what happened. Means are over the points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.records.phases import BY_PHASE, CHANGE, DECAY_BY_PHASE
+from ntkexp.report.explain import outputs_of
+from ntkexp.report.run import Run
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What learning `during` did to `task`, both counted from 1, at so many points of a split."""
+
+    task: int
+    during: int
+    names: tuple[str, str]
+    split: str
+    points: int
+    before: float
+    after: float
+    right: tuple[float, float] | None  # the shares of points whose label is right, before and after; none for values
+    by: tuple[float, ...]  # what each training example did to the measure
+    decay: float  # what decay of the weights did to it
+    learned_in: tuple[int, ...]  # the phase of each example
+
+    @property
+    def change(self) -> float:
+        """How the measure changed."""
+        return self.after - self.before
+
+    def of_phase(self, phase: int) -> float:
+        """What the examples of a phase did."""
+        return sum(done for done, its in zip(self.by, self.learned_in, strict=True) if its == phase)
+
+    @property
+    def acting(self) -> int:
+        """How many examples moved it at all."""
+        return sum(done != 0 for done in self.by)
+
+    @property
+    def harm(self) -> float:
+        """What all examples that lowered it took together."""
+        return -sum(done for done in self.by if done < 0)
+
+    @property
+    def worst(self) -> list[int]:
+        """The examples that lowered it, those first that did most."""
+        return [k for k in np.argsort(self.by, kind="stable").tolist() if self.by[k] < 0]
+
+    @property
+    def halving(self) -> int:
+        """How many of these did half of the harm."""
+        done = np.cumsum([-self.by[k] for k in self.worst])
+        return int(np.searchsorted(done, self.harm / 2 * (1 - 1e-12))) + 1 if len(done) else 0
+
+
+def forgettings(run: Run) -> list[Forgetting]:
+    """What every phase did to the tasks before it, where contributions by phase are known at all outputs."""
+    known = run.contributions
+    split = next((name for name in ("probe", "test", "train") if name in run.points), None)
+    if BY_PHASE not in known or split is None or len(run.outs) < run.predictions.sizes["out"]:
+        return []
+    pairs = [(task, during) for during in known.phase.to_numpy().tolist() for task in range(1, during)]
+    return [found for pair in pairs if (found := forgetting(run, split, *pair)) is not None]
+
+
+def forgetting(run: Run, split: str, task: int, during: int) -> Forgetting | None:
+    """What one phase did to a task, at the points of the split where it is known."""
+    known, place = run.contributions, run.points[split]
+    parts = np.asarray(known[BY_PHASE].sel(phase=during).isel(probe=place).to_numpy(), dtype=float)
+    here = np.flatnonzero((known.point_phase.to_numpy()[place] == task) & np.isfinite(parts).all(axis=(1, 2)))
+    changes = np.asarray(known[CHANGE].isel(probe=place).to_numpy(), dtype=float)[:, here]
+    before = outputs_of(run, "f_0")[place][here] + changes[: during - 1].sum(axis=0)
+    after = before + changes[during - 1]
+    if not len(here) or not np.isfinite(after).all():
+        return None
+    targets = np.asarray(run.data[f"{split}_targets"], dtype=float)[here]
+    labels = run.data[f"{split}_target"][here] if len(run.data["classes"]) else None
+    slope = slopes(labels, targets, outputs_of(run, "f_T")[place][here], (before + after) / 2)
+    gone = np.zeros(before.shape)
+    if DECAY_BY_PHASE in known:
+        gone = np.asarray(known[DECAY_BY_PHASE].sel(phase=during).isel(probe=place).to_numpy(), dtype=float)[here]
+    names = known.phase_name.to_numpy()
+    return Forgetting(
+        task=task,
+        during=during,
+        names=(str(names[task - 1]), str(names[during - 1])),
+        split=split,
+        points=len(here),
+        before=level(labels, slope, targets, before),
+        after=level(labels, slope, targets, after),
+        right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
+        by=tuple((np.einsum("xc,xci->i", slope, parts[here]) / len(here)).tolist()),
+        decay=float((slope * gone).sum()) / len(here),
+        learned_in=tuple(known.example_phase.to_numpy().tolist()),
+    )
+
+
+def slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array) -> Array:
+    """Find how the measure of each point goes with its outputs.
+
+    >>> slopes(np.array([1]), np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]]), np.zeros((1, 3))).tolist()
+    [[0.0, 1.0, -1.0]]
+    """
+    if labels is None:
+        return targets - middle
+    if targets.shape[1] == 1:
+        return targets
+    rows, found = np.arange(len(targets)), np.zeros(targets.shape)
+    others = end.copy()
+    others[rows, labels] = -np.inf
+    found[rows, others.argmax(axis=1)] = -1.0
+    found[rows, labels] = 1.0
+    return found
+
+
+def level(labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array) -> float:
+    """Take the mean of the measure over points."""
+    if labels is None:
+        return -float(np.square(outputs - targets).sum(axis=1).mean()) / 2
+    return float((slope * outputs).sum(axis=1).mean())
+
+
+def share_right(targets: Array, outputs: Array) -> float:
+    """Find the share of points whose label is right.
+
+    >>> share_right(np.array([[-1.0], [1.0]]), np.array([[0.3], [0.2]]))
+    0.5
+    """
+    if targets.shape[1] == 1:
+        return float(((outputs > 0) == (targets > 0)).mean())
+    return float((outputs.argmax(axis=1) == targets.argmax(axis=1)).mean())

@@ -1,0 +1,107 @@
+"""What becomes of each task while the next is learned? Loss and accuracy of every task, where training switches marked.
+
+Of the probe points, or of the training examples where no probe points are read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ntkexp.report.plots.labels import End, name_ends
+from ntkexp.report.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    NARROW,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    heading,
+    log_axis,
+)
+from ntkexp.report.run import Run
+from ntkexp.text import percent, short
+
+COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+
+
+def draw(run: Run) -> Figure | None:
+    if "phase" not in run.metrics or len(run.metrics) < 2:
+        return None
+    found = {measure: tasks(run, measure) for measure in ("accuracy", "loss")}
+    shown = {measure: columns for measure, columns in found.items() if columns}
+    if not shown:
+        return None
+    figure = Figure(figsize=(NARROW, 0.6 + 1.4 * len(shown)), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(len(shown), 1, sharex=True))
+    for axes, (measure, columns) in zip(panels, shown.items(), strict=True):
+        lines(axes, run, measure, columns)
+    panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    heading(figure, answer(run))
+    return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    columns = [column for measure in ("accuracy", "loss") for column in tasks(run, measure)]
+    return run.metrics[["step", "phase", *columns]]
+
+
+def tasks(run: Run, measure: str) -> list[str]:
+    """Find the columns that tell of each task, by the number of its phase."""
+    count = len(run.data["phases"])
+    for kind in (f"{measure}_probe", measure):
+        columns = [f"{kind}_{number}" for number in range(1, count + 1)]
+        if all(column in run.metrics and len(run.series(column)) for column in columns):
+            return columns
+    return []
+
+
+def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
+    """Draw a line for each task, and one down where another phase begins."""
+    for switch in switches(run):
+        axes.axvline(switch, color=GREY, linewidth=0.6, linestyle=":")
+    ends = []
+    for number, column in enumerate(columns):
+        series, colour = run.series(column), COLOURS[number % len(COLOURS)]
+        values = series[column] * (100 if measure == "accuracy" else 1)
+        axes.plot(series["step"], values, color=colour)
+        ends.append(End(str(run.data["phases"][number]), float(values.iloc[-1]), colour))
+    where = "probe " if "_probe" in columns[0] else ""
+    axes.set_ylabel(f"{where}accuracy (%)" if measure == "accuracy" else f"{where}loss")
+    if measure == "loss" and all((run.series(column)[column] > 0).all() for column in columns):
+        log_axis(axes, "y")
+    axes.set_xlim(0, max(1, int(run.metrics["step"].iloc[-1])))
+    name_ends(axes, ends)
+
+
+def switches(run: Run) -> list[int]:
+    """Find the steps at which another phase begins."""
+    changed = run.metrics["phase"].diff() > 0
+    return [int(step) for step in run.metrics.loc[changed, "step"]]
+
+
+def answer(run: Run) -> str:
+    """Write the title: what was lost most, of what a task had when its phase was over, until the end of the run."""
+    names, columns = run.data["phases"], tasks(run, "accuracy") or tasks(run, "loss")
+    rises = columns[0].startswith("accuracy")
+    last, said = run.metrics.iloc[-1], percent if rises else short
+    starts = dict(zip(run.metrics.loc[run.metrics["phase"].diff() > 0, "phase"] - 1, switches(run), strict=True))
+    lost = []
+    for number, column in enumerate(columns, start=1):
+        if number in starts:
+            had = float(run.metrics.loc[run.metrics["step"] == starts[number], column].iloc[0])
+            now = float(last[column])
+            lost.append(((had - now) if rises else (now - had), str(names[number - 1]), had, now))
+    if not lost or not all(np.isfinite(entry[0]) for entry in lost):
+        return f"{len(set(run.metrics['phase']))} of {len(names)} phases were reached"
+    amount, name, had, now = max(lost)
+    what = "accuracy" if rises else "loss"
+    if amount <= 0:
+        return f"No task loses {what} after its phase" if rises else "No task's loss rises after its phase"
+    return f"After its phase, the {what} on {name} {'falls' if rises else 'rises'} from {said(had)} to {said(now)}"

@@ -1,0 +1,96 @@
+"""Who caused the forgetting: what each example did to an earlier task adds up to what happened to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib import rc_context
+
+from ntkexp.progress import Silent
+from ntkexp.report.forgetting import Forgetting, forgettings
+from ntkexp.report.forgetting_text import sentence, told_of_tasks
+from ntkexp.report.plots.figures import tasks
+from ntkexp.report.plots.style import RC
+from ntkexp.report.run import Run, load_run
+from ntkexp.run.execute import execute
+from tests.report.test_plots import assert_inside
+from tests.run.small import small
+
+ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
+TEACHERS = "data.phases=[{_target_:ntkexp.data.Teacher,seed:1},{_target_:ntkexp.data.Teacher,seed:2}]"
+CASES = {
+    "remembered": ("optimizer=momentum", "optimizer.step_size=0.05"),
+    "classes": ("data.outputs=own", "loss=cross_entropy", "optimizer=adam", "optimizer.weight_decay=0.1"),
+    "values": (TEACHERS, "data.standardise=each"),
+    "three": ("data.phases=[[0,1],[2,3],[4,5]]", "optimizer=sgd", "optimizer.batch=4"),
+}
+
+
+def finished(name: str, place: Path) -> Run:
+    """A small run of one of the cases, from its folder."""
+    words = ("data=sequence", "ladder.machine=[]", "path.rule=[secant]", *CASES[name])
+    return load_run(execute(small(*words), words, place, False, Silent(), pictures=False))
+
+
+@pytest.mark.parametrize("name", ["remembered", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])])
+def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
+    run = finished(name, tmp_path)
+    found = forgettings(run)
+    phases = len(run.data["phases"])
+    assert [(each.during, each.task) for each in found] == [(q, p) for q in range(2, phases + 1) for p in range(1, q)]
+    for each in found:
+        assert abs(sum(each.by) + each.decay - each.change) < ROUNDING
+        assert abs(each.change) > 1e3 * ROUNDING
+        assert bool(each.decay) == (name == "classes")
+        at = [run.metrics[run.metrics["phase"] == each.during].iloc[k] for k in (0, -1)]
+        if each.during < phases:
+            at[1] = run.metrics[run.metrics["phase"] == each.during + 1].iloc[0]
+        if each.right is None:
+            measured = [row[f"loss_probe_{each.task}"] for row in at]
+            assert measured == pytest.approx([-each.before, -each.after], rel=ROUNDING)
+        else:
+            assert each.right == pytest.approx([row[f"accuracy_probe_{each.task}"] for row in at], rel=ROUNDING)
+    told = told_of_tasks(run, 3)
+    assert told.count("While ") == len(found)
+    assert ("the optimizer remembered" in told) == (name in {"remembered", "classes"})
+    assert ("the loss of" in told) == (name == "values")
+    assert len(tasks.switches(run)) == phases - 1
+    assert tasks.answer(run).startswith(("After its phase, ", "No task"))
+    with rc_context(RC):
+        figure = tasks.draw(run)
+        assert figure is not None
+        assert_inside(figure)
+
+
+HAND = Forgetting(
+    task=1,
+    during=2,
+    names=("0 1", "2 3"),
+    split="probe",
+    points=5,
+    before=1.0,
+    after=0.25,
+    right=(1.0, 0.6),
+    by=(0.0, -0.5, -0.375, 0.125),
+    decay=0.0,
+    learned_in=(1, 2, 2, 2),
+)
+
+
+def test_the_sentence_says_who_did_it() -> None:
+    assert sentence(HAND) == (
+        "While 2 3 was learned (phase 2), the margin of 0 1 (task 1) fell from 1 to 0.25 at 5 probe points, and its "
+        "accuracy fell from 100 % to 60 %. Examples of phase 2 moved it by -0.75; half of all harm was done by 1 of "
+        "the 3 examples that acted."
+    )
+
+
+def test_the_worst_come_first() -> None:
+    assert (HAND.worst, HAND.harm, HAND.acting) == ([1, 2], 0.875, 3)
+
+
+def test_runs_without_phases_tell_nothing(tmp_path: Path) -> None:
+    run = load_run(execute(small("ladder.machine=[]", "steps=2"), (), tmp_path, False, Silent(), pictures=False))
+    assert told_of_tasks(run, 3) == ""
+    assert tasks.draw(run) is None
