@@ -20,6 +20,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.learning_task import LearningTask
 
 MOST = 2 * 10**9  # half a minute on two cores
+COPIES, SHARE = 4, 0.25  # numbers held at once for each pair of points, and what they may take of the memory
 
 
 def limit_kernels(
@@ -39,6 +40,12 @@ def limit_kernels(
             f"the kernels at infinite width take {work / MOST:.1f} times the work that a run does for them; lower "
             "data.train, data.probe or data.test, or compute them into a kernel file"
         )
+    held = COPIES * 8 * train * len(inputs) / 1e9
+    if held > SHARE * experiment.memory_gb:
+        return DoesNotApply(
+            f"the kernels at infinite width take {held:.1f} GB, more than a quarter of memory_gb="
+            f"{experiment.memory_gb:g}; raise it, or lower data.train, data.probe or data.test"
+        )
     return kernels(network, inputs, train, experiment)
 
 
@@ -56,4 +63,4 @@ def kernels(
         compute(network, place, inputs, inputs, memory_gb=experiment.memory_gb / 4, threads=threads) for place in places
     ]
     start, tangent = (torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk"))
-    return LimitKernels(start=scale * start, tangent=scale * tangent)
+    return LimitKernels(start=start.mul_(scale), tangent=tangent.mul_(scale))

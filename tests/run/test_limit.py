@@ -68,6 +68,13 @@ def test_without_a_limit_there_is_a_reason(
     assert all(row.get("limit_distance") is None for row in run.memory.rows)
 
 
+def test_kernels_that_outgrow_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntkexp.experiment.infinite_width.SHARE", 1e-9)
+    limit = prepare(small(RUNGS)).start.limit
+    assert isinstance(limit, DoesNotApply)
+    assert "more than a quarter of memory_gb=4" in str(limit)
+
+
 def test_nothing_is_computed_that_nobody_asks_for() -> None:
     assert isinstance(prepare(small("ladder.machine=[frozen_start]")).start.limit, DoesNotApply)
 
