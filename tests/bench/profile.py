@@ -11,13 +11,14 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from ntkexp.library import tangent_kernel
-from tests.bench.architectures import Encoder, cnn
+from tests.bench.architectures import NETWORKS, Encoder, cnn
 from tests.bench.network import INPUTS, mlp
 from tests.bench.steps import acts
-from tests.bench.stopwatch import Act, table
+from tests.bench.stopwatch import Act, seconds, table
 
 TITLE = "Shares of operations: the six that take longest, and what is left"
 SHOWN = 6
+ENOUGH, MOST = 2.0, 25  # seconds of a cell, and rounds
 
 Shares: TypeAlias = Mapping[str, float]
 
@@ -26,14 +27,21 @@ def report(*, quick: bool) -> str:
     """A row for every cell."""
     some, few, times = (8, 4, 1) if quick else (256, 48, 3)
     channels, side = (4, 6) if quick else (64, 14)
+    widths = (16,) if quick else (128, 512, 1024)
     found: dict[str, Act] = {
-        f"MLP w=128, C=1, N={some}": kernel(mlp(128, 1), (INPUTS,), some),
-        f"MLP w=128, C=10, N={some}": kernel(mlp(128, 10), (INPUTS,), some),
+        f"MLP w={width}, C={outputs}, N={some}": kernel(mlp(width, outputs), (INPUTS,), some)
+        for outputs in (1, 10)
+        for width in widths
+    }
+    found |= {
         f"CNN, C=1, N={some}": kernel(cnn(1, channels, side, 3), (1, side, side), some),
         f"CNN, C=10, N={few}": kernel(cnn(10, channels, side, 3), (1, side, side), few),
         f"transformer, C=1, N={some}": kernel(Encoder(1), (8, 8), some),
-        "step of an MLP, C=1, N=64": acts("mlp", 1, torch.float64)["features"],
-        "step of a ResNet, C=10, N=64": acts("resnet", 10, torch.float64)["features"],
+    }
+    found |= {
+        f"step of {name}, C={outputs}, N=64": acts(name, outputs, torch.float64)["features"]
+        for name in NETWORKS
+        for outputs in ((1,) if quick else (1, 10))
     }
     rows = [[name, in_words(shares(act, times))] for name, act in found.items()]
     return table(TITLE, ["cell", "operations"], rows)
@@ -46,9 +54,12 @@ def kernel(module: nn.Module, shape: tuple[int, ...], examples: int) -> Callable
 
 
 def shares(act: Act, times: int) -> Shares:
-    """What part of the time each operation takes by itself; a median forgets the times at which others ran."""
+    """What part of the time each operation takes by itself; a median forgets the times at which others ran.
+
+    What is short takes more rounds, for a turn of others makes more of it.
+    """
     act()
-    rounds = [once(act) for _ in range(times)]
+    rounds = [once(act) for _ in range(max(times, min(MOST, int(ENOUGH / seconds(act)))))]
     middle = {name: median(each.get(name, 0.0) for each in rounds) for name in rounds[0]}
     return {name: value / sum(middle.values()) for name, value in middle.items()}
 

@@ -14,10 +14,10 @@ aten = torch.ops.aten
 
 OF_TENSORS = """
     abs.default add.Tensor addcmul.default addmm.default any.default bmm.default cat.default clamp_min.default
-    clone.default constant_pad_nd.default div.Tensor eq.Scalar equal.default erf.default exp.default
-    gt.Scalar index_copy.default index_select.default le.Scalar lerp.Scalar lt.Scalar maximum.default mean.dim
-    minimum.default mm.default mul.Tensor native_group_norm.default native_layer_norm.default neg.default
-    permute.default pow.Tensor_Scalar relu.default rsqrt.default rsub.Scalar select.int sigmoid.default sqrt.default
+    clone.default constant_pad_nd.default div.Tensor eq.Scalar equal.default erf.default exp.default gt.Scalar
+    index_copy.default index_select.default le.Scalar lerp.Scalar lt.Scalar maximum.default mean.dim minimum.default
+    mm.default mul.Tensor native_group_norm.default native_layer_norm.default neg.default permute.default
+    pow.Tensor_Scalar relu.default rsqrt.default rsub.Scalar select.int sigmoid.default sign.default sqrt.default
     squeeze.dim stack.default sub.Tensor sum.dim_IntList t.default tanh.default transpose.int unsqueeze.default
     where.self
 """
