@@ -21,11 +21,13 @@ from ntkexp.foreign_loop.followed_effects import FollowedSweep
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_again import LoopAgain
+from ntkexp.foreign_loop.loop_trained import TrainedAlone, costs_more
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import record
 from ntkexp.mistake import Mistake
+from ntkexp.records.contributions import RETRAINED
 from ntkexp.records.leave_out import LeaveOut
 from ntkexp.removal.agreement import cosine, twentieth
 from ntkexp.removal.check import beside, groups, sizes
@@ -54,6 +56,8 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
+    if again is not None and effects is True and costs_more(plan):
+        return trained_alone(plan, TrainedAlone(training, LoopAgain(again, trace, mean), SEED))
     LOG.warning("ntkexp: %s%s", plan.sentence, "" if again is None else f"; then {retrainings(len(trace.examples))}")
     sweep = FollowedSweep(
         training=training,
@@ -77,6 +81,22 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
         "caveats": "; ".join(caveats),
     }
     return LoopEffects(values=values, facts=facts | ({} if agrees is None else {"agreement": agrees}), check=check)
+
+
+def trained_alone(plan: SweepPlan, alone: TrainedAlone) -> LoopEffects:
+    """Carry the loop out without each example, which is the truth."""
+    LOG.warning(
+        "ntkexp: effects: %d trainings, each without one example, take less than a sweep back for %d outputs and are "
+        "the truth: no sweep is made",
+        plan.train,
+        plan.points * plan.outputs,
+    )
+    values = alone.effects()
+    check = alone.check(values)
+    told = [f"effects are changes in {plan.train} trainings, each without one example"]
+    told += [] if check is None else [f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}"]
+    facts: dict[str, float | str] = {"kind": RETRAINED, "mean": alone.loop.mean, "caveats": "; ".join(told)}
+    return LoopEffects(values=values, facts=facts, check=check)
 
 
 def loss_of(trace: Trace) -> ExampleLoss:

@@ -87,6 +87,35 @@ def test_effects_are_held_against_trainings_without_examples(tmp_path: Path) -> 
     assert abs(known.check.actual[0] - train_without[0].numpy()).max() < CLOSE
 
 
+@pytest.mark.slow
+def test_where_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntkexp.foreign_loop.loop_trained.OUTPUTS", 0.5)  # 18 examples, 9 outputs
+    given = (loops.momentum, loops.plain)
+    folder = tmp_path / "outputs" / "runs" / "mine"
+    found = again(*given, to=folder).attribute(effects=True, again=lambda: again(*given))["effect"]
+    assert found.attrs["kind"] == "retrained"
+    assert "effects are changes in 18 trainings" in found.attrs["caveats"]
+    names, weights = digests(loop(loops.momentum).x), torch.ones(2, EXAMPLES, dtype=torch.float64)
+    weights[1, 3] = 0.0
+    whole, without = (trained_with(*given, each) for each in weights)
+    assert float((without - whole).norm()) > 1e-3
+    place = found["example"].to_numpy().tolist().index(names[3])
+    assert abs(found.to_numpy()[:, :, place] - (without - whole).numpy()).max() < CLOSE
+    known = known_effects(ntkexp.load_run(folder))
+    assert known is not None
+    assert known.is_actual
+    predicted = again(*given).attribute(effects="derivative", again=lambda: again(*given))["effect"]
+    assert predicted.attrs["kind"] == "derivative"  # which is asked for by name
+
+
+@pytest.mark.slow
+def test_a_loss_that_was_not_trained_with_is_refused_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntkexp.foreign_loop.loop_trained.OUTPUTS", 0.5)
+    trace = followed(loop(loops.momentum), loops.plain, loss=lambda outputs, call: outputs.square().sum(1))
+    with pytest.raises(Mistake, match="is not the loss that was trained with"):
+        trace.attribute(effects=True, again=lambda: again(loops.momentum, loops.plain))
+
+
 def test_without_a_function_nothing_is_believed() -> None:
     caveats = again(loops.momentum, loops.plain).attribute(effects=True)["effect"].attrs["caveats"]
     assert "effects were not held against trainings without examples; give again=" in caveats
