@@ -56,6 +56,6 @@ def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
     """Draw the kernel between all points and the training examples."""
     points = len(evidence.inputs)
     factor = torch.randn(points, points, generator=stream("random kernel"), dtype=torch.float64)
-    kernel = factor @ factor[: evidence.train].t() / points
+    kernel = (factor @ factor[: evidence.train].t()).div_(points)
     kernel.diagonal().add_(1.0)
     return kernel.to(evidence.end)

@@ -55,4 +55,4 @@ def gaussian(evidence: Evidence) -> tuple[Float[Tensor, "probe train"], float]:
     distances = torch.cdist(evidence.inputs, evidence.inputs[: evidence.train])
     among = distances[: evidence.train]
     width = float(among[among > 0].median()) if (among > 0).any() else 1.0
-    return torch.exp(-distances.square() / (2 * width**2)), width
+    return distances.square_().div_(-2 * width**2).exp_(), width
