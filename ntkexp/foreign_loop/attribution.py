@@ -32,6 +32,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
 
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
+OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
 ALIKE = "was a term added to the loss, or a gradient changed by hand?"
 DREW = (
     "were other random numbers drawn in the call, by fused attention (choose attn_implementation='eager', or "
@@ -48,6 +49,8 @@ class StepFound:
     factor: float
     gradient_error: float  # proof (a), relative to the gradient
     closure: float  # proof (c), relative to the change of the outputs
+    casts: Float[Tensor, "probe out"]  # what casts did to the gradient, and that to the outputs
+    casts_error: float  # how far they moved the gradient, relative to it
 
 
 @dataclass
@@ -66,13 +69,16 @@ class Backwards:
         features = self.reader.along(tape, self.later)
         self.bracket = self.bracket or empty(features)
         self.bracket.take(features, step.scale, 1.0)
-        calls = self.pulled(step, steps)
-        factors, missed = self.prove(step, calls)
+        begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
+        calls = self.pulled(step, begun)
+        found = self.summed(step, calls)
+        factors, missed = self.prove(step, begun, found)
+        lost = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard} if casts(step) else {}
         difference = {name: end[name] - weight for name, weight in step.start.items()}
         change = self.later.outputs - tape.outputs
         closure = (features.applied(difference) - change).norm()
         parts = [-self.kernel(features, step, each.scaled(factors)).squeeze(3) for each in calls]
-        decay = self.decay(features, step)
+        decay, cast = self.decay(features, step), self.taken_in(features, step, lost)
         self.bracket.shrink(step.carry)
         self.later = tape
         return StepFound(
@@ -81,25 +87,34 @@ class Backwards:
             factor=min(factors[name] for name in step.heard) if step.heard else 0.0,
             gradient_error=missed,
             closure=float(closure / change.norm()) if bool(change.any()) else float(closure),
+            casts=cast,
+            casts_error=relative(lost, step.gradient),
         )
 
-    def pulled(self, step: FollowedStep, steps: AbstractSteps) -> list[Features]:
+    def pulled(self, step: FollowedStep, begun: Sequence[Weights]) -> list[Features]:
         """What came back to the examples of each call, pulled back to the weights at which it was made."""
-        begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
         try:
             return [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
 
-    def prove(self, step: FollowedStep, calls: list[Features]) -> tuple[Mapping[str, float], float]:
-        """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter.
-
-        Told are the factors, and how far the gradients differ, relative to their size.
-        """
+    def summed(self, step: FollowedStep, calls: list[Features]) -> Weights:
+        """The gradient of the examples."""
         found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
         for each in calls:
             total = each.total(step.start)
             found = {name: part + total[name] for name, part in found.items()}
+        return found
+
+    def prove(self, step: FollowedStep, begun: Sequence[Weights], found: Weights) -> tuple[Mapping[str, float], float]:
+        """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter.
+
+        Told are the factors, and how far the gradients differ, relative to their size. Where the loop cast, it is the
+        gradient of its calls under the same casts, as autograd has it.
+        """
+        if casts(step):
+            nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
+            found = nothing | self.calls.called.gradient(step.calls, begun)
         consumed = {name: step.gradient[name] for name in step.heard}
         factors, missed = factors_between(found, consumed, step.index, step.calls)
         return dict.fromkeys(step.start, 0.0) | factors, missed
@@ -113,13 +128,35 @@ class Backwards:
     def decay(self, features: Features, step: FollowedStep) -> Float[Tensor, "probe out"]:
         """What decay took, through the memory and past it."""
         assert self.bracket is not None
-        lost = torch.zeros_like(self.later.outputs)
-        if (shrinking := step.coupled) is not None:
-            lost -= self.bracket.applied({name: step.intake[name] * part for name, part in shrinking.items()})
-            lost -= features.applied({name: step.ahead[name] * part for name, part in shrinking.items()})
+        lost = self.taken_in(features, step, step.coupled or {})
         if (shrinking := step.lost) is not None:
             lost -= features.applied(shrinking)
         return lost
+
+    def taken_in(self, features: Features, step: FollowedStep, gradient: Weights) -> Float[Tensor, "probe out"]:
+        """What taking in a gradient does to the outputs."""
+        assert self.bracket is not None
+        done = torch.zeros_like(self.later.outputs)
+        if gradient:
+            whole = {name: torch.zeros_like(weight) for name, weight in step.start.items()} | dict(gradient)
+            done -= self.bracket.applied({name: step.intake[name] * part for name, part in whole.items()})
+            done -= features.applied({name: step.ahead[name] * part for name, part in whole.items()})
+        return done
+
+
+def casts(step: FollowedStep) -> bool:
+    """Whether some call was made under autocast."""
+    return any(call.how.autocast is not None for call in step.calls)
+
+
+def relative(part: Weights, whole: Weights) -> float:
+    """The size of some gradients relative to that of the whole.
+
+    >>> relative({"w": torch.ones(1)}, {"w": torch.full((1,), 4.0)}), relative({}, {})
+    (0.25, 0.0)
+    """
+    above, below = (sum(float(each.square().sum()) for each in parts.values()) for parts in (part, whole))
+    return (above / below) ** 0.5 if above else 0.0
 
 
 def factors_between(
@@ -130,6 +167,7 @@ def factors_between(
     if not consumed:
         return {}, 0.0
     bound = AGREES * max(torch.finfo(part.dtype).eps for part in consumed.values())
+    bound = max(bound, *(OF_CASTS * call.how.autocast.eps for call in calls if call.how.autocast), 0.0)
     factor, missed = compared(found, consumed, list(consumed))
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed

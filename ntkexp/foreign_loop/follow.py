@@ -45,7 +45,8 @@ def follow(
     happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there when it is resumed.
     Weights are kept there `every` so many steps, or as often as there is room; those between are replayed.
 
-    Random numbers of its calls, as of dropout, are drawn again as they were; queries are asked in evaluation.
+    Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
+    asked in evaluation, and without casts.
 
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
     each example, as the loop has it but for a factor; it is held against the gradients of every step.

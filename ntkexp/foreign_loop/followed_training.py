@@ -88,6 +88,11 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {step.index}: it took gradients in that were made at the weights of step {call.at}, which "
                 "effects do not know; zero gradients at every step"
             )
+        if call.how.autocast is not None:
+            raise Mistake(
+                f"step {step.index}: it was taken under autocast, whose rounding has no derivative; effects and shares "
+                "are those of loops in one precision"
+            )
         losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
         factors = self.weighing.factors(call.names).to(self.end)
         share = losses.share(step.start, factors)

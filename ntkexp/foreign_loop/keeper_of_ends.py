@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
@@ -29,6 +30,10 @@ class ForgottenSteps(AbstractSteps):
 
     def __len__(self) -> int:
         return len(self.seen)
+
+    @property
+    def autocast(self) -> Autocast | None:
+        return None  # it is the loop that was carried out again, which tells it
 
     def start(self, index: int) -> Weights:
         if index:

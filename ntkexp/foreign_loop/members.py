@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ntkexp.mistake import Mistake
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
 """The settings of a group of parameters, and these."""
+
+SHORTEST = 32  # bits
 
 
 @dataclass
@@ -59,3 +61,15 @@ class Members:
         for optimizer in self.optimizers:
             for _, members in self.groups(optimizer):
                 yield from members.items()
+
+
+def refuse_short(name: str, weight: Tensor) -> None:
+    """Refuse weights in numbers so short that no proof of a step says anything.
+
+    >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: 'b' is in bfloat16, to whose rounding nothing can be proved; train float32 under autocast
+    """
+    if weight.is_floating_point() and torch.finfo(weight.dtype).bits < SHORTEST:
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise Mistake(f"'{name}' is in {kind}, to whose rounding nothing can be proved; train float32 under autocast")

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.shapes import Weights
 
@@ -28,6 +29,12 @@ class AbstractSteps(ABC):
     @abstractmethod
     def names(self) -> Iterator[str]:
         """The names of the examples of all steps, in order of their use."""
+
+    @property
+    def autocast(self) -> Autocast | None:
+        """The first autocast in which a call was made."""
+        found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)
+        return next((each for each in found if each is not None), None)
 
     @abstractmethod
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:

@@ -14,8 +14,9 @@ from ntkexp.foreign_loop.altered_loop import Again, altered_loop
 from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.call_readers import CallReaders
 from ntkexp.foreign_loop.called_module import CalledModule
+from ntkexp.foreign_loop.cost_of_casts import away
 from ntkexp.foreign_loop.example_loss import ExampleLoss
-from ntkexp.foreign_loop.kept.save import PROOFS, save
+from ntkexp.foreign_loop.kept.save import CASTS, PROOFS, save
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_effects import loop_effects
@@ -44,7 +45,7 @@ class Trace:
     @cached_property
     def called(self) -> CalledModule:
         """The module as functions of its weights."""
-        return CalledModule(self.module, self.output)
+        return CalledModule(self.module, self.output, self.steps.autocast)
 
     @property
     def function(self) -> Function:
@@ -73,6 +74,8 @@ class Trace:
         again: Again | None = None,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
+
+        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`.
 
         With `effects`, also by how much the output would change if the example were left out: as means without it and
         the derivative of all that follows foretell it, or with 'one_step' as steps without it do; 'derivative' is that
@@ -112,7 +115,8 @@ class Trace:
         last = reader.record(end, self.queries)
         back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
         outputs = last.outputs
-        parts, decay = outputs.new_zeros(*outputs.shape, len(self.examples)), torch.zeros_like(outputs)
+        parts = outputs.new_zeros(*outputs.shape, len(self.examples))
+        decay, casts = torch.zeros_like(outputs), torch.zeros_like(outputs)
         by_step, figures = outputs.new_zeros(*outputs.shape, len(steps)), []
         for step, later in steps.backwards():
             found = back.take(step, later, steps)
@@ -121,8 +125,9 @@ class Trace:
             places = [self.examples[name] for call in step.calls for name in call.names]
             parts.index_add_(2, torch.tensor(places, dtype=torch.long, device=parts.device), found.parts)
             decay += found.decay
-            by_step[:, :, step.index] = found.parts.sum(2) + found.decay
-            figures.append((found.factor, found.gradient_error, step.rule_error, found.closure))
+            casts += found.casts
+            by_step[:, :, step.index] = found.parts.sum(2) + found.decay + found.casts
+            figures.append((found.factor, found.gradient_error, step.rule_error, found.closure, found.casts_error))
         change = outputs - back.later.outputs
         proofs = torch.tensor(figures[::-1], dtype=torch.float64).T
         arrays = {
@@ -131,9 +136,17 @@ class Trace:
             "by_step": (("probe", "out", "step"), by_step),
             "start": (("probe", "out"), back.later.outputs),
             "change": (("probe", "out"), change),
-            **{name: (("step",), proof) for name, proof in zip(PROOFS, proofs, strict=True)},
+            **{name: (("step",), proof) for name, proof in zip(PROOFS, proofs, strict=False)},
         }
+        facts: dict[str, str | float] = {}
+        if self.called.casts is not None:
+            arrays |= {"casts": (("probe", "out"), casts), CASTS: (("step",), proofs[-1])}
+            facts = {
+                "autocast": self.called.casts.kind,
+                "away": away(self.called, end, self.queries, outputs),
+            }
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)},
+            attrs=facts,
         )

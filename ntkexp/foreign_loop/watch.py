@@ -18,10 +18,12 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.circumstances import Circumstances
 from ntkexp.foreign_loop.generators import states_for
 from ntkexp.foreign_loop.keeper import AbstractKeeper
-from ntkexp.foreign_loop.members import Members
+from ntkexp.foreign_loop.listen import listen
+from ntkexp.foreign_loop.members import Members, refuse_short
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
 from ntkexp.foreign_loop.rule.base import IDLE, AbstractRule, LinearStep
 from ntkexp.foreign_loop.rule.choose import rule_of
@@ -57,6 +59,7 @@ class Watch:
     proof: RuleProof = field(default_factory=RuleProof)
     hooks: list[Any] = field(default_factory=list)
     generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
+    autocast: Autocast | None = None  # in which the latest call was made
 
     def begin(self) -> None:
         """Put up the hooks, at weights that no step has moved yet."""
@@ -65,6 +68,7 @@ class Watch:
         self.members = Members(self.inner, self.optimizers)
         self.refuse_followed()
         for name, weight in self.members:
+            refuse_short(name, weight)
             self.untouched.keep(name, weight)
         self.keeper.begin(self.weights, self.optimizers, self.members.names)
         self.remember()
@@ -74,9 +78,9 @@ class Watch:
             self.hooks.append(optimizer.register_step_post_hook(self.on_step))
         self.hooks.append(self.model.register_forward_pre_hook(self.on_begin))
         self.hooks.append(self.model.register_forward_hook(self.on_call, with_kwargs=True))
-        inside = [(name, layer) for name, layer in self.model.named_modules() if list(layer.parameters(recurse=False))]
-        for name, layer in inside[:1]:  # libraries put autocast between a model and its layers
-            self.hooks.append(layer.register_forward_pre_hook(partial(self.refuse_autocast, name)))
+        inside = [layer for layer in self.model.modules() if list(layer.parameters(recurse=False))]
+        for layer in inside:  # libraries put autocast between a model and its layers
+            self.hooks.append(layer.register_forward_pre_hook(partial(self.on_casts, layer is inside[0])))
 
     def refuse_followed(self) -> None:
         """Refuse optimizers that somebody follows already."""
@@ -113,20 +117,15 @@ class Watch:
         """Those after the latest step."""
         return dict(self.untouched.weights)
 
-    def refuse_autocast(self, name: str, layer: nn.Module, *_: object) -> None:
-        """Refuse casts to a lower precision, which would hide what the proofs are to show."""
-        device = next(layer.parameters()).device.type
-        if torch.is_grad_enabled() and torch.is_autocast_enabled(device):
-            kind = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            raise Mistake(
-                f"step {self.keeper.count}: layer '{name}' runs under autocast to {kind}, whose rounding would hide "
-                "what the proofs are to show; train in one precision"
-            )
+    def on_casts(self, first: bool, layer: nn.Module, *_: object) -> None:
+        """Note the casts of a call, in its first layer or a later one."""
+        if torch.is_grad_enabled() and self.autocast is None:
+            self.autocast = Autocast.now(next(layer.parameters()).device.type, whole=first)
 
     def on_begin(self, *_: object) -> None:
         """A call begins, which may draw random numbers."""
         if torch.is_grad_enabled():
-            self.generators = states_for(self.inner)
+            self.generators, self.autocast = states_for(self.inner), None
 
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
         """Note a call that may be differentiated."""
@@ -142,9 +141,9 @@ class Watch:
             )
         self.unmoved.refuse_writes(self.keeper.count, self.untouched.weights)
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
-        how = Circumstances.of(self.inner, self.generators)
+        how = Circumstances.of(self.inner, self.generators, self.autocast)
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how)
-        output.register_hook(partial(self.on_gradient, call))  # type: ignore[no-untyped-call]  # torch's own
+        listen(output, partial(self.on_gradient, call), past_casts=self.autocast is not None)
         self.calls.append(call)
 
     def on_gradient(self, call: ModelCall, gradient: Tensor) -> Tensor | None:

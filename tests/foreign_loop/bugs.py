@@ -196,15 +196,6 @@ def normed_by_the_batch(given: Loop, batch: Tensor) -> None:
     plain(given, batch)
 
 
-def half_in_another_precision(given: Loop, batch: Tensor) -> None:
-    """The model is run under autocast."""
-    given.zero()
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs = given.model(given.x[batch])
-    nn.functional.cross_entropy(outputs.double(), given.y[batch]).backward()  # type: ignore[no-untyped-call]
-    given.step()
-
-
 def randomly_masked(given: Loop, batch: Tensor) -> None:
     """Features are dropped at random by a function, not by a layer."""
     mask = torch.rand(8, generator=torch.Generator().manual_seed(given.done)).double() * 2
@@ -262,6 +253,5 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (randomly_masked, 7, "", GRADIENT),
     (exchanged, 7, "", GRADIENT),
     (normed_by_the_batch, 0, "3", "takes its statistics from the batch"),
-    (half_in_another_precision, 0, "0", "runs under autocast"),
 )
 """The step and the tensor or layer that are named, any where it is left open, and what is said of it."""

@@ -87,27 +87,13 @@ class ReplayedLoop:
         zeros = {name: torch.zeros_like(self.weights[name]) for name in names_of(event)}
         if signature.keys() <= whole.keys():
             return zeros | {name: part.to(zeros[name]) for name, part in whole.items()}
-        found = zeros | self.gradients(calls, start)
+        found = zeros | self.called.gradient(calls, [start] * len(calls))
         ours = self.signatures.of({name: found[name] for name in signature})
         factors, _ = factors_between(ours, signature, event["step"], calls)
         if all(torch.equal(ours[name], signature[name]) for name in signature):
             factors = dict.fromkeys(signature, 1.0)
         scaled = {name: factors[name] * found[name] for name in signature}
         return zeros | {name: part.to(zeros[name]) for name, part in whole.items()} | scaled
-
-    def gradients(self, calls: Sequence[ModelCall], start: Weights) -> Weights:
-        """The gradient of some calls at these weights, as autograd adds it up."""
-        parameters = {name: each for name, each in self.called.module.named_parameters() if name in start}
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(start[name]).requires_grad_()
-                parameter.grad = None
-        with torch.enable_grad():
-            for call in calls:
-                assert call.gradient is not None
-                outputs = self.called.outputs(call.how, call.inputs)
-                outputs.backward(call.gradient.reshape(outputs.shape))  # type: ignore[no-untyped-call]  # torch's own
-        return {name: each.grad for name, each in parameters.items() if each.grad is not None}
 
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ntkexp.foreign_loop.cost_of_casts import cost_of_casts
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
 from ntkexp.records.command import command
 from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 WRITTEN = (CONFIG, "data.npz", "metrics.csv", "results.csv", "predictions.zarr", KERNELS, "contributions.zarr")
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
+CASTS = "casts_error"  # of the gradient, where the loop had autocast
 ROUNDS = 100  # eps: of sums of this size, as for the ladder of a run
 
 
@@ -55,7 +57,7 @@ def save(
         (path / DONE).unlink(missing_ok=True)
         start, change = found["start"].to_numpy(), found["change"].to_numpy()
         made = start + found["contribution"].to_numpy().sum(2) + found["decay"].to_numpy()
-        result = compared(start, start + change, made)
+        result = compared(start, start + change, made, cast_in(found))
         write_data(path / "data.npz", examples(found, queries, gallery, decode))
         write_metrics(folder, found)
         write_results(path / "results.csv", [result])
@@ -90,8 +92,13 @@ def parts(found: xr.Dataset) -> ContributionsByRule:
     )
 
 
-def compared(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any]) -> Result:
-    """How the sum meets the network at the queries."""
+def cast_in(found: xr.Dataset) -> float:
+    """How far casts moved the outputs."""
+    return float(np.linalg.norm(found["casts"].to_numpy())) if "casts" in found else 0.0
+
+
+def compared(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float = 0.0) -> Result:
+    """How the sum meets the network at the queries; it misses what casts did, and rounding."""
     moved, missed = float(np.linalg.norm(end - start)), float(np.linalg.norm(made - end))
     size = float(np.linalg.norm(start) + np.linalg.norm(end))
     spread = float(np.square(end - end.mean(0)).sum())
@@ -100,7 +107,7 @@ def compared(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any]) -> Resu
         machine="secant",
         detail="followed",
         relative_error=missed / moved if moved else None,
-        floor=ROUNDS * float(np.finfo(end.dtype).eps) * size / moved if moved else None,
+        floor=(ROUNDS * float(np.finfo(end.dtype).eps) * size + cast) / moved if moved else None,
         max_error=float(np.abs(made - end).max()),
         r2=1 - missed**2 / spread if spread else None,
         note="" if moved else "the network did not move here",
@@ -110,9 +117,10 @@ def compared(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any]) -> Resu
 def write_metrics(folder: RunFolder, found: xr.Dataset) -> None:
     """Write a row per step."""
     moved = np.linalg.norm(found["by_step"].to_numpy(), axis=(0, 1))
-    with MetricsWriter(folder.path / "metrics.csv", ("step", *PROOFS, "change")) as metrics:
+    known = [name for name in (*PROOFS, CASTS) if name in found]
+    with MetricsWriter(folder.path / "metrics.csv", ("step", *known, "change")) as metrics:
         for step in range(found.sizes["step"]):
-            proofs = {name: float(found[name][step]) for name in PROOFS}
+            proofs = {name: float(found[name][step]) for name in known}
             metrics.write({"step": step, **proofs, "change": float(moved[step])})
 
 
@@ -135,7 +143,8 @@ def examples(
 
 def told(found: xr.Dataset) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
-    against = found["effect"].attrs["caveats"] if "effect" in found else ""
+    caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
+    against = "; ".join(filter(None, (cost_of_casts(found), caveats)))
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     return (
         f"{found.sizes['step']} steps of a loop were followed; at worst a gradient is off by {gradient} of itself, a "

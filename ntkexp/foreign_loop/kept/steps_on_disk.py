@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.called_module import CalledModule
+from ntkexp.foreign_loop.circumstances import Circumstances
 from ntkexp.foreign_loop.kept.event import names_of_kept, read_calls
 from ntkexp.foreign_loop.kept.replay import Event, ReplayedLoop, ended
 from ntkexp.foreign_loop.kept.signature import Signatures
@@ -85,6 +87,11 @@ class StepsOnDisk(AbstractSteps):
 
     def names(self) -> Iterator[str]:
         return (name for first in self.firsts for call in self.events[first]["calls"] for name in names_of_kept(call))
+
+    @property
+    def autocast(self) -> Autocast | None:
+        found = (Circumstances.read(call.get("how", {})).autocast for event in self.events for call in event["calls"])
+        return next((each for each in found if each is not None), None)
 
     def start(self, index: int) -> Weights:
         if index >= len(self):
