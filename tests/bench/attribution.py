@@ -46,7 +46,7 @@ Judged: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Wanted:
     """What the command line asks for."""
 
     quick: bool = False
@@ -81,11 +81,11 @@ def report(
     full: Path | None = None,
 ) -> str:
     """The tables, of all trainings of which everything is known."""
-    asked = Asked(quick, peers, cells or CELLS, minutes, full)
-    digits, once, kept = two_digits(quick=quick), asked.once, Cells(asked.cells)
+    wanted = Wanted(quick, peers, cells or CELLS, minutes, full)
+    digits, once, kept = two_digits(quick=quick), wanted.once, Cells(wanted.cells)
     limit = float("inf") if minutes is None else 60 * minutes
-    Measurement(kept, [*digits, *once], peers, asked.seeds, limit).run()
-    found = {each.name: judged(kept, each, asked) for each in (*digits, *once)}
+    Measurement(kept, [*once, *digits], peers, wanted.seeds, limit).run()
+    found = {each.name: judged(kept, each, wanted) for each in (*digits, *once)}
     tables = (one_run(digits, found), fresh_seeds(digits, found), seen_once(once, found))
     if peers is not None and not quick:
         PAGE.write_text(page(tables, PAGE.read_text("utf-8")), "utf-8")
@@ -93,14 +93,14 @@ def report(
     return "\n".join(table.text for table in tables)
 
 
-def judged(kept: Cells, training: Training, asked: Asked) -> list[Judged]:
+def judged(kept: Cells, training: Training, wanted: Wanted) -> list[Judged]:
     """Every seed of which all cells are kept."""
     found = []
-    for seed in range(asked.seeds):
+    for seed in range(wanted.seeds):
         case = training.case(seed)
-        whole = kept.whole(case, names(training, asked.peers))
+        whole = kept.whole(case, names(training, wanted.peers))
         if whole is not None:
-            found.append(held(case, whole, scores(training, asked.peers)))
+            found.append(held(case, whole, scores(training, wanted.peers)))
     return found
 
 
@@ -170,7 +170,8 @@ def table(
             values = [[seed[row][name] for seed in seeds if name in seed[row]] for name in known]
             cells = [seconds(each) if row == "s" else cell(each) for each in values]
             lines.append((training.name, row, str(len(seeds)), *cells))
-    return Table(title, header, tuple(lines))
+    measured = sum(bool(found[training.name]) for training in trainings)
+    return Table(f"{title}; {measured} of {len(trainings)} trainings", header, tuple(lines))
 
 
 def seconds(values: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
 """What the attribution bench keeps: a cell is what a score says of a training, or a truth, as soon as it is known.
 
-Its file is named by all that it depends on, as far as that can be told: words, sizes, seed, versions. Whoever changes
-what a score computes raises `VERSION`, or begins another folder.
+Its file is named by all that it depends on, as far as that can be told: words, sizes, seed, versions of other programs.
+Whoever changes what a score or a truth computes raises `VERSION`, or begins another folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ntkexp.records.version import results_version
 from tests.bench.attribution_case import Case
 from tests.bench.peers import PACKAGES
 
 VERSION = 1
+PEERS = {"dattri": ("TracIn", "infl.", "TRAK"), "traker": ("TRAK",)}
+"""Other programs, and the scores that they are asked for."""
 
 
 class Told(NamedTuple):
@@ -38,7 +39,7 @@ class Cells:
 
     def path(self, case: Case, name: str) -> Path:
         """The file of a cell."""
-        made_by = (VERSION, results_version, torch.__version__, sorted(PACKAGES.items()))
+        made_by = (VERSION, torch.__version__, {program: PACKAGES[program][-1] for program in PEERS})
         digest = sha256(repr((made_by, case, name)).encode()).hexdigest()[:16]
         return self.folder / f"{name.replace(' ', '_')}-{digest}.pt"
 

@@ -18,13 +18,12 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 
 from tests.bench.attribution_case import MODELS, Case
-from tests.bench.attribution_cells import Cells, Told
+from tests.bench.attribution_cells import PEERS, Cells, Told
 from tests.bench.attribution_trainings import SEEDS, Training, two_digits
 from tests.bench.attribution_truth import changes, fresh
 from tests.bench.peers import Peer
 
 OWN = ("effect", "one step", "contrib.", "TracIn", "last", "infl.", "5 effects")
-PEERS = {"dattri": ("TracIn", "infl.", "TRAK"), "traker": ("TRAK",)}
 READS = {"TRAK": MODELS}
 """How many trainings a score of theirs reads, if not one."""
 
@@ -108,6 +107,9 @@ class Measurement:
                 raise ValueError(f"{name} is in no environment")
             if name not in running:
                 running[name] = stack.enter_context(Peer(self.peers, name, "scores"))
+                small = two_digits(quick=True)[0].case(0).handed
+                for score in PEERS[name]:  # so that what it imports late is there
+                    running[name].ask({**small, "score": score})
             return running[name]
 
         return program

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from tests.bench.peers import ROOT
 from tests.bench.stopwatch import table
@@ -61,15 +60,24 @@ class Table:
             return f"{self.title}\n  nothing is measured yet\n"
         return table(self.title, self.header, self.rows)
 
-    @cached_property
+    @property
     def lines(self) -> list[Line]:
         """Correlations as they are printed; seconds are no lines."""
+        return [line for line in self.every_line if line.row != "s"]
+
+    @property
+    def seconds(self) -> list[Line]:
+        """The seconds of every training."""
+        return [line for line in self.every_line if line.row == "s"]
+
+    @property
+    def every_line(self) -> list[Line]:
+        """All rows, as numbers."""
         found = []
         for training, row, _, *cells in self.rows:
-            if row != "s":
-                known = zip(self.header[3:], cells, strict=True)
-                values = {name: float(cell.partition("±")[0]) for name, cell in known if cell != "–"}
-                found.append(Line(training, row, values))
+            known = zip(self.header[3:], cells, strict=True)
+            values = {name: float(cell.partition("±")[0]) for name, cell in known if cell != "–"}
+            found.append(Line(training, row, values))
         return found
 
 
@@ -102,10 +110,24 @@ def section(measured: Table) -> str:
 
 
 def sentences(measured: Table) -> str:
-    """What all lines say together, an item for each kind of row and one for all of them."""
+    """What all lines say together: an item for each kind of row, one for where all scores fail, and one for prices."""
     kinds = dict.fromkeys(line.row for line in measured.lines)
     found = [of_kind(kind, [line for line in measured.lines if line.row == kind]) for kind in kinds]
-    return "\n".join(f"- {text}" for text in (*found, failures(measured.lines)))
+    found.append(failures(measured.lines))
+    if not any(TRAINED in line.values for line in measured.lines):
+        found.append(price(measured.seconds))
+    return "\n".join(f"- {text}" for text in found)
+
+
+def price(lines: Sequence[Line]) -> str:
+    """How much longer the truth takes than effects.
+
+    >>> price([Line("a", "s", {"effect": 2.0, "retrained": 3.0}), Line("b", "s", {"effect": 1.0, "retrained": 4.0})])
+    'All trainings without somebody together take 1.5 to 4.0 times as long as `effect`, its training included.'
+    """
+    ratios = [line.values[TRAINED] / line.values["effect"] for line in lines]
+    times = f"{min(ratios):.1f} to {max(ratios):.1f} times"
+    return f"All trainings without somebody together take {times} as long as `effect`, its training included."
 
 
 def of_kind(kind: str, lines: Sequence[Line]) -> str:

@@ -88,7 +88,7 @@ def two_digits(*, quick: bool) -> list[Training]:
 STANDARD = ("init=standard", "init.W_std=0.57735")  # the variance of PyTorch's own start
 ADAMW = ("optimizer=adamw", "optimizer.betas=[0.9,0.95]", "optimizer.weight_decay=0")
 IMAGES = ("data=mnist", "data.classes=all", "data.standardise=none")  # between 0 and 1
-ONCE = Size(train=1600, read=30, steps=25, batch=64, groups=0, alone=200, fresh=0)
+ONCE = Size(train=960, read=30, steps=15, batch=64, groups=0, alone=200, fresh=0)
 PAPER = Size(train=6000, read=500, steps=94, batch=64, groups=0, alone=200, fresh=0)
 QUICK_ONCE = Size(train=64, read=3, steps=2, batch=32, groups=0, alone=8, fresh=0)
 
@@ -96,8 +96,8 @@ QUICK_ONCE = Size(train=64, read=3, steps=2, batch=32, groups=0, alone=8, fresh=
 def tsloo(images: Path, size: Size, step_sizes: Sequence[float] = (1e-3, 1e-4, 1e-5)) -> list[Training]:
     """Both activations with every step size, on images in this folder."""
     found = []
-    for activation in ("tanh", "relu"):
-        for step in step_sizes:
+    for step in step_sizes:
+        for activation in ("tanh", "relu"):
             network = ("model=mlp", "model.width=16", "model.depth=2", f"model.activation={activation}", *STANDARD)
             rest = ("loss=cross_entropy", *ADAMW, f"optimizer.step_size={step}", *IMAGES, f"data.path={images}")
             found.append(Training(f"{activation}, {step:.0e}", (*network, *rest), size, OwnLoss()))
