@@ -140,6 +140,17 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
         (2, 3, 2, 4),
     ),
     "linear, strided": ((conv(stride=2), AvgPool(window=2), Flatten(), DENSE), (2, 9)),
+    "passing through": (
+        (
+            conv(),
+            Residual(
+                branch=(ReLU(), conv(stride=2), ReLU(), conv(stride=2)),
+                shortcut=(AvgPool(window=2), AvgPool(window=2)),
+            ),
+            *(ReLU(), GlobalAvgPool(), DENSE),
+        ),
+        (2, 8, 4),
+    ),
     "steps that differ": (
         (
             *(conv(), ReLU(), AvgPool(window=2), conv()),
@@ -158,7 +169,7 @@ def points(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
     return x
 
 
-@pytest.mark.parametrize("name", ["levels", "nested strides", "steps that differ"])
+@pytest.mark.parametrize("name", ["levels", "nested strides", "passing through", "steps that differ"])
 def test_strides_and_pools_inside_a_network_are_those_of_torch(name: str) -> None:
     agree(name, same=False, dtype=torch.float64)
 

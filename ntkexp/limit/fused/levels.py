@@ -43,7 +43,8 @@ class Level:
     @property
     def registers(self) -> int:
         """How many tiles are at work."""
-        return 1 + max((max(operation.register, operation.other) for operation in self.operations), default=0)
+        there = (max(operation.register, operation.other) for operation in (*self.operations, *self.departures))
+        return 1 + max(0, *self.arrivals, *there)
 
     @property
     def reach(self) -> Sizes:
