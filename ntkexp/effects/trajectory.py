@@ -42,7 +42,7 @@ class TakenBatch:
         return self.shares if self.per_weight is None else self.per_weight
 
     def times(self, factor: float) -> TakenBatch:
-        """The same with so many times the shares."""
+        """Multiply the shares."""
         return replace(self, shares=self.shares * factor, per_weight=self.by_weight * factor)
 
 

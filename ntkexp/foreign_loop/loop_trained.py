@@ -38,7 +38,7 @@ class TrainedAlone:
     seed: int
 
     def effects(self) -> Float[Tensor, "probe out example"]:
-        """By so many trainings as there are examples."""
+        """Train as many times as there are examples."""
         for index in reversed(range(self.training.length)):
             self.training.step(index)  # refuses another loss
         return self.loop.changes([(k,) for k in range(self.training.examples)]).permute(1, 2, 0)
