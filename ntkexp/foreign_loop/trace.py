@@ -24,11 +24,16 @@ from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
+from ntkexp.path.backward.half_times import STRETCHES, halves_at_zero
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Function, Inputs
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+MASSES = 2**27
+"""What acted when is told if it takes no more numbers than these, a gigabyte."""
 
 
 @dataclass
@@ -118,12 +123,16 @@ class Trace:
         parts = outputs.new_zeros(*outputs.shape, len(self.examples))
         decay, casts = torch.zeros_like(outputs), torch.zeros_like(outputs)
         by_step, figures = outputs.new_zeros(*outputs.shape, len(steps)), []
+        halves = halves_at_zero(len(steps), parts) if STRETCHES * parts.numel() <= MASSES else None
         for step, later in steps.backwards():
             found = back.take(step, later, steps)
             for call in step.calls:
                 gallery.take(call.names, call.inputs)
             places = [self.examples[name] for call in step.calls for name in call.names]
-            parts.index_add_(2, torch.tensor(places, dtype=torch.long, device=parts.device), found.parts)
+            rows = torch.tensor(places, dtype=torch.long, device=parts.device)
+            parts.index_add_(2, rows, found.parts)
+            if halves is not None:
+                halves.add_rows(step.index, rows, found.parts)
             decay += found.decay
             casts += found.casts
             by_step[:, :, step.index] = found.parts.sum(2) + found.decay + found.casts
@@ -145,6 +154,8 @@ class Trace:
                 "autocast": self.called.casts.kind,
                 "away": away(self.called, end, self.queries, outputs),
             }
+        if halves is not None:
+            arrays["half_by"] = (("probe", "out", "example"), halves.by([1.0] * len(steps)))
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)},

@@ -229,3 +229,20 @@ def stepped() -> Loop:
     given = loop(momentum)
     plain(given, next(loops.batches()))
     return given
+
+
+def test_half_of_what_an_example_added_is_done_by_its_steps() -> None:
+    """An example that is seen at one step alone has half of it done in the middle of that step."""
+    given = loop(loops.sgd)
+    found = followed(given, loops.plain)
+    seen: dict[str, list[int]] = {}
+    for step, _ in found.steps.forwards():
+        for call in step.calls:
+            for name in call.names:
+                seen.setdefault(name, []).append(step.index)
+    half_by = found.attribute()["half_by"]
+    for name, steps in seen.items():
+        times = half_by.sel(example=name).to_numpy() * len(found.steps)
+        assert (times >= min(steps)).all()
+        assert (times <= max(steps) + 1).all()
+        assert len(steps) > 1 or abs(times - steps[0] - 0.5).max() < 1e-9

@@ -89,6 +89,7 @@ def parts(found: xr.Dataset) -> ContributionsByRule:
         parts=found["contribution"].to_numpy(),
         decay=decay if decay.any() else None,
         by_step=found["by_step"].to_numpy(),
+        half_by=found["half_by"].to_numpy() if "half_by" in found else None,
     )
 
 

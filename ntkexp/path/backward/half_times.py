@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 STRETCHES = 20
@@ -29,6 +29,18 @@ class Halves:
     def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
         """Take in what a step contributed at some of the points."""
         self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
+
+    def add_rows(self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]) -> None:
+        """Take in what the rows of a step contributed to all points, each of the example that is named for it.
+
+        >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
+        >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
+        >>> halves.mass.flatten().tolist()
+        [0.0, 2.0]
+        """
+        examples, places = torch.unique(rows, return_inverse=True)
+        summed = parts.new_zeros(*parts.shape[:2], len(examples)).index_add_(2, places, parts)
+        self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
     def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "probe out train"]:
         """The share of the path's time by which half was done; NaN where nothing was.
