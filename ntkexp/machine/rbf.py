@@ -10,6 +10,7 @@ which is exact by construction: that is the point of the criticism. As a regress
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -53,6 +54,18 @@ class RBFRegression(AbstractMachine):
 def gaussian(evidence: Evidence) -> tuple[Float[Tensor, "probe train"], float]:
     """Find the kernel between all points and the training examples, and its width h."""
     distances = torch.cdist(evidence.inputs, evidence.inputs[: evidence.train])
-    among = distances[: evidence.train]
-    width = float(among[among > 0].median()) if (among > 0).any() else 1.0
+    width = middle(distances[: evidence.train])
     return distances.square_().div_(-2 * width**2).exp_(), width
+
+
+def middle(distances: Float[Tensor, "row column"]) -> float:
+    """Find the median of those that are not zero, with one copy of them; 1 if all are.
+
+    >>> middle(torch.tensor([[0.0, 3.0], [5.0, 4.0]])), middle(torch.zeros(1, 1))
+    (4.0, 1.0)
+    """
+    zeros = distances.numel() - int(distances.count_nonzero())
+    if zeros == distances.numel():
+        return 1.0
+    place = zeros + (distances.numel() - zeros - 1) // 2
+    return float(np.partition(distances.cpu().numpy(), place, axis=None)[place])
