@@ -21,7 +21,7 @@ ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
 TEACHERS = "data.phases=[{_target_:ntkexp.data.Teacher,seed:1},{_target_:ntkexp.data.Teacher,seed:2}]"
 CASES = {
     "remembered": ("optimizer=momentum", "optimizer.step_size=0.05"),
-    "classes": ("data.outputs=own", "loss=cross_entropy", "optimizer=adam", "optimizer.weight_decay=0.1"),
+    "classes": ("data.outputs=own", "loss=cross_entropy", "optimizer=adam", "optimizer.weight_decay=0.1", "steps=6"),
     "values": (TEACHERS, "data.standardise=each"),
     "three": ("data.phases=[[0,1],[2,3],[4,5]]", "optimizer=sgd", "optimizer.batch=4"),
 }
