@@ -105,7 +105,7 @@ class Case:
             go(state, Deaf(folder))
             for _ in state.steps_back():
                 pass
-            added = state.accumulator.integrals["secant"].parts[1][self.size.train :]
+            added = state.accumulator.integrals["secant"].parts[1][-self.size.read :]
         outputs = self.rerun.function(state.weights, self.read).detach().requires_grad_()
         (slope,) = torch.autograd.grad(self.asked.of(outputs, self.targets).sum(), outputs)
         return -torch.einsum("qci,qc->qi", added, slope)

@@ -73,7 +73,7 @@ class Measurement:
         """Fill what is missing."""
         start, todo = time.perf_counter(), self.missing()
         whole = len(todo)
-        if todo:
+        if todo and self.limit > 0:
             warm_up()
         with ExitStack() as stack:
             programs = self.programs(stack)

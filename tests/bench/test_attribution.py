@@ -48,7 +48,7 @@ def test_tracin_is_the_first_order_of_contributions() -> None:
     case = case_of(*SGD, "path.rule=[left]")
     state = begin(prepare(case.experiment), Deaf("").trajectory)  # SGD has no second pass, so nothing is written
     go(state, Deaf(""))
-    expected = -state.accumulator.integrals["left"].parts[1][case.size.train :, 0]
+    expected = -state.accumulator.integrals["left"].parts[1][-case.size.read :, 0]
     torch.testing.assert_close(tracin(case.rerun, case.of), expected, rtol=ROUNDING, atol=ROUNDING)
 
 
