@@ -20,7 +20,8 @@ def states_for(module: nn.Module) -> dict[str, Tensor]:
     >>> list(states_for(nn.Linear(1, 1)))
     ['cpu']
     """
-    places = dict.fromkeys(str(weight.device) for weight in module.parameters() if weight.is_cuda)
+    weights = module.parameters() if torch.cuda.is_initialized() else ()
+    places = dict.fromkeys(str(weight.device) for weight in weights if weight.is_cuda)
     return {CPU: torch.get_rng_state(), **{place: torch.cuda.get_rng_state(place) for place in places}}
 
 
