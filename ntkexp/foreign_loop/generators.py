@@ -20,7 +20,7 @@ def states_for(module: nn.Module) -> dict[str, Tensor]:
     >>> list(states_for(nn.Linear(1, 1)))
     ['cpu']
     """
-    weights = module.parameters() if torch.cuda.is_initialized() else ()
+    weights = module.parameters() if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]  # torch's own
     places = dict.fromkeys(str(weight.device) for weight in weights if weight.is_cuda)
     return {CPU: torch.get_rng_state(), **{place: torch.cuda.get_rng_state(place) for place in places}}
 
