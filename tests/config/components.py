@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from ntkexp.component import Component
+from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -41,9 +42,10 @@ def configured(folder: str, name: str, **changes: object) -> Component:
     assert isinstance(fields, dict)
     fields |= REQUIRED.get(name, {})
     module, _, qualname = str(fields.pop("_target_")).rpartition(".")
-    made = getattr(import_module(module), qualname).model_validate(fields | changes)
-    assert isinstance(made, Component)
-    return made
+    kind: type[Component] = getattr(import_module(module), qualname)
+    named = {str(key): value for key, value in fields.items()}
+    given = {key: Builder().child(value, kind.model_fields.get(key), key) for key, value in named.items()}
+    return kind.model_validate(given | changes)
 
 
 def asked_for(folder: str, name: str) -> list[str]:
