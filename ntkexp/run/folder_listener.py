@@ -21,7 +21,8 @@ from ntkexp.run.checkpoint import METRICS, TRAJECTORY, Checkpoint, save
 from ntkexp.run.clock import Clock
 from ntkexp.run.interrupt import Interrupt, deferred_interrupt
 from ntkexp.run.listener import AbstractListener
-from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
+from ntkexp.run.metrics import SHARE_COLUMNS, Observer
+from ntkexp.run.row import Row
 from ntkexp.run.save import array
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.records.trajectory import Trajectory
-from ntkexp.run.metrics import Row
+from ntkexp.run.row import Row
 from ntkexp.run.state import RunState
 
 

@@ -14,8 +14,9 @@ from ntkexp.path.network_view import NetworkView
 from ntkexp.path.step import Step
 from ntkexp.run.ending import Ending, count, ending_before
 from ntkexp.run.listener import AbstractListener
-from ntkexp.run.metrics import Observer, Row, share_row
+from ntkexp.run.metrics import Observer, share_row
 from ntkexp.run.outcome import Outcome, outcome_of
+from ntkexp.run.row import Row
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
@@ -56,8 +57,7 @@ def snapshot(state: RunState, observer: Observer, listener: AbstractListener, st
     kernel = step.view.kept_kernel()
     listener.on_snapshot(step.index, kernel, observer.output_gradient(step.outputs))
     state.timetable.saw(step.index, kernel[: state.setting.points.train])
-    seen = observer.kernel(kernel, step.view, step.index, step.step_size)
-    return seen | observer.sketch(step.view, kernel)
+    return observer.kernels.row(kernel, step.view, step.index, step.step_size)
 
 
 def go_back(state: RunState, listener: AbstractListener) -> None:
@@ -80,6 +80,6 @@ def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outco
     if not state.timetable.room:
         listener.on_row(row)
         return outcome_of(state, outputs, kernel, ending)
-    listener.on_row(row | observer.kernel(kernel, view, state.step, last) | observer.sketch(view, kernel))
+    listener.on_row(row | observer.kernels.row(kernel, view, state.step, last))
     listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
     return outcome_of(state, outputs, kernel, ending)

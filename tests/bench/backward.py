@@ -20,7 +20,7 @@ from ntkexp.config.compose import compose
 from ntkexp.records.trajectory import Trajectory
 from ntkexp.run.listener import AbstractListener
 from ntkexp.run.loop import go, go_back
-from ntkexp.run.metrics import Row
+from ntkexp.run.row import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import RunState, begin
 from tests.bench.stopwatch import milliseconds, table

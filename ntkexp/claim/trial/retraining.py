@@ -20,8 +20,8 @@ from ntkexp.removal.rerun import Rerun
 from ntkexp.removal.train import trained
 from ntkexp.run.listener import AbstractListener
 from ntkexp.run.loop import run
-from ntkexp.run.metrics import Row
 from ntkexp.run.outcome import Outcome
+from ntkexp.run.row import Row
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
 from ntkexp.stream import stream
