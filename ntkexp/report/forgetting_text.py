@@ -16,9 +16,8 @@ def told_of_tasks(run: Run, top: int) -> str:
     found = forgettings(run)
     if not found:
         return ""
-    lines = [sentence(each) for each in found]
     worst = min(found, key=lambda each: each.change)
-    return "\n\n".join([*lines, *([table(run, worst, top)] if worst.worst else [])]) + "\n"
+    return "\n\n".join([*map(sentence, found), *([table(run, worst, top)] if worst.worst else [])]) + "\n"
 
 
 def sentence(found: Forgetting) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
 import pytest
 from matplotlib import rc_context
 
 from ntkexp.progress import Silent
+from ntkexp.report.explain import explain
 from ntkexp.report.forgetting import Forgetting, forgettings
 from ntkexp.report.forgetting_text import sentence, told_of_tasks
+from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
 from ntkexp.report.plots.style import RC
 from ntkexp.report.run import Run, load_run
@@ -53,6 +56,8 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
             assert each.right == pytest.approx([row[f"accuracy_probe_{each.task}"] for row in at], rel=ROUNDING)
     told = told_of_tasks(run, 3)
     assert told.count("While ") == len(found)
+    page = write_explanations(run, explain(run, "probe", [0]), [], tmp_path / "page.html", "ntkexp explain")
+    assert all(escape(sentence(each)) in page.read_text(encoding="utf-8") for each in found)
     assert ("the optimizer remembered" in told) == (name in {"remembered", "classes"})
     assert ("the loss of" in told) == (name == "values")
     assert len(tasks.switches(run)) == phases - 1

@@ -22,6 +22,8 @@ from ntkexp.records.version import package_version
 from ntkexp.report.analysis.tables import save
 from ntkexp.report.claims import summary
 from ntkexp.report.explain import Explanation
+from ntkexp.report.forgetting import forgettings
+from ntkexp.report.forgetting_text import sentence
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material
 from ntkexp.report.page.claim_view import RULE, claim_view
@@ -85,14 +87,15 @@ def write_explanations(
     run: Run, found: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
 ) -> Path:
     """Write the page of a run's explanations; its path is given back."""
-    sentence, picture = check(run)
+    checked, picture = check(run)
     text = filled(
         "explain.html",
         command,
         run=run.name,
         outcome=run.outcome,
+        tasks=[sentence(each) for each in forgettings(run)],
         points=point_views(run, found, removed),
-        check=sentence,
+        check=checked,
         check_picture=picture,
     )
     page.parent.mkdir(parents=True, exist_ok=True)
