@@ -65,9 +65,9 @@ def cost(name: str, setting: Setting, alone: float) -> Cost:
     taken = seconds(lambda: follow(state))
     (integrals,) = state.accumulator.integrals.values()
     change = NetworkView(setting.points, state.weights).outputs - setting.start.outputs
-    missed = integrals.contributions.sum(2) - change
-    here = setting.domain.attributed
-    return Cost(name, max(taken - alone, 0.0), float(missed[here].norm() / change[here].norm()))
+    expected = change[setting.domain.attributed]
+    missed = integrals.contributions[setting.domain.rows].sum(2) - expected
+    return Cost(name, max(taken - alone, 0.0), float(missed.norm() / expected.norm()))
 
 
 def follow(state: RunState) -> None:
