@@ -86,6 +86,10 @@ class Evidence:
             raise self.limit
         return self.limit
 
+    def elsewhere(self, rule: str) -> Float[Tensor, "point integrated train"]:
+        """𝒮 by a rule at the points that are no training examples."""
+        return self.paths[rule].contributions[self.train - self.read.start :]
+
     def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe out"]:
         """f_0 and a change of it at the points and outputs at which the path was integrated; NaN at others."""
         outs = list(self.integrated)

@@ -41,10 +41,21 @@ class StepPair:
     @cached_property
     def clipped(self) -> Clipped:
         """The gradients, and what both trainings made of them before anything else."""
-        ends = [Clipping(taken_in(step), step.clip_norm) for step in (self.first, self.second)]
+        ends = [Clipping(self.taken_in(step), step.clip_norm) for step in (self.first, self.second)]
         bound = self.first.clip_norm or self.second.clip_norm
         factor = Pair(*(each.gradient.new_tensor(each.factor) for each in ends))
         return Clipped(Pair(ends[0].gradient, ends[1].gradient), factor, bound)
+
+    def taken_in(self, step: TrainedStep) -> Float[Tensor, " weight"]:
+        """The gradient of one of the steps, before it is clipped; nothing where neither asks for it, as steps are then
+        linear in it. One may be clipped alone.
+        """
+        clips = self.first.clip_norm is not None or self.second.clip_norm is not None
+        divides = any(update.denominator is not None for update in self.first.updates)
+        if not step.batches or not (clips or divides):
+            return torch.zeros_like(step.weights)
+        found = gradient(step.batches, step.weights)
+        return found if step.heard is None else found * step.heard
 
     @cached_property
     def mean(self) -> TrainedStep:
@@ -62,15 +73,6 @@ class StepPair:
                 f"step {self.first.index}: without the examples it was another step, of other parameters or calls; "
                 "nothing in the loop should depend on what it has learned but its weights"
             )
-
-
-def taken_in(step: TrainedStep) -> Float[Tensor, " weight"]:
-    """The gradient of a step, before it is clipped; nothing where no rule asks for it, as steps are linear in it."""
-    asked = step.clip_norm is not None or any(update.denominator is not None for update in step.updates)
-    if not step.batches or not asked:
-        return torch.zeros_like(step.weights)
-    found = gradient(step.batches, step.weights)
-    return found if step.heard is None else found * step.heard
 
 
 def mean_update(first: Update, second: Update, step: int) -> Update:

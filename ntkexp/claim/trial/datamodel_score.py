@@ -45,11 +45,11 @@ def attributions(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What each method says of the points that are no training examples."""
     evidence, problem, train = found.outcome.evidence, found.setting.problem, found.train
     gradient = found.setting.experiment.loss.output_gradient(evidence.end[:train], problem.targets[:train])[:, 0]
-    own = evidence.paths["secant"].contributions[train:, 0]
+    own = evidence.elsewhere("secant")[:, 0]
     flat = problem.inputs.flatten(1)
     return {
         "contributions": own,
-        "tracin": evidence.paths["left"].contributions[train:, 0],
+        "tracin": evidence.elsewhere("left")[:, 0],
         "last_gradient": -evidence.kernel_end[train:, 0, :, 0] * gradient,
         "input": (flat[train:] @ flat[:train].t()) * problem.targets[:train, 0],
         "shuffled": own.roll(1, 1),

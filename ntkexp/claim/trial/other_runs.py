@@ -79,5 +79,5 @@ class OtherRuns(AbstractTrial):
 
 def scores(trained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What the run itself says that the output changes by without each example."""
-    added = trained.outcome.evidence.paths["secant"].contributions[trained.train :, 0]
-    return {"effect": would_change(trained), "contributions": -added}
+    added = trained.outcome.evidence.elsewhere("secant")
+    return {"effect": would_change(trained), "contributions": -added[:, 0]}

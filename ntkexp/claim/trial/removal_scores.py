@@ -55,7 +55,7 @@ class RemovalScores(AbstractTrial):
     def sum_of_contributions(self, trained: Retraining) -> Mapping[str, Level]:
         """How far the contributions are from adding up to what training did."""
         evidence, others = trained.outcome.evidence, slice(trained.train, None)
-        added = evidence.paths["secant"].contributions[others].sum(2)
+        added = evidence.elsewhere("secant").sum(2)
         change = evidence.end[others] - evidence.start[others]
         return {"left_out": "nobody", "score": "contributions", "miss": float((added - change).norm() / change.norm())}
 
