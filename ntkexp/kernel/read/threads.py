@@ -18,7 +18,7 @@ from ntkexp.kernel.record.entry import Entry
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.tape import Tape
 
-FEW = 5e8  # operations: some ten milliseconds of one core
+FEW = 2e8  # operations: some milliseconds of one core
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 
