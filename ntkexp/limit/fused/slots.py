@@ -57,10 +57,8 @@ def along(level: Level, after: Pairs, axis: int) -> Array:
     """The slots of all that departs, along an axis."""
     fine, wanted = level.pairs.offsets[axis], after.offsets[axis]
     tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
-    unit, found = (
-        prod(after.pixels[axis + 1 :]),
-        np.zeros((len(level.departures), len(fine), level.sizes[axis]), np.int64),
-    )
+    unit = prod(after.pixels[axis + 1 :])
+    found = np.zeros((len(level.departures), len(fine), level.sizes[axis]), np.int64)
     for k, step in enumerate(level.departures):
         found[k] = slots(step.coarse[axis], level.sizes[axis], fine, wanted, tile, unit)
     return found
