@@ -155,6 +155,7 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
 def squares(weights: Weights) -> dict[str, Float[Tensor, ""]]:
     """‖·‖² of every parameter.
 
+    >>> import torch
     >>> squares({"w": torch.tensor([3.0, 4.0])})
     {'w': tensor(25.)}
     """
