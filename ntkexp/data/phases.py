@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """How many of so many examples are of a phase: equal shares, the first ones larger by one if need be."""
+    """How many of so many examples, or steps, are of a phase: equal shares, the first ones larger by one if need be."""
     return count // phases + (number < count % phases)
 
 

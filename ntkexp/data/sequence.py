@@ -24,6 +24,7 @@ from torch import Tensor
 from ntkexp.component import CountOrNone, Steps
 from ntkexp.data.base import AbstractSource, Examples, examples_stream
 from ntkexp.data.digits import Digits
+from ntkexp.data.phases import share
 from ntkexp.data.scale import Standardise
 from ntkexp.mistake import Mistake
 
@@ -86,7 +87,7 @@ class Sequence(AbstractSource):
         if self.steps is None:
             if steps < count:
                 raise Mistake(f"steps={steps}: there are {count} phases, each of which takes a step or more")
-            return tuple(steps // count + (number < steps % count) for number in range(count))
+            return tuple(share(steps, number, count) for number in range(count))
         if sum(self.steps) != steps:
             raise Mistake(
                 f"data.steps={list(self.steps)} are {sum(self.steps)} steps in all, and steps={steps}; "

@@ -67,3 +67,11 @@ class SweepPlan:
             f"effects: a sweep back of {self.steps} × {vectors} passes (steps × outputs), each of 2 to 30 gradients of "
             f"a batch; {self.chunk * self.outputs} outputs at a time take {bytes_held / 1e9:.2g} GB"
         )
+
+    @property
+    def spared(self) -> str:
+        """What is said instead where trainings cost less."""
+        return (
+            f"effects: {self.train} trainings, each without one example, take less than a sweep back for "
+            f"{self.points * self.outputs} outputs and are the truth: no sweep is made"
+        )

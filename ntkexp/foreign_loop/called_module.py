@@ -77,11 +77,13 @@ class CalledModule:
         """The gradient of some calls at their weights, as autograd adds it up."""
         for parameter in self.module.parameters():
             parameter.grad = None
-        parameters = dict(self.module.named_parameters())
+        parameters, held = dict(self.module.named_parameters()), None
         for call, weights in zip(calls, begun, strict=True):
-            with torch.no_grad():
-                for name, weight in weights.items():
-                    parameters[name].copy_(weight).requires_grad_()
+            if weights is not held:  # most calls of a step are made at the same
+                held = weights
+                with torch.no_grad():
+                    for name, weight in weights.items():
+                        parameters[name].copy_(weight).requires_grad_()
             with torch.enable_grad():
                 assert call.gradient is not None
                 outputs = self.outputs(call.how, call.inputs)

@@ -30,8 +30,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import RETRAINED
 from ntkexp.records.leave_out import LeaveOut
 from ntkexp.removal.agreement import cosine, twentieth
-from ntkexp.removal.check import beside, groups, sizes
-from ntkexp.report.leave_out import held_against
+from ntkexp.removal.check import beside, groups, groups_left_out, sizes, sizes_of
+from ntkexp.report.leave_out import held_against, told_of_trainings
 
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.trace import Trace
@@ -57,7 +57,7 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
     if again is not None and effects is True and costs_more(plan):
-        return trained_alone(plan, TrainedAlone(training, LoopAgain(again, trace, mean), SEED))
+        return trained_alone(plan, TrainedAlone(training, LoopAgain(again, trace, mean)))
     LOG.warning("ntkexp: %s%s", plan.sentence, "" if again is None else f"; then {retrainings(len(trace.examples))}")
     sweep = FollowedSweep(
         training=training,
@@ -85,16 +85,10 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
 
 def trained_alone(plan: SweepPlan, alone: TrainedAlone) -> LoopEffects:
     """Carry the loop out without each example, which is the truth."""
-    LOG.warning(
-        "ntkexp: effects: %d trainings, each without one example, take less than a sweep back for %d outputs and are "
-        "the truth: no sweep is made",
-        plan.train,
-        plan.points * plan.outputs,
-    )
+    LOG.warning("ntkexp: %s", plan.spared)
     values = alone.effects()
-    check = alone.check(values)
-    told = [f"effects are changes in {plan.train} trainings, each without one example"]
-    told += [] if check is None else [f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}"]
+    check = groups_left_out(values, SEED, alone.loop.changes, range(len(values)))
+    told = told_of_trainings(plan.train, [], check)
     facts: dict[str, float | str] = {"kind": RETRAINED, "mean": alone.loop.mean, "caveats": "; ".join(told)}
     return LoopEffects(values=values, facts=facts, check=check)
 
@@ -162,6 +156,6 @@ def check_of(loop: LoopAgain, effect: Float[Tensor, "probe out example"]) -> Lea
     """Effects held against trainings without examples, if there are enough to leave some out."""
     if not sizes(effect.shape[2]):
         return None
-    removals = groups(effect.square().sum((0, 1)).sqrt(), SEED)
+    removals = groups(sizes_of(effect), SEED)
     actual = loop.changes([each.examples for each in removals])
     return beside(effect, removals, actual, range(len(effect)))

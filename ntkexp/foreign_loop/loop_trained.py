@@ -17,8 +17,6 @@ from torch import Tensor
 from ntkexp.effects.sweep_plan import SweepPlan
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_again import LoopAgain
-from ntkexp.records.leave_out import LeaveOut
-from ntkexp.removal.check import beside, groups, sizes
 
 OUTPUTS = 2
 """A sweep goes back for so many outputs while the loop is carried out once: 0.7 (wide networks) to 5.5."""
@@ -31,22 +29,13 @@ def costs_more(plan: SweepPlan) -> bool:
 
 @dataclass(frozen=True)
 class TrainedAlone:
-    """What is changed by leaving each example out; groups are drawn from the seed."""
+    """What is changed by leaving each example out."""
 
     training: FollowedTraining
     loop: LoopAgain
-    seed: int
 
     def effects(self) -> Float[Tensor, "probe out example"]:
         """Train as many times as there are examples."""
         for index in reversed(range(self.training.length)):
             self.training.step(index)  # refuses another loss
         return self.loop.changes([(k,) for k in range(self.training.examples)]).permute(1, 2, 0)
-
-    def check(self, effect: Float[Tensor, "probe out example"]) -> LeaveOut | None:
-        """Sums of effects held against trainings without groups, if there are any."""
-        if not any(size > 1 for size in sizes(effect.shape[2])):
-            return None
-        chosen = groups(effect.square().sum((0, 1)).sqrt(), self.seed)
-        several = [each for each in chosen if len(each.examples) > 1]
-        return beside(effect, several, self.loop.changes([each.examples for each in several]), range(len(effect)))

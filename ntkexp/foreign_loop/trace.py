@@ -16,24 +16,20 @@ from ntkexp.foreign_loop.call_readers import CallReaders
 from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.cost_of_casts import away
 from ntkexp.foreign_loop.example_loss import ExampleLoss
-from ntkexp.foreign_loop.kept.save import CASTS, PROOFS, save
+from ntkexp.foreign_loop.kept.save import save
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_effects import loop_effects
+from ntkexp.foreign_loop.loop_sums import sums_at_zero
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
-from ntkexp.path.backward.half_times import STRETCHES, halves_at_zero
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Function, Inputs
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-MASSES = 2**27
-"""What acted when is told if it takes no more numbers than these, a gigabyte."""
 
 
 @dataclass
@@ -119,43 +115,19 @@ class Trace:
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
         last = reader.record(end, self.queries)
         back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
-        outputs = last.outputs
-        parts = outputs.new_zeros(*outputs.shape, len(self.examples))
-        decay, casts = torch.zeros_like(outputs), torch.zeros_like(outputs)
-        by_step, figures = outputs.new_zeros(*outputs.shape, len(steps)), []
-        halves = halves_at_zero(len(steps), parts) if STRETCHES * parts.numel() <= MASSES else None
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps))
         for step, later in steps.backwards():
             found = back.take(step, later, steps)
             for call in step.calls:
                 gallery.take(call.names, call.inputs)
             places = [self.examples[name] for call in step.calls for name in call.names]
-            rows = torch.tensor(places, dtype=torch.long, device=parts.device)
-            parts.index_add_(2, rows, found.parts)
-            if halves is not None:
-                halves.add_rows(step.index, rows, found.parts)
-            decay += found.decay
-            casts += found.casts
-            by_step[:, :, step.index] = found.parts.sum(2) + found.decay + found.casts
-            figures.append((found.factor, found.gradient_error, step.rule_error, found.closure, found.casts_error))
-        change = outputs - back.later.outputs
-        proofs = torch.tensor(figures[::-1], dtype=torch.float64).T
-        arrays = {
-            "contribution": (("probe", "out", "example"), parts),
-            "decay": (("probe", "out"), decay),
-            "by_step": (("probe", "out", "step"), by_step),
-            "start": (("probe", "out"), back.later.outputs),
-            "change": (("probe", "out"), change),
-            **{name: (("step",), proof) for name, proof in zip(PROOFS, proofs, strict=False)},
-        }
+            sums.take(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
+        start, casts = back.later.outputs, self.called.casts
+        arrays = sums.arrays(cast=casts is not None)
+        arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), last.outputs - start)}
         facts: dict[str, str | float] = {}
-        if self.called.casts is not None:
-            arrays |= {"casts": (("probe", "out"), casts), CASTS: (("step",), proofs[-1])}
-            facts = {
-                "autocast": self.called.casts.kind,
-                "away": away(self.called, end, self.queries, outputs),
-            }
-        if halves is not None:
-            arrays["half_by"] = (("probe", "out", "example"), halves.by([1.0] * len(steps)))
+        if casts is not None:
+            facts = {"autocast": casts.kind, "away": away(self.called, end, self.queries, last.outputs)}
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)},

@@ -7,7 +7,7 @@ every example is left out by itself as well: then nothing has to be predicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -69,12 +69,28 @@ def leave_out(
     everyone: bool,
 ) -> LeaveOut:
     """Hold effects on these outputs against trainings; `probe` names the points."""
-    removals = groups(effect.square().sum((0, 1)).sqrt(), rerun.seed)
+    removals = groups(sizes_of(effect), rerun.seed)
     if everyone:
         alone = (LeftOut(influential=False, examples=(k,)) for k in range(rerun.examples))
         removals = (*alone, *(each for each in removals if len(each.examples) > 1))
     actual = changes(rerun, [each.examples for each in removals], inputs)[:, :, list(outs)]
     return beside(effect, removals, actual, probe)
+
+
+def groups_left_out(
+    effect: Float[Tensor, "point some train"],
+    seed: int,
+    changes: Callable[[Sequence[Sequence[int]]], Float[Tensor, "removal point some"]],
+    probe: Sequence[int],
+) -> LeaveOut | None:
+    """Hold sums of effects against trainings without groups, if there are enough examples: each by itself is true."""
+    several = [each for each in groups(sizes_of(effect), seed) if len(each.examples) > 1]
+    return beside(effect, several, changes([each.examples for each in several]), probe) if several else None
+
+
+def sizes_of(effect: Float[Tensor, "point some train"]) -> Float[Tensor, " train"]:
+    """How large the effects of each example are, at all points and outputs together."""
+    return effect.square().sum((0, 1)).sqrt()
 
 
 def beside(

@@ -10,6 +10,7 @@ so that what each example did to it adds up, to rounding, to what happened. Mean
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,46 +70,69 @@ class Forgetting:
         return int(np.searchsorted(done, self.harm / 2 * (1 - 1e-12))) + 1 if len(done) else 0
 
 
+@dataclass(frozen=True, eq=False)
+class LaterPhase:
+    """What a phase did at the points of a split, from outputs `before` it; parts are NaN where nobody knows."""
+
+    run: Run
+    split: str
+    during: int
+    before: Array  # [point, out]
+    change: Array
+    parts: Array  # [point, out, example]
+    decay: Array
+
+    def to(self, task: int) -> Forgetting | None:
+        """What it did to a task, at the points where it is known."""
+        run, known, place = self.run, self.run.contributions, self.run.points[self.split]
+        here = np.flatnonzero((known.point_phase.to_numpy()[place] == task) & np.isfinite(self.parts).all(axis=(1, 2)))
+        before = self.before[here]
+        after = before + self.change[here]
+        if not len(here) or not np.isfinite(after).all():
+            return None
+        targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
+        labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
+        slope = slopes(labels, targets, outputs_of(run, "f_T")[place][here], (before + after) / 2)
+        names = known.phase_name.to_numpy()
+        return Forgetting(
+            task=task,
+            during=self.during,
+            names=(str(names[task - 1]), str(names[self.during - 1])),
+            split=self.split,
+            points=len(here),
+            before=level(labels, slope, targets, before),
+            after=level(labels, slope, targets, after),
+            right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
+            by=tuple((np.einsum("xc,xci->i", slope, self.parts[here]) / len(here)).tolist()),
+            decay=float((slope * self.decay[here]).sum()) / len(here),
+            learned_in=tuple(known.example_phase.to_numpy().tolist()),
+        )
+
+
 def forgettings(run: Run) -> list[Forgetting]:
     """What every phase did to the tasks before it, where contributions by phase are known at all outputs."""
-    known = run.contributions
     split = next((name for name in ("probe", "test", "train") if name in run.points), None)
-    if BY_PHASE not in known or split is None or len(run.outs) < run.predictions.sizes["out"]:
+    if BY_PHASE not in run.contributions or split is None or len(run.outs) < run.predictions.sizes["out"]:
         return []
-    pairs = [(task, during) for during in known.phase.to_numpy().tolist() for task in range(1, during)]
-    return [found for pair in pairs if (found := forgetting(run, split, *pair)) is not None]
+    found = ((phase.to(task) for task in range(1, phase.during)) for phase in later_phases(run, split))
+    return [each for tasks in found for each in tasks if each is not None]
 
 
-def forgetting(run: Run, split: str, task: int, during: int) -> Forgetting | None:
-    """What one phase did to a task, at the points of the split where it is known."""
-    known, place = run.contributions, run.points[split]
-    parts = np.asarray(known[BY_PHASE].sel(phase=during).isel(probe=place).to_numpy(), dtype=float)
-    here = np.flatnonzero((known.point_phase.to_numpy()[place] == task) & np.isfinite(parts).all(axis=(1, 2)))
-    changes = np.asarray(known[CHANGE].isel(probe=place).to_numpy(), dtype=float)[:, here]
-    before = outputs_of(run, "f_0")[place][here] + changes[: during - 1].sum(axis=0)
-    after = before + changes[during - 1]
-    if not len(here) or not np.isfinite(after).all():
-        return None
-    targets = np.asarray(run.data[f"{split}_targets"], dtype=float)[here]
-    labels = run.data[f"{split}_target"][here] if len(run.data["classes"]) else None
-    slope = slopes(labels, targets, outputs_of(run, "f_T")[place][here], (before + after) / 2)
-    gone = np.zeros(before.shape)
-    if DECAY_BY_PHASE in known:
-        gone = np.asarray(known[DECAY_BY_PHASE].sel(phase=during).isel(probe=place).to_numpy(), dtype=float)[here]
-    names = known.phase_name.to_numpy()
-    return Forgetting(
-        task=task,
-        during=during,
-        names=(str(names[task - 1]), str(names[during - 1])),
-        split=split,
-        points=len(here),
-        before=level(labels, slope, targets, before),
-        after=level(labels, slope, targets, after),
-        right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
-        by=tuple((np.einsum("xc,xci->i", slope, parts[here]) / len(here)).tolist()),
-        decay=float((slope * gone).sum()) / len(here),
-        learned_in=tuple(known.example_phase.to_numpy().tolist()),
-    )
+def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
+    """Read what each phase but the first did at the points of a split, one after the other."""
+    known, place = run.contributions.isel(probe=run.points[split]), run.points[split]
+    changes = np.asarray(known[CHANGE].to_numpy(), dtype=float)
+    decays = known[DECAY_BY_PHASE].to_numpy().astype(float) if DECAY_BY_PHASE in known else np.zeros_like(changes)
+    for during in range(2, len(changes) + 1):
+        yield LaterPhase(
+            run=run,
+            split=split,
+            during=during,
+            before=outputs_of(run, "f_0")[place] + changes[: during - 1].sum(axis=0),
+            change=changes[during - 1],
+            parts=np.asarray(known[BY_PHASE].sel(phase=during).to_numpy(), dtype=float),
+            decay=decays[during - 1],
+        )
 
 
 def slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array) -> Array:

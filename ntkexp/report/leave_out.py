@@ -8,6 +8,7 @@ Removals weigh alike: the changes of each, predicted and actual, are divided by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan, sqrt
 
@@ -55,6 +56,14 @@ class Agreement:
         if not self.growth <= CHAOS:
             said += f" and differences grow {short(self.growth)}-fold along the training"
         return f"{said}, so what would change is not predictable here; {REMEDY}"
+
+
+def told_of_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
+    """Say of effects that they came of trainings, what makes one doubt these, and whether effects add up."""
+    said = [f"effects are changes in {examples} trainings, each without one example", *doubts]
+    if check is not None:
+        said.append(f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}")
+    return said
 
 
 def off(size: float) -> str:

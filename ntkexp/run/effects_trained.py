@@ -12,10 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.records.contributions import RETRAINED
-from ntkexp.records.leave_out import LeaveOut
-from ntkexp.removal.check import beside, groups, outputs_without, sizes
-from ntkexp.removal.rerun import Rerun
-from ntkexp.report.leave_out import held_against
+from ntkexp.removal.check import changes, groups_left_out, outputs_without
+from ntkexp.report.leave_out import told_of_trainings
 from ntkexp.run.effects_found import EffectsFound, rerun_of, spread
 from ntkexp.run.state import RunState
 from ntkexp.run.sweep_setting import SweepSetting
@@ -30,14 +28,15 @@ def effects_trained(state: RunState, asked: SweepSetting) -> EffectsFound:
     setting, rerun = state.setting, rerun_of(state)
     inputs, outs = setting.problem.inputs[asked.points], list(setting.domain.integrated)
     whole, *without = outputs_without(rerun, [[k] for k in range(rerun.examples)], inputs)
-    changes = (torch.stack(without) - whole)[:, :, outs]
-    values = spread(setting, asked, changes.permute(1, 2, 0))
+    alone = (torch.stack(without) - whole)[:, :, outs]
+    values = spread(setting, asked, alone.permute(1, 2, 0))
     with torch.no_grad():
         missed = (whole - rerun.outputs(rerun.flat.vector(state.weights), inputs))[:, outs]
-    check = check_of(rerun, values[asked.points], inputs, (asked.points - setting.domain.read.start).tolist(), outs)
-    told = [f"effects are changes in {rerun.examples} trainings, each without one example"]
-    told += drifted(missed, changes)
-    told += [] if check is None else [f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}"]
+    probe = (asked.points - setting.domain.read.start).tolist()
+    check = groups_left_out(
+        values[asked.points], rerun.seed, lambda groups: changes(rerun, groups, inputs)[:, :, outs], probe
+    )
+    told = told_of_trainings(rerun.examples, drifted(missed, alone), check)
     facts: dict[str, float | str] = {"kind": RETRAINED, "mean": setting.experiment.path.mean}
     return EffectsFound(values=values, facts=facts, caveats=told, check=check)
 
@@ -51,19 +50,3 @@ def drifted(missed: Float[Tensor, "point out"], changes: Float[Tensor, "train po
         f"trained again as it was, the run ends {short(off)} from where it did, without single examples "
         f"{short(changed)}: its steps amplify rounding, so believe no effect; choose a smaller step size"
     ]
-
-
-def check_of(
-    rerun: Rerun,
-    effect: Float[Tensor, "point integrated train"],
-    inputs: Float[Tensor, "point *shape"],
-    probe: list[int],
-    outs: list[int],
-) -> LeaveOut | None:
-    """Sums of effects on these outputs, held against trainings without groups, if there are any."""
-    if not any(size > 1 for size in sizes(rerun.examples)):
-        return None
-    chosen = groups(effect.square().sum((0, 1)).sqrt(), rerun.seed)
-    several = [each for each in chosen if len(each.examples) > 1]
-    whole, *without = outputs_without(rerun, [each.examples for each in several], inputs)
-    return beside(effect, several, (torch.stack(without) - whole)[:, :, outs], probe)

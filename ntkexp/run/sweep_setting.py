@@ -35,12 +35,7 @@ class SweepSetting:
     @property
     def sentence(self) -> str:
         """What effects cost, said before they are begun."""
-        if not self.retrains:
-            return self.plan.sentence
-        return (
-            f"effects: {self.plan.train} trainings, each without one example, take less than a sweep back for "
-            f"{self.plan.points * self.plan.outputs} outputs and are the truth: no sweep is made"
-        )
+        return self.plan.spared if self.retrains else self.plan.sentence
 
 
 def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:

@@ -9,8 +9,6 @@ Its 1 − p is how the loss falls with the margin, −∂ℓ/∂m, whatever the 
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -19,25 +17,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.bench.answering import answer
+
 Loaders: TypeAlias = tuple[DataLoader[Any], DataLoader[Any]]
 ITERATIONS = (
     30  # of conjugate gradients; after 10, and after 100 of a Hessian that has negative curvature, it did worse
 )
 
 AT_ONCE = 4  # points of an influence function: all 12 of a CNN take 2.6 GB, and say the same
-
-
-def main() -> None:
-    """Answer as long as somebody asks: a line names the file of the question, and that of the answer."""
-    torch.set_default_dtype(torch.float64)  # of what it makes itself
-    for line in sys.stdin:
-        asked, answer = line.rstrip("\n").split("\t")
-        case = torch.load(asked, weights_only=False)
-        torch.set_num_threads(case["threads"])
-        start = time.process_time()
-        found = told(case)
-        torch.save((found, time.process_time() - start), answer)
-        print("answered", flush=True)
 
 
 def told(case: Mapping[str, Any]) -> Tensor:
@@ -135,4 +122,5 @@ def margin(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Ten
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_default_dtype(torch.float64)  # of what it makes itself
+    answer(told)

@@ -31,8 +31,8 @@ def main(head: str, depth: int, shape: list[int], count: int, kind: str, threads
 
 def network(head: str, depth: int, axes: int, kind: str) -> Callable[[Any, Any], Any]:
     """The kernels of the network that goes by these words in `tests.bench.infinite`."""
-    import jax  # noqa: PLC0415
-    from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+    import jax  # noqa: PLC0415  of another environment
+    from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  as well
 
     padding, middle = "CIRCULAR" if kind == "circular" else "SAME", depth // 2
     kinds: dict[str, Callable[[], tuple[Any, ...]]] = {

@@ -6,9 +6,7 @@ The output that it asks for is the margin m, with the slope −∂ℓ/∂m; test
 from __future__ import annotations
 
 import logging
-import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,17 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-
-def main() -> None:
-    """Answer as long as somebody asks: a line names the file of the question, and that of the answer."""
-    for line in sys.stdin:
-        asked, answer = line.rstrip("\n").split("\t")
-        case = torch.load(asked, weights_only=False)
-        torch.set_num_threads(case["threads"])
-        start = time.process_time()
-        found = trak(case)
-        torch.save((found, time.process_time() - start), answer)
-        print("answered", flush=True)
+from tests.bench.answering import answer
 
 
 def trak(case: Mapping[str, Any]) -> Tensor:
@@ -83,4 +71,4 @@ def margin_task(asked: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    answer(trak)

@@ -28,7 +28,7 @@ class Inside(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            found: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            found: Tensor = super().forward(x)  # type: ignore[no-untyped-call]  # a library's
         return found.float()
 
 
@@ -46,7 +46,7 @@ def back(given: Loop, batch: Tensor, kind: torch.dtype, scale: float = 1.0) -> N
     given.zero()
     with torch.autocast("cpu", kind):
         loss = functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
-    (loss * scale).backward()  # type: ignore[no-untyped-call]
+    (loss * scale).backward()  # type: ignore[no-untyped-call]  # torch's own
     for weight in given.model.parameters():
         assert weight.grad is not None
         weight.grad /= scale
@@ -107,6 +107,7 @@ def test_casts_are_what_plain_autograd_says_of_them() -> None:
     found, given = followed(cast_loop(loops.sgd), brain).attribute(), cast_loop(loops.sgd)
     for given.done, batch in zip(range(STEPS), batches()):  # noqa: B905  there is no last batch
         state, came = torch.get_rng_state(), list[Tensor]()
+        # It is removed before `came` is another list.
         hook = given.model.register_forward_hook(lambda *seen: seen[2].register_hook(came.append) and None)  # noqa: B023
         back(given, batch, torch.bfloat16)
         hook.remove()

@@ -164,7 +164,7 @@ def test_parts_are_those_of_a_loop_that_keeps_its_masks_by_itself() -> None:
             torch.set_rng_state(state)
             given.zero()
             losses = functional.cross_entropy(given.model(given.x[batch]), given.y[batch], reduction="none")
-            losses[row].backward()  # type: ignore[no-untyped-call]
+            losses[row].backward()  # type: ignore[no-untyped-call]  # torch's own
             found.append({name: grad(weight) for name, weight in given.model.named_parameters()})
         torch.set_rng_state(state)
         plain(given, batch)

@@ -138,7 +138,7 @@ def test_every_row_tells_of_every_task() -> None:
     first, switch, last = rows[0], rows[7], rows[20]
     assert switch["loss_probe_1"] < first["loss_probe_1"]  # type: ignore[operator]  # it is a number
     assert switch["loss_probe_1"] < last["loss_probe_1"]  # type: ignore[operator]  # A is forgotten
-    assert last["loss_2"] < switch["loss_2"]  # type: ignore[operator]
+    assert last["loss_2"] < switch["loss_2"]  # type: ignore[operator]  # B is learned
 
 
 class Left(Memory):

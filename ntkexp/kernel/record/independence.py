@@ -6,6 +6,8 @@ batch centred by its own mean say, shows only in the outputs.
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +16,7 @@ from ntkexp.kernel.record.inputs import map_tensors, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Function, Inputs
 
 COUPLED = (
     "the module couples the examples of a batch, so it has no tangent kernel; look for batch statistics, or for "
@@ -36,30 +38,22 @@ ROUNDINGS = 100.0
 def refuse_dependence(function: Function, tape: Tape) -> None:
     """Run all examples once more, the first by itself, and the others without it."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
-    if tape.drawn:
-        return refuse_dependence_on_rows(function, tape, weights)
     for some, reason in ((slice(None), CHANGING), (slice(0, 1), COUPLED), (slice(1, None), COUPLED)):
         if len(tape.outputs[some]):
             with torch.no_grad():
-                apart = columns(function, weights, part(tape.given, some))
-            refuse_change(apart, tape.outputs[some], tape, reason)
+                found = columns(function, weights, apart(tape, some))
+            refuse_change(found[some] if tape.drawn else found, tape.outputs[some], tape, reason)
 
 
-def refuse_dependence_on_rows(function: Function, tape: Tape, weights: Weights) -> None:
-    """Run a batch that random numbers are drawn for as a whole with rows in the place of others, none left out: the
-    first for all of them, and the second for the first."""
-    count = len(tape.outputs)
-    seconds = [min(1, count - 1), *range(1, count)]
-    for rows, some, reason in (
-        (list(range(count)), slice(None), CHANGING),
-        ([0] * count, slice(0, 1), COUPLED),
-        (seconds, slice(1, None), COUPLED),
-    ):
-        if len(tape.outputs[some]):
-            others = map_tensors(lambda tensor, rows=rows: tensor[rows], tape.given)  # type: ignore[misc]
-            with torch.no_grad():
-                found = columns(function, weights, others)
-            refuse_change(found[some], tape.outputs[some], tape, reason)
+def apart(tape: Tape, some: slice) -> Inputs:
+    """The inputs of some examples; where random numbers are drawn for a batch as a whole, none is left out, and the
+    first of these stands in the place of each other.
+    """
+    if not tape.drawn:
+        return part(tape.given, some)
+    everyone = range(len(tape.outputs))
+    kept = everyone[some]
+    return map_tensors(itemgetter([k if k in kept else kept[0] for k in everyone]), tape.given)
 
 
 def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape, reason: str) -> None:

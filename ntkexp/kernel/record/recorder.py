@@ -117,7 +117,7 @@ class Recorder(DispatchMode):
             kept = self.apply(aten.mul.Tensor, value, self.taken(mask.to(value.dtype)))
             return self.apply(aten.mul.Scalar, kept, 1 / (1 - rate) if rate < 1 else 0.0), mask
         refuse_passing(func)
-        if func._schema.is_mutable:
+        if writes(func):
             found = self.taken(func(args[0].clone(), *args[1:], **kwargs))
             return self.apply(aten.copy_.default, args[0], found)
         return self.taken(func(*args, **kwargs))
