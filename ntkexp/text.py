@@ -81,14 +81,23 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def counted(count: int, noun: str) -> str:
+    """Spell things by their number.
+
+    >>> counted(1, "seed"), counted(3, "seed"), counted(1200, "run")
+    ('1 seed', '3 seeds', '1,200 runs')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def several(names: Sequence[str]) -> str:
     """Name some of many.
 
-    >>> several(["a", "b"]), several("abcde")
-    ('a, b', 'a, b, c and 2 others')
+    >>> several(["a", "b"]), several("abcd"), several("abcde")
+    ('a, b', 'a, b, c and 1 other', 'a, b, c and 2 others')
     """
     rest = len(names) - 3
-    return f"{', '.join(names[:3])} and {rest} others" if rest > 0 else ", ".join(names)
+    return f"{', '.join(names[:3])} and {counted(rest, 'other')}" if rest > 0 else ", ".join(names)
 
 
 def duration(seconds: float) -> str:

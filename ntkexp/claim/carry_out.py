@@ -12,6 +12,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.sweep.conductor import Conductor
 from ntkexp.sweep.cost import Estimator
 from ntkexp.sweep.listener import AbstractSweepListener
+from ntkexp.sweep.remaining_time import RemainingTime
 from ntkexp.sweep.status import RunStatus, statuses
 
 
@@ -52,10 +53,13 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     home, logs = str(Path.cwd()), str(planned.out / "sweeps")
     if not left:
         return
-    workshop.listener.begin(planned.claim.name, len(planned.trials), len(planned.trials) - len(left), 1, 0.0)
+    clock = RemainingTime({job.name: 1.0 for job in left}, workshop.engine.workers, believed=0.0)
+    done, workers = len(planned.trials) - len(left), workshop.engine.workers
+    workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
     try:
         for event in workshop.engine.perform(Task(job.name, job, home, logs) for job in left):
-            workshop.listener.see(event, 0.0)
+            clock.see(event)
+            workshop.listener.see(event, clock.ahead)
             if isinstance(event, Ended) and event.how not in {"done", "found"}:
                 raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {event.reason or 'no reason given'}")
     finally:

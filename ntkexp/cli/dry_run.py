@@ -16,7 +16,7 @@ def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[Plann
     """Show what would run, for how long, and how much memory it takes."""
     from ntkexp.config.as_text import spelled
     from ntkexp.sweep.cost import Estimator
-    from ntkexp.text import aligned, duration
+    from ntkexp.text import aligned, counted, duration
 
     estimate = Estimator()
     costs = {run.name: estimate(run.experiment) for run in plan.distinct}
@@ -37,8 +37,8 @@ def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[Plann
     total = max([sum(seconds) / engine.workers, *seconds])
     most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
     sys.stdout.write(
-        f"{plan.sweep.name}: {len(begun)} of {len(plan.distinct)} runs to do, about {duration(total)} and up to "
-        f"{most / 1e9:.1f} GB with {engine.workers} workers{early_end(begun)}\n"
+        f"{plan.sweep.name}: {len(begun)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
+        f"and up to {most / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{early_end(begun)}\n"
     )
     for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
         sys.stderr.write(f"ntkexp: would fail: {mistake}\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.text import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -60,7 +61,7 @@ class Lines(AbstractProgress):
 
     def start(self, name: str, steps: int, done: int) -> None:
         self.name, self.steps, self.said, self.at = name, steps, done, time.monotonic()
-        self.say(f"{name}: {steps} steps" + (f", {done} of them done" if done else ""))
+        self.say(f"{name}: {counted(steps, 'step')}" + (f", {done} of them done" if done else ""))
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
         tenth = 10 * step // self.steps > 10 * self.said // self.steps

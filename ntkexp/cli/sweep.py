@@ -12,6 +12,7 @@ from ntkexp.cli.interrupt import interruptible, polite_kill
 from ntkexp.cli.repeat import options, trusted
 from ntkexp.cli.train import ensure_writable, keep_events
 from ntkexp.records.command import command
+from ntkexp.text import counted
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended
@@ -152,4 +153,4 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
     advice += "; the same command goes on" if counts["unfinished"] else ""
-    return f"{plan.sweep.name}: {len(statuses)} runs, {told}{advice}"
+    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {told}{advice}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.engine.base import Began, Ended, Event, Stepped
 from ntkexp.sweep.listener import AbstractSweepListener, NoListener
-from ntkexp.text import duration
+from ntkexp.text import counted, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -34,16 +34,16 @@ class Lines(AbstractSweepListener):
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.runs, self.ended = stream, 0, 0
 
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         self.runs, self.ended = runs, done
         known = f", {done} of them done" if done else ""
-        self.say(f"{name}: {runs} runs{known}; about {duration(seconds)} with {workers} workers")
+        self.say(f"{name}: {counted(runs, 'run')}{known}; {about(seconds)}with {counted(workers, 'worker')}")
 
-    def see(self, event: Event, ahead: float) -> None:
+    def see(self, event: Event, ahead: float | None) -> None:
         if isinstance(event, Ended) and event.how != "held":
             self.ended += 1
             how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
-            self.say(f"{self.ended}/{self.runs}  {event.name} is {how}; about {duration(ahead)} to go")
+            self.say(f"{self.ended}/{self.runs}  {event.name} is {how}{to_go(ahead)}")
 
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop
@@ -54,6 +54,24 @@ class Lines(AbstractSweepListener):
         pass
 
 
+def about(seconds: float | None) -> str:
+    """Say how long something takes, if that is known.
+
+    >>> about(200.0), about(None)
+    ('about 3.3 min ', '')
+    """
+    return "" if seconds is None else f"about {duration(seconds)} "
+
+
+def to_go(ahead: float | None) -> str:
+    """Say how long is still to go, if that is known.
+
+    >>> to_go(60.0), to_go(None)
+    ('; about 60 s to go', '')
+    """
+    return "" if ahead is None else f"; about {duration(ahead)} to go"
+
+
 class Board(AbstractSweepListener):
     """Bars: of all runs, and of each that is at work."""
 
@@ -62,7 +80,7 @@ class Board(AbstractSweepListener):
         self.whole: TaskID | None = None
         self.running: dict[str, TaskID] = {}
 
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -73,10 +91,10 @@ class Board(AbstractSweepListener):
             TextColumn("{task.fields[now]}"),
         )
         self.bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.whole = self.bars.add_task(name, total=runs, completed=done, now=f"about {duration(seconds)}")
+        self.whole = self.bars.add_task(name, total=runs, completed=done, now=about(seconds))
         self.bars.start()
 
-    def see(self, event: Event, ahead: float) -> None:
+    def see(self, event: Event, ahead: float | None) -> None:
         if self.bars is None or self.whole is None:
             return
         match event:
@@ -88,7 +106,7 @@ class Board(AbstractSweepListener):
                 if event.name in self.running:
                     self.bars.remove_task(self.running.pop(event.name))
                 self.bars.advance(self.whole, event.how != "held")
-        self.bars.update(self.whole, now=f"about {duration(ahead)} to go")
+        self.bars.update(self.whole, now=to_go(ahead).removeprefix("; "))
 
     def say(self, text: str) -> None:
         if self.bars is not None:

@@ -13,6 +13,7 @@ import torch
 
 from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.mistake import Mistake
+from ntkexp.text import counted
 
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.trace import Trace
@@ -49,7 +50,7 @@ def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -
         UNDER_WAY.reset(token)
     if len(asked.traces) != 1:
         raise Mistake(
-            f"again=: the function followed {len(asked.traces) or 'no'} loop{'s' * (len(asked.traces) > 1)}; let it "
+            f"again=: the function followed {counted(len(asked.traces), 'loop')}; let it "
             "carry out the one that was followed, with ntkexp.follow in it"
         )
     return asked.traces[0]

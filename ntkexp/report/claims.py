@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from ntkexp.records.claim import ClaimRecord
-from ntkexp.text import listed
+from ntkexp.text import counted, listed
 
 LEVEL = 0.05
 VERDICTS = ("supported", "refuted", "undecided")
@@ -31,7 +31,7 @@ def summary(records: Sequence[ClaimRecord]) -> str:
         return "No claim was judged."
     counts = {word: sum(record.main.verdict == word for record in records) for word in VERDICTS}
     told = listed([f"{count} {word}" for word, count in counts.items() if count])
-    many = f"{len(records)} claim{'s' * (len(records) != 1)}: {told}"
+    many = f"{counted(len(records), 'claim')}: {told}"
     decided = [record for record in records if record.main.verdict != "undecided"]
     stand = sum(s for s, record in zip(standing(chances(records)), records, strict=True) if record in decided)
     if len(records) == 1 or not decided:
@@ -53,7 +53,7 @@ def outlook(record: ClaimRecord) -> str:
         return ""
     minutes = record.cpu_minutes / len(record.main.seeds) * more
     takes = "" if math.isnan(minutes) else f", about {minutes:.1f} CPU minutes,"
-    return f"{more} more seed{'s' * (more > 1)}{takes} would probably decide"
+    return f"{counted(more, 'more seed')}{takes} would probably decide"
 
 
 def chances(records: Sequence[ClaimRecord]) -> list[float | None]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ntkexp.report.explain import Example, Explanation, Part
-from ntkexp.text import MISSING, aligned, percent, short
+from ntkexp.text import MISSING, aligned, counted, percent, short
 
 LONGEST = 60  # letters of an example's text
 
@@ -56,7 +56,8 @@ def examples(explanation: Explanation, top: int) -> str:
     ]
     if rest:
         shares = sum(abs(part.added) for part in rest) / mass
-        rows.append((f"{len(rest)} others", "", signed(sum(part.added for part in rest)), percent(shares), MISSING))
+        others = counted(len(rest), "other")
+        rows.append((others, "", signed(sum(part.added for part in rest)), percent(shares), MISSING))
         rows[-1] = (*rows[-1], *([MISSING] if tells else []))
     known = ["if left out"] if tells else []
     named = "target" if parts and parts[0].example.text is None else "name"

@@ -8,7 +8,7 @@ from ntkexp.report.explain import example
 from ntkexp.report.explain_text import signed
 from ntkexp.report.forgetting import Forgetting, forgettings
 from ntkexp.report.run import Run
-from ntkexp.text import aligned, percent, short
+from ntkexp.text import aligned, counted, percent, short
 
 
 def told_of_tasks(run: Run, top: int) -> str:
@@ -73,5 +73,5 @@ def table(run: Run, found: Forgetting, top: int) -> str:
         rows.append((f"#{shown.index}", str(found.learned_in[k]), shown.name, signed(sign * found.by[k]), share))
     if rest := found.worst[top:]:
         done = sum(found.by[k] for k in rest)
-        rows.append((f"{len(rest)} others", "", "", signed(sign * done), percent(-done / found.harm)))
+        rows.append((counted(len(rest), "other"), "", "", signed(sign * done), percent(-done / found.harm)))
     return aligned(header, rows, (False, True, False, True, True))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.leave_out import LeaveOut
-from ntkexp.text import percent, short
+from ntkexp.text import counted, percent, short
 
 BELIEVED, CHAOS = 0.5, 1e3
 """The least correlation, and the most growth of differences along the training, with which effects are believed."""
@@ -47,7 +47,7 @@ class Agreement:
         >>> Agreement(8, 0.2, 0.85, 1.2).sentence.partition(",")[2][:40]
         ' so what would change is not predictable'
         """
-        head = f"{self.removals} retraining{'s' * (self.removals > 1)}: predicted changes"
+        head = f"{counted(self.removals, 'retraining')}: predicted changes"
         if not isfinite(self.correlation):
             return f"{head} cannot be held against actual ones, which are none or not finite"
         said = f"{head} correlate {self.correlation:.2f} with actual ones"

@@ -12,7 +12,7 @@ from ntkexp.report.effects import NOT_COMPUTED
 from ntkexp.report.explain_text import signed
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
-from ntkexp.text import aligned, percent, short
+from ntkexp.text import aligned, counted, percent, short
 
 STRETCHES = 10
 CHAOS = 1e3  # of the growth of the sweep: beyond it, single shares are those of rounding and of chance
@@ -26,10 +26,11 @@ def ledger_told(entries: Sequence[LedgerEntry], found: Removal, agreement: Agree
 
 def head(found: Removal) -> str:
     """Say what was done, and how well it is known."""
-    group = f"{len(found.example)} example{'s' * (len(found.example) > 1)}"
+    group = counted(len(found.example), "example")
     said = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
     if found.emptied:
-        said.append(f"in {found.emptied} steps nothing was left of the batch: memory and decay alone moved the weights")
+        steps = counted(found.emptied, "step")
+        said.append(f"in {steps} nothing was left of the batch: memory and decay alone moved the weights")
     said.append(f"shares add up to the actual changes, to {short(found.closure)} of them")
     if not found.growth <= CHAOS:
         said.append(
@@ -63,7 +64,8 @@ def shares(entry: LedgerEntry, top: int) -> str:
         for k in order[:top]
     ]  # fmt: skip
     if len(rest := entry.shares[order[top:]]):
-        rows.append((f"{len(rest)} others", "", signed(float(rest.sum())), percent(float(np.abs(rest).sum()) / mass)))
+        others = counted(len(rest), "other")
+        rows.append((others, "", signed(float(rest.sum())), percent(float(np.abs(rest).sum()) / mass)))
     return aligned(("left out", "target", "share", "of all shares"), rows, (False, False, True, True))
 
 

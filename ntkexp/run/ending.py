@@ -8,6 +8,7 @@ from math import isfinite
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.optimizer.stable_step import AbstractStable
 from ntkexp.run.setting import Setting
+from ntkexp.text import counted
 
 BLOWN_UP = 1e6  # times the first loss: far beyond what a run that converges passes through
 
@@ -37,7 +38,7 @@ def count(steps: int) -> str:
     >>> count(1), count(2)
     ('trained for 1 step', 'trained for 2 steps')
     """
-    return "trained for 1 step" if steps == 1 else f"trained for {steps} steps"
+    return f"trained for {counted(steps, 'step')}"
 
 
 def advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:

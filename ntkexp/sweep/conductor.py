@@ -14,6 +14,7 @@ from ntkexp.sweep.listener import AbstractSweepListener
 from ntkexp.sweep.plan import Plan, PlannedRun, longest_first
 from ntkexp.sweep.remaining_time import RemainingTime
 from ntkexp.sweep.run_job import RunJob
+from ntkexp.text import counted
 
 PAUSE = 0.5  # seconds between two looks at runs that another process is at
 UNFINISHED = ("stopped", "killed", "broken", "failed")
@@ -91,6 +92,6 @@ class Conductor:
 
     def wait(self, runs: list[PlannedRun]) -> None:
         """Wait until another process lets go of one of these runs."""
-        self.listener.say(f"{len(runs)} runs are being carried out by another process; waiting for them")
+        self.listener.say(f"another process is at {counted(len(runs), 'run')}; waiting for it")
         while all(self.plan.folder(run).state == "running" for run in runs):
             time.sleep(PAUSE)

@@ -11,12 +11,12 @@ class AbstractSweepListener(ABC):
     """A listener hears `begin`, any number of events and remarks, and `end`."""
 
     @abstractmethod
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
-        """A sweep of so many runs goes on, some of them done; about how long the others take, in all."""
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
+        """A sweep of so many runs goes on, some of them done; about how long the others take, in all, if known."""
 
     @abstractmethod
-    def see(self, event: Event, ahead: float) -> None:
-        """Something happened to a run; about how many seconds remain."""
+    def see(self, event: Event, ahead: float | None) -> None:
+        """Something happened to a run; about how many seconds remain, if known."""
 
     @abstractmethod
     def say(self, text: str) -> None:
@@ -30,10 +30,10 @@ class AbstractSweepListener(ABC):
 class NoListener(AbstractSweepListener):
     """Nobody listens."""
 
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float) -> None:
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         pass
 
-    def see(self, event: Event, ahead: float) -> None:
+    def see(self, event: Event, ahead: float | None) -> None:
         pass
 
     def say(self, text: str) -> None:

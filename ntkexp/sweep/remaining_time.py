@@ -1,6 +1,8 @@
 """How long it will still take: what is left of the estimated work, at the speed of the work that was seen.
 
-ahead = max(left / (workers · speed), longest that is left)       speed = estimated / measured worker seconds
+ahead = max(left / workers, longest that is left) / speed       speed = estimated / measured worker seconds
+
+Where costs are in no known unit, as those of jobs that are taken to be alike, nothing is known until one has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass, field
 from ntkexp.engine.base import Began, Ended, Event, Stepped
 
 TRAINING = 0.9  # the share of a run until its last step; then it is written and drawn
-PRIOR = 20.0  # worker seconds for which the estimate is believed until runs have been seen
+PRIOR = 20.0  # worker seconds for which an estimate is believed until runs have been seen
 
 
 @dataclass
@@ -21,6 +23,7 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
+    believed: float = PRIOR  # worker seconds for which the estimate stands; 0 if costs are in no known unit
     shares: dict[str, float] = field(default_factory=dict)  # of the runs at work and those that ended here
     begun: dict[str, float] = field(default_factory=dict)
     spent: float = 0.0  # worker seconds of runs that ended
@@ -40,10 +43,12 @@ class RemainingTime:
                 self.shares[event.name] = 1.0
 
     @property
-    def ahead(self) -> float:
-        """The seconds that the sweep will still take, about."""
+    def ahead(self) -> float | None:
+        """The seconds that the sweep will still take, about, once that can be told."""
         left = {name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()}
         seen = sum(self.costs.values()) - sum(left.values())
         busy = self.spent + sum(time.monotonic() - start for start in self.begun.values())
-        speed = (seen + PRIOR) / (busy + PRIOR)
+        if seen + self.believed == 0:
+            return None
+        speed = (seen + self.believed) / (busy + self.believed)
         return max(sum(left.values()) / self.workers, *left.values(), 0.0) / speed

@@ -74,7 +74,17 @@ def test_a_slow_machine_is_believed(now: list[float]) -> None:
     clock.see(Began("a"))
     now[0] = 1000.0
     clock.see(Ended("a", "done"))
-    assert 500 < clock.ahead < 1000  # ten times slower than was thought, and the first thought counts a little
+    assert clock.ahead == pytest.approx(750, rel=1 / 3)  # ten times slower than thought, which counts a little
+
+
+def test_jobs_without_estimates_tell_by_those_that_ended(now: list[float]) -> None:
+    clock = RemainingTime({"a": 1.0, "b": 1.0, "c": 1.0}, workers=1, believed=0.0)
+    assert clock.ahead is None
+    clock.see(Began("a"))
+    now[0] = 7.0
+    assert clock.ahead is None
+    clock.see(Ended("a", "done"))
+    assert clock.ahead == pytest.approx(14)
 
 
 def test_what_was_held_comes_again(now: list[float]) -> None:

@@ -10,7 +10,7 @@ from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import PowerLaw
 from ntkexp.report.analysis.verdict import Verdict, Word
 from ntkexp.report.quantity import describe
-from ntkexp.text import short
+from ntkexp.text import counted, short
 
 WORDS: tuple[Word, ...] = ("agrees", "larger", "smaller", "undecided")
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
@@ -118,12 +118,3 @@ def number(exponent: float) -> str:
     ('−0.5', '1')
     """
     return f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−") if abs(exponent) >= 0.005 else "0"
-
-
-def counted(count: int, noun: str) -> str:
-    """Spell things by their number.
-
-    >>> counted(1, "seed"), counted(3, "seed")
-    ('1 seed', '3 seeds')
-    """
-    return f"{count} {noun}{'s' * (count != 1)}"

@@ -18,7 +18,7 @@ from ntkexp.report.likeness import Likeness, likeness
 from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading, log_axis
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
-from ntkexp.text import listed, short, spoken
+from ntkexp.text import counted, listed, short, spoken
 
 LEAST = 1e-17  # where an error of exactly zero is drawn
 
@@ -89,7 +89,7 @@ def answer(table: pd.DataFrame, runs: int) -> str:
     least = ranks.groupby(level=0).transform("min")
     times = own.loc[(ranks == least).to_numpy(), "machine"].value_counts(sort=False)
     if not len(times):
-        return f"No machine that knows the network has a finite error in {runs} run{'s' * (runs > 1)}"
+        return f"No machine that knows the network has a finite error in {counted(runs, 'run')}"
     first = listed([spoken(str(name)) for name in times.index[times == times.max()]])
     often = f" in {times.max()} of {runs} runs" if runs > 1 else ""
     return f"Nearest to the network {'is' if (times == times.max()).sum() == 1 else 'are'} {first}{often}"
