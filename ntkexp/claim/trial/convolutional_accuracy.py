@@ -5,9 +5,9 @@
     kernel       regression with its tangent kernel
     network      a network of finite width, less its first outputs, all layers trained by descent with momentum
 
-Targets are one-hot and centred, errors are squared; rows are told apart by `depth` and by the `family`, `CNTK` or
-`CNTK-GAP`, with pooling. S. Arora et al., "On exact computation with an infinitely wide neural net" (2019),
-arXiv:1904.11955, table 1.
+Asked are those named by `regressors`. Targets are one-hot and centred, errors are squared; rows are told apart by
+`depth` and by the `family`, `CNTK` or `CNTK-GAP`, with pooling. S. Arora et al., "On exact computation with an
+infinitely wide neural net" (2019), arXiv:1904.11955, table 1.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 
 INIT = NTK(W_std=sqrt(2), b_std=0.0)
+Regressor = Literal["process", "kernel", "network"]
 FAMILIES = {"CNTK": False, "CNTK-GAP": True}
 MOMENTUM = 0.9
 
@@ -44,6 +45,7 @@ class ConvolutionalAccuracy(AbstractTrial):
     depths: tuple[Count, ...] = Field((3, 4, 6), min_length=1)
     width: Count = 16
     steps: Count = 200
+    regressors: tuple[Regressor, ...] = Field(("process", "kernel", "network"), min_length=1)
     dtype: Literal["float64", "float32"] = "float32"
     """Networks are trained with such numbers; kernels are always of float64.
     The largest output needs no more than single precision, in which convolutions are four times as fast."""
@@ -69,13 +71,22 @@ class ConvolutionalAccuracy(AbstractTrial):
         found = {
             name: right @ torch.linalg.solve(left, y)
             for name, left, right in zip(("process", "kernel"), among, across, strict=True)
+            if name in self.regressors
         }
-        kind: torch.dtype = getattr(torch, self.dtype)
-        module = model.module(INIT, tuple(x.shape[1:]), y.shape[1], generator, data.vocabulary).eval().to(kind)
-        step_size = 1 / float(torch.linalg.eigvalsh(among[1])[-1])
-        found["network"] = trained(module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps)
+        if "network" in self.regressors:
+            step_size = 1 / float(torch.linalg.eigvalsh(among[1])[-1])
+            found["network"] = self.of_network(model, data, y, step_size, generator)
         for name, outputs in found.items():
             yield name, float((outputs.argmax(1) == data.test.target).double().mean())
+
+    def of_network(
+        self, model: CNTK, data: Data, y: Float[Tensor, "train class"], step_size: float, generator: torch.Generator
+    ) -> Float[Tensor, "test class"]:
+        """The outputs of a network of finite width at new points."""
+        x, new = data.train.inputs, data.test.inputs
+        kind: torch.dtype = getattr(torch, self.dtype)
+        module = model.module(INIT, tuple(x.shape[1:]), y.shape[1], generator, data.vocabulary).eval().to(kind)
+        return trained(module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps)
 
 
 def trained(
