@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.diagnostics.lanczos import largest_eigenvalue
+
 TOP = 10
 DENSE = 4096  # entries; all eigenvalues of a larger matrix would take minutes at every snapshot
-POWERS = 100
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,8 @@ def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
 
 
 def largest(kernel: Float[Tensor, "train out train out_"]) -> float:
-    """λ_max: from all eigenvalues of a matrix that is small enough, from below by power iteration of a larger one."""
+    """λ_max: from all eigenvalues of a matrix that is small enough, from below by products with a larger one."""
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= DENSE:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
-    vector = matrix.diagonal().sqrt()
-    for _ in range(POWERS):
-        vector = matrix @ (vector / vector.norm())
-    return float(vector.norm())
+    return largest_eigenvalue(matrix.__matmul__, matrix.diagonal().sqrt())

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.diagnostics.lanczos import largest_eigenvalue
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import trace
 from ntkexp.kernel.read.outputs import chunks
@@ -20,8 +21,6 @@ from ntkexp.path.gradient import summed, total
 from ntkexp.path.points import Points
 from ntkexp.path.right_side import right_side
 from ntkexp.shapes import Weights
-
-POWERS, SETTLED = 100, 1e-9  # at most so many, until a product changes the length by no more
 
 
 @dataclass(frozen=True)
@@ -92,23 +91,21 @@ class NetworkView:
 
     @cached_property
     def largest(self) -> float:
-        """λ_max of the kernel among the training examples, from below, without it: by power iteration with JJᵀ."""
+        """λ_max of the kernel among the training examples, from below, without it: by products with JJᵀ."""
         return self.largest_among(slice(None))
 
     def largest_among(self, examples: slice) -> float:
         """The same among some of them."""
         inside = torch.zeros_like(self.train_outputs)
         inside[examples] = 1.0
-        vector = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
-        for _ in range(POWERS):
-            if not (length := vector.norm()):
-                break
-            gradient = summed(self.pulled(vector / length), self.weights)
-            tapes = self.tapes(self.points.train_blocks)
-            vector = torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]) * inside
-            if (vector.norm() - length).abs() <= SETTLED * length:
-                break
-        return float(vector.norm())
+        start = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
+        return largest_eigenvalue(lambda vector: self.kernel_times(vector) * inside, start)
+
+    def kernel_times(self, vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
+        """J Jᵀv of the training examples."""
+        gradient = summed(self.pulled(vector), self.weights)
+        tapes = self.tapes(self.points.train_blocks)
+        return torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes])
 
     def tangent_kernel(self) -> Float[Tensor, "probe out train out_"]:
         """K(θ) between all points and the training examples."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ntkexp.diagnostics import spectrum as chapter
+from ntkexp.diagnostics.lanczos import largest_eigenvalue
 from ntkexp.diagnostics.spectrum import largest, spectrum
 from tests.kernel.compare import agree
 
@@ -74,9 +75,27 @@ def test_shares_of_a_vector() -> None:
     assert isnan(found.share(torch.zeros(3, dtype=torch.float64), 1))
 
 
-def test_power_iteration_stands_in_for_a_large_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_with_vectors_stand_in_for_a_large_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = diagonal([1.0, 4.0, 2.0]) + 0.1 * kernel_of(normal(3, 3))
     exact = largest(kernel)
     monkeypatch.setattr(chapter, "DENSE", 2)
-    # the gap of two or so between the first eigenvalues leaves 2⁻¹⁰⁰
-    assert abs(largest(kernel) - exact) <= 100 * EPS * exact
+    assert abs(largest(kernel) - exact) <= 100 * EPS * exact  # three vectors span the space
+
+
+def test_close_eigenvalues_take_few_products() -> None:
+    """Powers of the matrix tell 1 from 0.99 no sooner than 0.99^2k is small: 1000 of them leave 2e-9."""
+    values, taken = torch.cat([torch.linspace(0, 0.99, 500), torch.ones(1)]).double(), []
+
+    def product(vector: Tensor) -> Tensor:
+        taken.append(vector)
+        return values * vector
+
+    found = largest_eigenvalue(product, normal(501, 1)[:, 0])
+    assert 1 - 1e-6 < found <= 1 + 100 * EPS
+    assert len(taken) < 60
+
+
+def test_a_vector_that_reaches_nothing_has_no_eigenvalue() -> None:
+    assert largest_eigenvalue(lambda vector: 0 * vector, torch.ones(3)) == 0
+    assert largest_eigenvalue(lambda vector: vector, torch.zeros(3)) == 0
+    assert isnan(largest_eigenvalue(lambda vector: vector * torch.nan, torch.ones(3)))

@@ -25,7 +25,7 @@ WAYS = (
     ("optimizer=gd", "kernel.sketch=20"),
     ("optimizer=gd", "path.outputs=[2,0]", "path.pieces=2"),
 )
-STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from power iteration
+STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from products with vectors
 ROUNDING = 1e-12  # sums over outputs before products with the probe's features, over 4 steps
 
 
