@@ -4,7 +4,7 @@
     trace            [snapshot, probe, train]              its sum over out = out_
     output_gradient  [snapshot, train, out_]               ℓ′, the loss's, of all training examples
     step             [snapshot]                            its step, written last; −1 until then
-    path_<rule>      [probe, out, train, out_]
+    path_<rule>      [probe, out, train, out_]             NaN, of which nothing is kept, where it is not known
 
 `probe` runs over every point where the network is read: first the training examples, then probe, then test.
 """
@@ -21,7 +21,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from ntkexp.records.atomic import write_atomically
-from ntkexp.records.store import Facts, create_store, drop_partial, get_array, open_store, preallocate, put_array
+from ntkexp.records.store import create_store, drop_partial, get_array, open_store, preallocate
 
 Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
 
@@ -29,6 +29,7 @@ KERNELS = "kernels.zarr"
 KERNEL_DIMS = ("probe", "out", "train", "out_")
 TANGENT, TRACE = "tangent", "trace"
 NOT_YET = -1
+FEW = 16  # points in a chunk, where not all are known
 
 
 def create_kernels(path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False) -> None:
@@ -67,11 +68,17 @@ def snapshot_places(path: Path, index: int) -> list[str]:
     return [f"{KERNELS}/{name}/c/{index}" for name in (kept_name(path / KERNELS), "output_gradient", "step")]
 
 
-def write_array(
-    path: Path, name: str, kernel: NDArray[np.float64], dims: Sequence[str] = KERNEL_DIMS, facts: Facts | None = None
-) -> None:
-    """A kernel of the whole run, such as `path_secant`."""
-    put_array(open_store(path, write=True), name, np.asarray(kernel, dtype=np.float64), dims, facts or {})
+def write_path_kernel(path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]) -> None:
+    """Write the path kernel by a rule, known at these points and, along its axis `out`, at these of the outputs.
+
+    Nothing is kept of other points and outputs, but for points that lie beside known ones: they are read as NaN.
+    """
+    count, _, train, outputs = kernel.shape
+    chunks = (count if len(points) == count else FEW, outputs if len(outs) == outputs else 1, train, outputs)
+    store, name = open_store(path, write=True), f"path_{rule}"
+    preallocate(store, name, (count, outputs, train, outputs), chunks=chunks, dims=KERNEL_DIMS, fill=np.float64("nan"))
+    known = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
+    get_array(store, name).oindex[list(points), list(outs)] = known
 
 
 def finish_kernels(path: Path) -> int:

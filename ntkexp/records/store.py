@@ -64,7 +64,9 @@ def preallocate(
     dims: Sequence[str],
     fill: np.number[Any],
 ) -> None:
-    """Make room for numbers of the kind of `fill`, which is read where nothing was written: no chunk is until then."""
+    """Make room for numbers of the kind of `fill`, which is read where nothing was written: no chunk is until then. An
+    older array of this name is gone.
+    """
     store.create_array(
         name,
         shape=tuple(shape),
@@ -73,6 +75,7 @@ def preallocate(
         compressors=None,
         dimension_names=list(dims),
         fill_value=fill.item(),
+        overwrite=True,
     )
 
 

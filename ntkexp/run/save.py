@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.machine.base import Prediction
-from ntkexp.machine.evidence import Evidence, PathKernel
+from ntkexp.machine.evidence import PathKernel
 from ntkexp.machine.ladder import results
 from ntkexp.records.atomic import being_written
 from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.kernels import finish_kernels, write_array
+from ntkexp.records.kernels import finish_kernels, write_path_kernel
 from ntkexp.records.leave_out import STORE, write_leave_out
 from ntkexp.records.phases import ContributionsByPhase, add_phases
 from ntkexp.records.predictions import write_predictions
@@ -32,7 +31,8 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
-            write_array(kernels, f"path_{name}", array(with_all_outputs(integral.kernel, evidence)))
+            known = evidence.attributed[read].nonzero()[:, 0].tolist()
+            write_path_kernel(kernels, name, array(integral.kernel), known, evidence.integrated)
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {name: by_rule(integral, decays=decays) for name, integral in evidence.paths.items()}
     examples = setting.problem.data.train.index.tolist()
@@ -50,15 +50,6 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     write_results(path / "results.csv", table)
     with being_written(path / "weights.pt") as file:
         torch.save({"start": setting.problem.weights, "end": outcome.weights}, file)
-
-
-def with_all_outputs(
-    kernel: Float[Tensor, "point integrated train out_"], evidence: Evidence
-) -> Float[Tensor, "point out train out_"]:
-    """The path kernel in the form of tangent kernels, which lie beside it: NaN where the path was not integrated."""
-    wide = kernel.new_full((len(kernel), kernel.shape[3], *kernel.shape[2:]), torch.nan)
-    wide[:, list(evidence.integrated)] = kernel
-    return wide
 
 
 def by_rule(integral: PathKernel, *, decays: bool) -> ContributionsByRule:

@@ -23,7 +23,7 @@ from ntkexp.records.kernels import (
     read_array,
     read_snapshot,
     read_steps,
-    write_array,
+    write_path_kernel,
     write_snapshot,
 )
 from ntkexp.records.predictions import read_predictions, write_predictions
@@ -55,7 +55,7 @@ def write_all(folder: Path) -> None:
     create_kernels(folder / "kernels.zarr", 5, 2, 3, 3)
     write_snapshot(folder / "kernels.zarr", 0, 0, kernel(0), kernel(0)[0, 0])
     write_snapshot(folder / "kernels.zarr", 1, 1, kernel(1), kernel(1)[0, 0])
-    write_array(folder / "kernels.zarr", "path_secant", kernel(2))
+    write_path_kernel(folder / "kernels.zarr", "secant", kernel(2), range(5), range(2))
     finish_kernels(folder / "kernels.zarr")
     parts = ContributionsByRule(kernel(3)[..., 0], facts={"error_bar": 0.1})
     write_contributions(folder / "contributions.zarr", {"left": parts, "secant": parts}, [4, 7, 9], [0, 1])
@@ -92,6 +92,19 @@ def test_xarray_names_every_axis(tmp_path: Path) -> None:
     predictions = xr.open_zarr(tmp_path / "run" / "predictions.zarr", consolidated=False)
     assert predictions["prediction"].dims == ("machine", "probe", "out")
     assert predictions.attrs["machines"] == ["f_0", "secant"]
+
+
+def test_nothing_is_kept_of_points_and_outputs_at_which_the_path_is_not_known(tmp_path: Path) -> None:
+    create_kernels(tmp_path / "k", 100, 8, 5, 1)
+    found = np.full((100, 2, 5, 8), np.nan)
+    found[[3, 70, 71]] = np.random.default_rng(0).normal(size=(3, 2, 5, 8))
+    for _ in range(2):  # the second after a kill
+        write_path_kernel(tmp_path / "k", "secant", found, [3, 70, 71], [1, 6])
+    expected = np.full((100, 8, 5, 8), np.nan)
+    expected[:, [1, 6]] = found
+    np.testing.assert_array_equal(read_array(tmp_path / "k", "path_secant"), expected)
+    written = sum(map(len, contents(tmp_path / "k" / "path_secant" / "c").values()))
+    assert written == 2 * 2 * 16 * 5 * 8 * 8  # two places of 16 points, at two outputs
 
 
 def test_snapshots_that_were_not_reached_are_trimmed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ntkexp.records.contributions import ContributionsByRule, write_contribution
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
-from ntkexp.records.kernels import create_kernels, finish_kernels, write_array, write_snapshot
+from ntkexp.records.kernels import create_kernels, finish_kernels, write_path_kernel, write_snapshot
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.results import Result, write_results
@@ -184,7 +184,8 @@ def descend(path: Path, problem: Problem) -> None:
             metrics.write(row)
     finish_kernels(kernels)
     for rule in sums:
-        write_array(kernels, f"path_{rule}", expand(path_kernel, identity)[points])
+        whole = expand(path_kernel, identity)[points]
+        write_path_kernel(kernels, rule, whole, range(len(whole)), range(C))
     parts = {rule: values[points] for rule, values in sums.items()}
     known: dict[str, Facts] = {"secant": {"error_bar": 2e-3, "cancellation": 21.0}}
     said = {rule: ContributionsByRule(values, facts=known.get(rule, {})) for rule, values in parts.items()}
