@@ -78,7 +78,7 @@ def write_path_kernel(path: Path, rule: str, kernel: Kernel, points: Sequence[in
     store, name = open_store(path, write=True), f"path_{rule}"
     preallocate(store, name, (count, outputs, train, outputs), chunks=chunks, dims=KERNEL_DIMS, fill=np.float64("nan"))
     known = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
-    get_array(store, name).oindex[list(points), list(outs)] = known
+    get_array(store, name).oindex[np.array(points), np.array(outs)] = known
 
 
 def finish_kernels(path: Path) -> int:
