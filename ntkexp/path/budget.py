@@ -3,6 +3,7 @@
 program         Python, torch and what else is loaded
 weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
 kernels         per rule 𝒦 and 𝒮, K_0, K_T, one at work; the ladder's square matrices
+totals          per rule what came of each step, or of each stretch of a long path
 features        of the training examples, kept through a step: of all outputs, or of what ℓ′ mixes of them
 block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
                 rows of kernels
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from ntkexp.kernel.read.outputs import AT_ONCE
 from ntkexp.mistake import Mistake
+from ntkexp.path.accumulate.step_totals import FEWEST, MOST
 from ntkexp.path.backward.half_times import STRETCHES
 from ntkexp.path.kernel import Kernels
 
@@ -45,6 +47,7 @@ class Budget:
     number_bytes: int
     copies: int = 0  # of the weights, that the optimizer holds during a step
     kernels: Kernels = "all"
+    steps: int = 0
     phases: int = 1  # at the end of each of which contributions are kept, if there are several
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
 
@@ -63,7 +66,13 @@ class Budget:
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
         features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
-        return PROGRAM + weights + kernels + squares + features
+        return PROGRAM + weights + kernels + squares + features + self.totals
+
+    @property
+    def totals(self) -> float:
+        """Bytes of what came of each step, by every rule."""
+        numbers = self.rules * self.read * self.read_outputs
+        return 8.0 * min(self.steps * numbers, max(MOST, FEWEST * numbers))
 
     @property
     def read_outputs(self) -> int:

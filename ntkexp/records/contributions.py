@@ -5,15 +5,18 @@
     half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps are
                                            understood from the end
     decay          [probe, out]            what decay of the weights took away, where they decay
-    by_step        [probe, out, step]      both together, step by step, where that is known
+    by_step        [probe, out, step]      both together, step by step, or in stretches of steps where there are many:
+                                           what came of the gradients and the decay of these steps
+    step           [step]                  the first step of each stretch
+    last_step      [step]                  and the last
     effect         [probe, out, example]   by how much the output would change without the example, as a sweep back over
                                            training foretells it, or trainings have found; attributes: `kind`
                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
                                            `agreement`
 
-These are by the rule that explains best; what others say has their names behind, as `contribution_left`. Attributes of
-the store say who the examples are (`example`: their numbers in the source, their names, or what they hold, digested)
-and which of the network's outputs were read (`out`: nothing is kept of others).
+The first four are by the rule that explains best; what others say has their names behind, as `contribution_left`.
+Attributes of the store say who the examples are (`example`: their numbers in the source, their names, or what they
+hold, digested) and which of the network's outputs were read (`out`: nothing is kept of others).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +32,7 @@ from numpy.typing import NDArray
 from ntkexp.records.store import Facts, create_store, open_store, put_array
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
+STEP, LAST_STEP = "step", "last_step"
 EFFECT = "effect"
 RETRAINED = "retrained"
 """The `kind` of effects that trainings without each example have found; others foretell that."""
@@ -37,6 +42,13 @@ ORDER = {"secant": 0, "gauss": 1, "left": 3}
 """The rules that are told of first, and that which is told of last."""
 
 
+class ByStep(NamedTuple):
+    """What came of each stretch of steps, [probe, out, step]; `edges` are where they begin, and the step after all."""
+
+    sums: NDArray[np.float64]
+    edges: Sequence[int]
+
+
 @dataclass(frozen=True)
 class ContributionsByRule:
     """What a rule says of a run, and what is known of that."""
@@ -44,7 +56,7 @@ class ContributionsByRule:
     parts: NDArray[np.float64]
     decay: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
-    by_step: NDArray[np.float64] | None = None
+    by_step: ByStep | None = None
     facts: Facts = field(default_factory=dict)
 
 
@@ -77,11 +89,15 @@ def write_contributions(
             CONTRIBUTION: (found.parts, DIMS, {**found.facts, "rule": rule}),
             HALF_BY: (found.half_by, DIMS, {}),
             DECAY: (found.decay, DIMS[:2], {}),
-            BY_STEP: (found.by_step, (*DIMS[:2], "step"), {}),
+            BY_STEP: (found.by_step and found.by_step.sums, (*DIMS[:2], STEP), {}),
         }
         for kind, (array, dims, facts) in arrays.items():
             if array is not None:
                 put_array(store, called(kind, rule, first or rule), np.asarray(array, dtype=np.float64), dims, facts)
+    if edges := [found.by_step.edges for found in rules.values() if found.by_step is not None]:
+        begins = np.array(edges[0], dtype=np.int64)  # which are the same by every rule
+        put_array(store, STEP, begins[:-1], (STEP,), {})
+        put_array(store, LAST_STEP, begins[1:] - 1, (STEP,), {})
 
 
 def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:

@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.contributions import CONTRIBUTION, called, explained_rule
+from ntkexp.records.contributions import CONTRIBUTION, LAST_STEP, called, explained_rule
 from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
 from ntkexp.records.json_file import read_object
@@ -91,6 +91,7 @@ class Run:
         """What made each output: `records.contributions`, with `records.phases` where there are phases."""
         store = open_store(self.sealed("contributions.zarr"))
         store = store.assign_coords({name: store.attrs.pop(name) for name in ("example", "out")})
+        store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
         if PHASES not in store.attrs:
             return store
         names = store.attrs.pop(PHASES)

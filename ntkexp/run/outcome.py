@@ -14,6 +14,7 @@ from ntkexp.kernel.secant.closure import Closure
 from ntkexp.machine.evidence import Evidence, PathKernel
 from ntkexp.machine.ladder import Region, Rung
 from ntkexp.machine.training import Training
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.run.effects_found import EffectsFound
 from ntkexp.run.effects_swept import effects_swept
 from ntkexp.run.effects_trained import effects_trained
@@ -38,6 +39,7 @@ class Outcome:
     sentence: str
     effects: EffectsFound | None
     phases: PhasesFound | None
+    by_step: Mapping[str, StepTotals]  # by rule
 
 
 def outcome_of(
@@ -60,6 +62,7 @@ def outcome_of(
         sentence="; ".join([ending.sentence, *remarks]),
         effects=effects,
         phases=phases_found(state, outputs),
+        by_step={rule: state.accumulator.by_step(rule) for rule in evidence.paths},
     )
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from ntkexp.machine.base import Prediction
 from ntkexp.machine.evidence import PathKernel
 from ntkexp.machine.ladder import results
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.records.atomic import being_written
-from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
+from ntkexp.records.contributions import ByStep, ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import finish_kernels, write_path_kernel
 from ntkexp.records.leave_out import STORE, write_leave_out
@@ -34,7 +35,10 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
             known = evidence.attributed[read].nonzero()[:, 0].tolist()
             write_path_kernel(kernels, name, array(integral.kernel), known, evidence.integrated)
     decays = bool(setting.experiment.optimizer.weight_decay)
-    parts = {name: by_rule(integral, decays=decays) for name, integral in evidence.paths.items()}
+    parts = {
+        name: by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
+        for name, integral in evidence.paths.items()
+    }
     examples = setting.problem.data.train.index.tolist()
     write_contributions(path / "contributions.zarr", parts, examples, evidence.integrated)
     if outcome.phases is not None:
@@ -52,12 +56,13 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
         torch.save({"start": setting.problem.weights, "end": outcome.weights}, file)
 
 
-def by_rule(integral: PathKernel, *, decays: bool) -> ContributionsByRule:
-    """What a rule says of the points that were read."""
+def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
+    """What a rule says of the points that were read, on a path of so many steps."""
     return ContributionsByRule(
         parts=array(integral.contributions),
         decay=array(integral.decay) if decays else None,
         half_by=None if integral.half_by is None else array(integral.half_by),
+        by_step=ByStep(array(totals.stacked().movedim(0, 2)), totals.until(steps)),
         facts=integral.facts,
     )
 

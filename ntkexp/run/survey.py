@@ -79,6 +79,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         number_bytes=problem.inputs.element_size(),
         copies=experiment.optimizer.copies,
         kernels=experiment.path.kernels,
+        steps=experiment.steps,
         phases=len(experiment.switches) + 1,
         doubled=experiment.integration.doubles,
     )

@@ -59,7 +59,7 @@ def summed(case: str) -> Ran:
 
 def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tensor, Tensor]:
     """𝒮 and 𝒟: each example's gradients pass through a copy of the optimizer's memory, and decay through another; those
-    of all steps, or of one.
+    of all steps, or of one alone.
     """
     optimizer: Any = setting.experiment.optimizer
     like, path = setting.problem.weights, setting.experiment.path
@@ -72,7 +72,7 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
         rows = torch.cat([dense(block, like) for block in step.right])
         own = torch.einsum("nc,ncp->np", step.output_gradient, rows) * (only in (None, r))
         sizes = flat({name: torch.full_like(w, step.step_size * step.factors[name]) for name, w in like.items()})
-        decay = optimizer.weight_decay * theta
+        decay = optimizer.weight_decay * theta * (only in (None, r))
         pulls = torch.cat([own, (0 * decay if optimizer.decouples else decay)[None]])
         if hasattr(optimizer, "betas"):
             first, second = optimizer.betas
@@ -185,15 +185,18 @@ class Interrupted(Memory):
 def test_an_interrupted_way_back_goes_on_to_the_same_bits(after: int) -> None:
     """Within a chunk of points, at its end, and in the next one; two chunks of nine steps."""
     setting = in_chunks(prepare(small(*QUICK, *CASES["adamw"])), 10)
-    undisturbed, listener = run(setting, Memory()).evidence.path, Interrupted(after)
+    whole, listener = run(setting, Memory()), Interrupted(after)
+    undisturbed = whole.evidence.path
     with pytest.raises(KeyboardInterrupt):
         run(setting, listener)
-    resumed = run(setting, listener, listener.saved).evidence.path
+    finished = run(setting, listener, listener.saved)
+    resumed = finished.evidence.path
     assert torch.equal(resumed.contributions, undisturbed.contributions)
     assert torch.equal(resumed.kernel, undisturbed.kernel)
     assert resumed.half_by is not None
     assert undisturbed.half_by is not None
     assert torch.equal(resumed.half_by, undisturbed.half_by)
+    assert torch.equal(finished.by_step["secant"].stacked(), whole.by_step["secant"].stacked())
     assert resumed.facts == undisturbed.facts
 
 
@@ -223,14 +226,30 @@ def test_brackets_that_do_not_fit_are_a_mistake() -> None:
         prepare(small("optimizer=adam", "model.width=1024", "memory_gb=0.75", "data.classes=all"))
 
 
+@cache
+def alone(case: str) -> list[tuple[Tensor, Tensor]]:
+    """𝒮 and 𝒟 of each step alone."""
+    setting = summed(case).setting
+    return [forwards(setting, "secant", step) for step in range(setting.experiment.steps)]
+
+
+@pytest.mark.parametrize("case", ["nesterov", "adam", pytest.param("adamw", marks=pytest.mark.slow)])
+def test_what_came_of_a_step_is_what_its_gradients_and_its_decay_did(case: str) -> None:
+    found, path = summed(case), summed(case).outcome.evidence.path
+    expected = torch.stack([parts.sum(2) + decay for parts, decay in alone(case)], dim=2)
+    assert (found.by_step("secant") - expected).norm() < ROUNDING * expected.norm()
+    together = path.contributions.sum(2) + path.decay
+    assert (found.by_step("secant").sum(2) - together).norm() < ROUNDING * together.norm()
+
+
 @pytest.mark.parametrize("case", ["nesterov", "adam"])
 def test_half_was_done_when_the_gradients_had_done_half(case: str) -> None:
     """By the oracle with the gradients of one step alone: an example acts when its gradient is taken."""
     found = summed(case)
-    steps, half_by = found.setting.experiment.steps, found.outcome.evidence.path.half_by
+    half_by = found.outcome.evidence.path.half_by
     assert half_by is not None
-    masses = torch.stack([forwards(found.setting, "secant", step)[0].abs() for step in range(steps)]).flatten(1)
-    sizes = [found.setting.descent.size(step) for step in range(steps)]
+    masses = torch.stack([parts.abs() for parts, _ in alone(case)]).flatten(1)
+    sizes = [found.setting.descent.size(step) for step in range(len(masses))]
     np.testing.assert_allclose(half_by.flatten(), halves_of(masses, sizes), rtol=1e-9)  # masses are known to some 1e-12
 
 

@@ -25,6 +25,7 @@ BASE = Budget(
     tapes=3,
     tape_bytes=2e4,
     number_bytes=8,
+    steps=1000,
 )
 SIZES = (
     "parameters",
@@ -37,6 +38,7 @@ SIZES = (
     "tapes",
     "tape_bytes",
     "number_bytes",
+    "steps",
 )
 
 

@@ -115,11 +115,15 @@ def test_rules_for_steps_say_that_there_are_none() -> None:
 
 def test_it_goes_on_to_the_same_bits() -> None:
     chosen = (*FLOW, "steps=4", "path.error_samples=3", "data.classes=[1,3,8]", "schedule=cosine")
-    theirs = ran(*chosen).outcome.evidence.paths["gauss"]
+    whole = ran(*chosen)
+    theirs, steps = whole.outcome.evidence.paths["gauss"], whole.by_step("gauss")
+    assert (steps.sum(2) - theirs.contributions.sum(2)).norm() < 1e-13 * steps.norm()  # sums of 4 differences
     for at in (1, 4):
         with pytest.raises(Stopped) as stopped:
             run(prepare(small(*chosen)), Stopping(at=at))
-        ours = run(prepare(small(*chosen)), Memory(), restored(stopped.value)).evidence.paths["gauss"]
+        again = run(prepare(small(*chosen)), Memory(), restored(stopped.value))
+        ours = again.evidence.paths["gauss"]
+        assert torch.equal(again.by_step["gauss"].stacked().movedim(0, 2), steps)
         assert torch.equal(ours.contributions, theirs.contributions)
         assert ours.facts == theirs.facts
 

@@ -64,6 +64,7 @@ def test_it_is_the_sum_with_hat_functions(case: tuple[str, ...], schedule: str) 
     for rule in ("secant", "left"):
         expected = written_out(nodes(found), rule, *case)
         assert (found.contributions(rule) - expected).norm() < ROUNDING * expected.norm()
+        assert found.outcome.by_step[rule].until(20) == (0, *(node + 1 for node in nodes(found)))
 
 
 @case
@@ -71,7 +72,8 @@ def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...
     found, every = ran(*SHORT, *case, "path.schedule=1"), ran(*SHORT, *case, "path.every=1")
     for rule, path in found.outcome.evidence.paths.items():
         other = every.outcome.evidence.paths[rule]
-        for ours, theirs in ((path.kernel, other.kernel), (path.decay, other.decay)):
+        steps = found.by_step(rule), every.by_step(rule)
+        for ours, theirs in ((path.kernel, other.kernel), (path.decay, other.decay), steps):
             missed = (ours - theirs)[found.setting.domain.read]
             assert missed.norm() <= ROUNDING * theirs[found.setting.domain.read].norm()
     assert found.error("left") == pytest.approx(every.error("left"), rel=1e-9)
@@ -88,6 +90,7 @@ def test_a_run_that_ends_sooner_is_closed_at_its_end() -> None:
     found = ran(*SHORT, "model.activation=tanh", "steps=200", "path.count=12", "stop_at_loss=0.1")
     assert 0 < found.outcome.steps < 199
     assert found.error("secant") < 0.05  # the open interval alone is most of the path
+    assert found.outcome.by_step["secant"].edges[-1] == found.outcome.steps
 
 
 LONG = (*SHORT, "model.activation=tanh", "steps=200", "path.probes=[probe]", "path.rule=[secant]")
@@ -154,6 +157,9 @@ def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
         expected = undisturbed(schedule).outcome.evidence.paths[rule]
         assert torch.equal(path.contributions, expected.contributions)
         assert path.facts == expected.facts
+        steps = rest.by_step[rule], undisturbed(schedule).outcome.by_step[rule]
+        assert torch.equal(*(each.stacked() for each in steps))
+        assert steps[0].edges == steps[1].edges
 
 
 def test_what_remembers_is_refused() -> None:

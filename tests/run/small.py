@@ -103,6 +103,10 @@ class Ran:
         """𝒮 by one rule, at the points where the path is read."""
         return self.outcome.evidence.paths[rule].contributions
 
+    def by_step(self, rule: str) -> Float[Tensor, "point out step"]:
+        """What came of each step by one rule, at the points where the path is read."""
+        return self.outcome.by_step[rule].stacked().movedim(0, 2)
+
     @property
     def change(self) -> Float[Tensor, "point out"]:
         """f_T − f_0 at these points."""

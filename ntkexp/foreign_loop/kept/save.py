@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ntkexp.foreign_loop.cost_of_casts import cost_of_casts
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
 from ntkexp.records.command import command
-from ntkexp.records.contributions import ContributionsByRule, add_effect, write_contributions
+from ntkexp.records.contributions import ByStep, ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import CONFIG, DONE, RunFolder
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels
@@ -88,7 +88,7 @@ def parts(found: xr.Dataset) -> ContributionsByRule:
     return ContributionsByRule(
         parts=found["contribution"].to_numpy(),
         decay=decay if decay.any() else None,
-        by_step=found["by_step"].to_numpy(),
+        by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
         half_by=found["half_by"].to_numpy() if "half_by" in found else None,
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.mark import Mark
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.backward.recording import Recording
 from ntkexp.path.step import Step
@@ -68,6 +69,10 @@ class AbstractAccumulator(ABC):
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         """The share of the path's time by which half of each contribution was done, where that was seen."""
         return None
+
+    @abstractmethod
+    def by_step(self, rule: str) -> StepTotals:
+        """What came of each step by a rule; complete when the integrals are."""
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ from typing import Any
 from ntkexp.path.accumulate.base import AbstractAccumulator, Error
 from ntkexp.path.accumulate.error_bar import ErrorBar
 from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.domain import Domain
 from ntkexp.path.step import Step
@@ -28,6 +29,7 @@ class FlowIntegral(AbstractAccumulator):
     domain: Domain
     nodes: int
     rule: Integrals
+    totals: StepTotals
     error_bar: ErrorBar | None = None
 
     @property
@@ -35,8 +37,9 @@ class FlowIntegral(AbstractAccumulator):
         return {RULE: self.rule}
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        before = self.rule.contributions.clone()
+        before, together = self.rule.contributions.clone(), self.rule.together()
         self.integrate(self.rule, step, self.nodes)
+        self.totals.add(step.index, slice(None), self.rule.together() - together)
         if self.error_bar is not None and self.error_bar.measures(step.index):
             finer = self.rule.at_zero()
             self.integrate(finer, step, self.nodes + 1)
@@ -52,11 +55,16 @@ class FlowIntegral(AbstractAccumulator):
     def error(self, rule: str, steps: int) -> Error | None:
         return None if self.error_bar is None else Error(self.error_bar.estimate(steps))
 
+    def by_step(self, rule: str) -> StepTotals:
+        return self.totals
+
     @property
     def state(self) -> dict[str, Any]:
-        return {"rule": self.rule.state, "error_bar": {} if self.error_bar is None else self.error_bar.state}
+        error_bar = {} if self.error_bar is None else self.error_bar.state
+        return {"rule": self.rule.state, "totals": self.totals.state, "error_bar": error_bar}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.rule.restore(state["rule"])
+        self.totals.restore(state["totals"])
         if self.error_bar is not None:
             self.error_bar.restore(state["error_bar"])

@@ -32,10 +32,12 @@ class Integrals:
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
 
-    def add(self, step: Step, block: StepBlock, tally: Tally) -> None:
-        """Accumulate one step at one block of points, and take its measure."""
+    def add(self, step: Step, block: StepBlock, tally: Tally) -> Float[Tensor, "chosen out"]:
+        """Accumulate one step at one block of points, and take its measure; all that came of it there."""
         kernel, parts, shrunk = self.take(step, block)
-        tally.close(block, tally.add(parts, kernel) - shrunk)
+        together = tally.add(parts, kernel) - shrunk
+        tally.close(block, together)
+        return together
 
     def take(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
@@ -60,6 +62,10 @@ class Integrals:
     def at_zero(self) -> Integrals:
         """The same, at zero."""
         return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.parts))
+
+    def together(self) -> Float[Tensor, "probe out"]:
+        """Σᵢ 𝒮(x, xᵢ) + 𝒟(x)."""
+        return self.contributions.sum(2) + self.decay
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:

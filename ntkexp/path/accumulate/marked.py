@@ -12,6 +12,7 @@ from torch import Tensor
 from ntkexp.path.accumulate.base import AbstractAccumulator, Error
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.mark import Mark, mark_of, marks_from, states
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
@@ -50,6 +51,9 @@ class Marked(AbstractAccumulator):
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         return self.accumulator.half_by(rule)
+
+    def by_step(self, rule: str) -> StepTotals:
+        return self.accumulator.by_step(rule)
 
     @property
     def state(self) -> dict[str, Any]:

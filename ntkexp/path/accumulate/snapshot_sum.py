@@ -26,6 +26,7 @@ from torch import Tensor
 from ntkexp.path.accumulate.base import AbstractAccumulator, Error
 from ntkexp.path.accumulate.integrals import Integrals, contract
 from ntkexp.path.accumulate.moments import Moments, Weight
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.domain import Domain
 from ntkexp.path.points import StepBlock
@@ -49,6 +50,7 @@ class Track:
     """The two latest snapshots by one rule, and the error so far."""
 
     integrals: Integrals
+    totals: StepTotals  # of the steps between snapshots, which are not told apart
     latest: Float[Tensor, "probe out train out_"]
     pulled: Float[Tensor, "probe out"]  # λJ·θ at the latest
     before: Float[Tensor, "probe out train out_"]
@@ -61,8 +63,9 @@ class Track:
         kernel, pulled = block.kernel_and_pull(self.integrals.pieces, step.side, shrinking)
         own = contract(kernel, step.output_gradient).mul_(-step.step_size)
         tally.close(block, tally.add(own, step.step_size * kernel) - step.step_size * pulled)
-        self.add(block.rows, self.latest[block.rows], self.pulled[block.rows], turn.left)
-        self.add(block.rows, kernel, pulled, turn.right)
+        before = self.add(block.rows, self.latest[block.rows], self.pulled[block.rows], turn.left)
+        added = before + self.add(block.rows, kernel, pulled, turn.right)
+        self.totals.add(self.totals.edges[-1] - 1, block.rows, added)
         if turn.middle is not None:
             missed = self.latest[block.rows] - torch.lerp(self.before[block.rows], kernel, turn.position)
             self.error[block.rows].add_(contract(missed, turn.middle), alpha=1 / 3)
@@ -70,21 +73,29 @@ class Track:
         self.latest[block.rows] = kernel
         self.pulled[block.rows] = pulled
 
-    def add(self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> None:
-        """A snapshot, as often as it counts."""
+    def add(self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> Float[Tensor, "chosen out"]:
+        """A snapshot, as often as it counts; all that comes of it."""
+        parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
-        self.integrals.contributions[rows].sub_(contract(kernel, weight.pull))
+        self.integrals.contributions[rows].sub_(parts)
         self.integrals.decay[rows].sub_(pulled, alpha=weight.size)
+        return -parts.sum(2) - weight.size * pulled
 
     @property
-    def state(self) -> dict[str, Tensor]:
-        """The integrals and the snapshots, for a checkpoint."""
-        own = {"latest": self.latest, "pulled": self.pulled, "before": self.before, "error": self.error}
-        return self.integrals.state | own
+    def snapshots(self) -> dict[str, Tensor]:
+        """What is known of the two latest, by name."""
+        return {"latest": self.latest, "pulled": self.pulled, "before": self.before, "error": self.error}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    @property
+    def state(self) -> dict[str, Any]:
+        """The sums and the snapshots, for a checkpoint."""
+        return {"integrals": self.integrals.state, "totals": self.totals.state, **self.snapshots}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Take those of a checkpoint."""
-        for name, value in self.state.items():
+        self.integrals.restore(state["integrals"])
+        self.totals.restore(state["totals"])
+        for name, value in self.snapshots.items():
             value.copy_(state[name])
 
 
@@ -109,20 +120,22 @@ class SnapshotSum(AbstractAccumulator):
         self.moments.add(step)
         if not due and step.index != self.last:
             return {}
-        tallies = self.take(step, span)
+        tallies = self.take(step, span, step.index + 1)
         self.moments.begin(step.step_size)
         return tallies
 
     def close(self, step: Step) -> None:
         if self.moments.size:
-            self.take(step, self.moments.elapsed)
+            self.take(step, self.moments.elapsed, step.index)
 
-    def take(self, step: Step, span: float) -> dict[str, Tally]:
-        """Take a snapshot, so long after the latest."""
+    def take(self, step: Step, span: float, end: int) -> dict[str, Tally]:
+        """Take a snapshot, so long after the latest; the stretch of steps between them ends before step `end`."""
         left, right = self.moments.share_out(span)
         middle = self.arriving + left.pull if self.taken and self.taken % 2 == 0 else None
         turn = Turn(left, right, middle, self.span / (self.span + span) if span else 1.0)
         tallies = {name: Tally() for name in self.tracks}
+        for track in self.tracks.values():
+            track.totals.extend(end)
         for block in self.domain.blocks(step.segment):
             for name, track in self.tracks.items():
                 track.take(step, block, turn, tallies[name])
@@ -134,6 +147,9 @@ class SnapshotSum(AbstractAccumulator):
     def error(self, rule: str, steps: int) -> Error | None:
         error = self.tracks[rule].error
         return Error(float(error.norm()), float(error.sum(2).norm())) if self.taken > 2 else None
+
+    def by_step(self, rule: str) -> StepTotals:
+        return self.tracks[rule].totals
 
     @property
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from ntkexp.kernel.features.bracket import Bracket, empty
@@ -58,8 +58,8 @@ class BackwardSum:
     saved: list[Tensor]
     bracket: Bracket | None = None
 
-    def add(self, back: StepBack, block: StepBlock, tally: Tally) -> Float[Tensor, "probe out train"]:
-        """Take one step back; what its gradients contributed."""
+    def add(self, back: StepBack, block: StepBlock, tally: Tally) -> tuple[Tensor, Tensor]:
+        """Take one step back; what its gradients contributed [probe, out, train], and what decay took away."""
         kernel, lost = self.take(back, block, tally)
         bracket, past = self.bracket, back.recursion.past
         assert bracket is not None
@@ -71,7 +71,7 @@ class BackwardSum:
         self.integrals.kernel[self.place] += kernel
         self.integrals.contributions[self.place] += parts
         self.integrals.decay[self.place] -= lost
-        return parts
+        return parts, lost
 
     def take(self, back: StepBack, block: StepBlock, tally: Tally) -> tuple[Tensor, Tensor]:
         """Let U take in J̄(r); what `now` ⊙ J̄(r) adds to the kernel, and to the decay."""

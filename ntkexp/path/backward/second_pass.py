@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.accumulate.integrals import Integrals
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.backward.backward_sum import BackwardSum, StepBack
 from ntkexp.path.backward.doubled import Doubled
@@ -37,6 +38,7 @@ class SecondPass:
     optimizer: AbstractOptimizer
     domain: Domain
     integrals: dict[str, Integrals]
+    totals: dict[str, StepTotals]
     tallies: dict[str, list[Tally]]  # for every step
     halves: dict[str, Halves]  # at the attributed points
     doubled: Doubled | None
@@ -92,7 +94,9 @@ class SecondPass:
         block = StepBlock(points, step.segment, slice(0, len(points.inputs)))
         chunk = self.chunks[self.done // self.length]
         for name, backward in self.sums.items():
-            self.halves[name].add(step.index, chunk, backward.add(back, block, self.tallies[name][step.index]))
+            parts, lost = backward.add(back, block, self.tallies[name][step.index])
+            self.halves[name].add(step.index, chunk, parts)
+            self.totals[name].add(step.index, self.domain.rows[chunk], parts.sum(2) - lost)
         if self.doubled is not None:
             self.doubled.add(back)
         return step.view.weights
@@ -120,6 +124,7 @@ class SecondPass:
             "done": self.done,
             "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
             "brackets": {name: backward.state for name, backward in self.sums.items()},
+            "totals": {name: totals.state for name, totals in self.totals.items()},
             "halves": {name: halves.state for name, halves in self.halves.items()},
             "doubled": None if self.doubled is None else self.doubled.state,
             "tallies": {name: [asdict(tally) for tally in tallies] for name, tallies in self.tallies.items()},
@@ -131,6 +136,7 @@ class SecondPass:
         for name, integrals in self.integrals.items():
             integrals.restore(state["integrals"][name])
             self.tallies[name] = [Tally(**tally) for tally in state["tallies"][name]]
+            self.totals[name].restore(state["totals"][name])
             self.halves[name].restore(state["halves"][name])
         brackets = dict(state["brackets"])
         if self.doubled is not None:

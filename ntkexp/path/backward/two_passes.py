@@ -16,6 +16,7 @@ from torch import Tensor
 from ntkexp.path.accumulate.base import AbstractAccumulator, Error
 from ntkexp.path.accumulate.integrals import Integrals
 from ntkexp.path.accumulate.mark import Mark, mark_of, marks_from, states
+from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.backward.recording import Recording
 from ntkexp.path.backward.second_pass import SecondPass
@@ -75,6 +76,10 @@ class TwoPasses(AbstractAccumulator):
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         return None if self.second is None else self.second.half_by(rule)
+
+    def by_step(self, rule: str) -> StepTotals:
+        assert self.second is not None, "no step is understood before the second pass"
+        return self.second.totals[rule]
 
     @property
     def state(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.path.accumulate.error_bar import ErrorBar
 from ntkexp.path.accumulate.flow_integral import RULE, FlowIntegral
 from ntkexp.path.accumulate.integrals import integrals_at_zero
+from ntkexp.path.accumulate.step_totals import totals_at_zero
 from ntkexp.path.domain import Domain
 from ntkexp.path.integration.base import AbstractIntegration, Room
 from ntkexp.path.rule.left import Left
@@ -42,7 +43,13 @@ class AlongFlow(AbstractIntegration):
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> FlowIntegral:
         tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
-        return FlowIntegral(domain=domain, nodes=self.path.nodes, rule=tangent, error_bar=self.error_bar(domain))
+        return FlowIntegral(
+            domain=domain,
+            nodes=self.path.nodes,
+            rule=tangent,
+            totals=totals_at_zero(domain, 1),
+            error_bar=self.error_bar(domain),
+        )
 
     def error_bar(self, domain: Domain) -> ErrorBar | None:
         """The measure by one node more, on a sample of the steps."""

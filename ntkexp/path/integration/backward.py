@@ -9,6 +9,7 @@ from functools import partial
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.accumulate.integrals import Integrals, integrals_at_zero
+from ntkexp.path.accumulate.step_totals import totals_at_zero
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.attributed_points import shares
 from ntkexp.path.backward.doubled import Doubled, sample_points
@@ -62,12 +63,16 @@ class Backward(AbstractIntegration):
     def turn(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
         """The second pass before its first step back."""
         rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
+        totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
+        for each in totals.values():
+            each.reach(len(step_sizes))
         like = domain.like.new_zeros(len(domain.attributed), *domain.shape[1:3])
         return SecondPass(
             steps=self.playback(domain, recording, step_sizes),
             optimizer=self.optimizer,
             domain=domain,
             integrals=rules,
+            totals=totals,
             tallies={name: [Tally() for _ in step_sizes] for name in rules},
             halves={name: halves_at_zero(len(step_sizes), like) for name in rules},
             doubled=self.doubled(domain),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ntkexp.path.accumulate.error_bar import ErrorBar
 from ntkexp.path.accumulate.integrals import integrals_at_zero
 from ntkexp.path.accumulate.step_sum import StepSum
+from ntkexp.path.accumulate.step_totals import totals_at_zero
 from ntkexp.path.domain import Domain
 from ntkexp.path.integration.base import AbstractIntegration, Room
 from ntkexp.path.settings import Path
@@ -21,7 +22,8 @@ class EveryStep(AbstractIntegration):
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
         rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
-        return StepSum(domain=domain, rules=rules, error_bar=self.error_bar(domain))
+        totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
+        return StepSum(domain=domain, rules=rules, totals=totals, error_bar=self.error_bar(domain))
 
     def error_bar(self, domain: Domain) -> ErrorBar | None:
         """The measure of the parts by the closing rule, on a sample of the steps."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ntkexp.path.accumulate.integrals import integrals_at_zero
 from ntkexp.path.accumulate.moments import Moments
 from ntkexp.path.accumulate.snapshot_sum import SnapshotSum, Track
+from ntkexp.path.accumulate.step_totals import totals_at_zero
 from ntkexp.path.domain import Domain
 from ntkexp.path.integration.base import AbstractIntegration, Room
 from ntkexp.path.rule.base import AbstractRule
@@ -46,6 +47,7 @@ class Snapshots(AbstractIntegration):
         """No snapshot taken yet."""
         return Track(
             integrals=integrals_at_zero(self.path.quadrature(rule), domain),
+            totals=totals_at_zero(domain, len(self.path.rule)),
             latest=domain.zeros(4),
             pulled=domain.zeros(2),
             before=domain.zeros(4),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 
-from ntkexp.records.contributions import BY_STEP
+from ntkexp.records.contributions import BY_STEP, LAST_STEP
 from ntkexp.report.effects import known_effects
 from ntkexp.report.explain import Explanation, place_of
 from ntkexp.report.explain_text import called, notes
@@ -94,7 +94,8 @@ def pictures(run: Run, explanation: Explanation, entry: LedgerEntry | None) -> I
         place = place_of(run, explanation.split).start + explanation.number
         by_step = run.contributions[BY_STEP].isel(probe=place).sel(out=explanation.out).to_numpy()
         if np.isfinite(by_step).all():
-            yield answers.when(by_step.astype(float), "When training moved this output")
+            last = run.contributions[LAST_STEP].to_numpy()
+            yield answers.when(by_step.astype(float), "When training moved this output", last)
     if entry is not None:
         yield answers.shares(entry)
         yield answers.when(entry.by_step, "At which steps leaving them out made its change")

@@ -63,9 +63,10 @@ def shares(entry: LedgerEntry) -> Picture:
     return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
 
 
-def when(by_step: Array, title: str) -> Picture:
-    """Draw what came of each step, added up from the first."""
-    table = pd.DataFrame({"step": np.arange(1, len(by_step) + 1), "so_far": np.cumsum(by_step)})
+def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
+    """Draw what came of each step, or of each stretch up to its last step, added up from the first."""
+    last = np.arange(len(by_step)) if last_step is None else last_step
+    table = pd.DataFrame({"step": last + 1, "so_far": np.cumsum(by_step)})
     with rc_context(RC):
         figure = Figure(figsize=(NARROW, 2.0), layout="constrained")
         axes = figure.subplots()
