@@ -6,7 +6,7 @@ earlier program is never taken for one of this.
 
 from __future__ import annotations
 
-results_version = 10
+results_version = 11
 
 
 def package_version() -> str:

@@ -54,7 +54,8 @@ def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: p
     edges = found.outcome.by_step["secant"].until(found.outcome.steps)
     assert edges == (0, 8, 16, 20)
     together = np.add.reduceat(exact.numpy(), edges[:-1], axis=2)
-    np.testing.assert_allclose(found.by_step("secant"), together, atol=1e-14 * exact.abs().max())  # sums of 8 numbers
+    tolerance = 1e-14 * float(exact.abs().max())  # sums of 8 numbers
+    np.testing.assert_allclose(found.by_step("secant").numpy(), together, atol=tolerance)
 
 
 def test_a_run_that_was_stopped_goes_on_in_the_same_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
