@@ -16,11 +16,13 @@ from ntkexp.foreign_loop.keeper import AbstractKeeper, KeeperInMemory
 from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
 from ntkexp.foreign_loop.kept.open import keeper_in
 from ntkexp.foreign_loop.model_call import Ids
+from ntkexp.foreign_loop.together import Together, together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.unmoved import Unmoved
 from ntkexp.foreign_loop.unwrapped import unwrapped_model, unwrapped_optimizers
 from ntkexp.foreign_loop.watch import Watch
 from ntkexp.kernel.record.inputs import as_inputs
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
 
@@ -43,7 +45,8 @@ def follow(
     several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, or a function
     of its inputs that gives them. All steps are held in memory, up to `memory_gb`; or written to a folder as they
     happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there when it is resumed.
-    Weights are kept there `every` so many steps, or as often as there is room; those between are replayed.
+    Weights are kept there `every` so many steps, or as often as there is room; those between are replayed. Of several
+    processes that train one model, each follows, into the same folder; the first attributes.
 
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
@@ -66,19 +69,37 @@ def follow(
     """
     optimizers, inner = unwrapped_optimizers(optimizer), unwrapped_model(model)
     module, asked = deepcopy(inner).eval(), as_inputs(queries)
-    now = altered_loop()
+    now, ours, whole = altered_loop(), together(), False
+    refuse_apart(ours, to, now)
     place, keeper = to if now is None else now.place, keeper_without_folder(now, memory_gb)
     if place is not None:
-        keeper = keeper_in(place, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
+        keeper = keeper_in(place, ours, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
     watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module), None if now is None else now.weighing)
     try:
         watch.begin()
-        trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder)
+        trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank)
         if now is not None:
             now.traces.append(trace)
         yield trace
+        whole = True
     finally:
-        watch.end()
+        watch.end(whole=whole)
+
+
+def refuse_apart(ours: Together, to: Path | str | None, now: AlteredLoop | None) -> None:
+    """Refuse several processes of which each would keep a part of the trace for itself."""
+    if ours.world == 1:
+        return
+    if now is not None:
+        raise Mistake(
+            f"again=: {ours.world} processes train together, and one cannot carry their loop out again; give a "
+            "function that does it in one process, with a call for each of them, and ask later, by ntkexp attribute"
+        )
+    if to is None:
+        raise Mistake(
+            f"{ours.world} processes train together, and each sees a part of every batch; give a folder in which they "
+            "write side by side, to=…, the same in every process"
+        )
 
 
 def keeper_without_folder(now: AlteredLoop | None, memory_gb: float) -> AbstractKeeper:

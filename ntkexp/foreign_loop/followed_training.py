@@ -95,7 +95,7 @@ class FollowedTraining(AbstractTrajectory):
             )
         losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
         factors = self.weighing.factors(call.names).to(self.end)
-        share = losses.share(step.start, factors)
+        share = losses.share(step.start, factors) / self.steps.processes
         places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
         return TakenBatch(
             examples=places,

@@ -33,9 +33,9 @@ class HeldOpen:
         """Training begins."""
         self.found = self.stack.enter_context(follow(model, optimizers, **self.options))
 
-    def end(self) -> None:
-        """Training has ended, well or not."""
-        self.stack.close()
+    def end(self, error: BaseException | None = None) -> None:
+        """Training has ended, or was broken off by this."""
+        self.stack.__exit__(None if error is None else type(error), error, None)
 
     @property
     def trace(self) -> Trace:

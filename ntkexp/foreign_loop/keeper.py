@@ -43,8 +43,8 @@ class AbstractKeeper(ABC):
         """Keep a step that one of the optimizers took."""
 
     @abstractmethod
-    def end(self) -> None:
-        """Watching ends, if it has begun."""
+    def end(self, *, whole: bool) -> None:
+        """Watching ends, if it has begun, with the loop or in the midst of it."""
 
     @abstractmethod
     def steps_of(self, module: nn.Module) -> AbstractSteps:
@@ -87,7 +87,7 @@ class KeeperInMemory(AbstractKeeper):
         steps.append(step)
         self.kept.latest = after
 
-    def end(self) -> None:
+    def end(self, *, whole: bool) -> None:
         """Nothing is left to do."""
 
     def steps_of(self, module: nn.Module) -> AbstractSteps:

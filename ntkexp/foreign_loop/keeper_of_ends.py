@@ -80,7 +80,7 @@ class KeeperOfEnds(AbstractKeeper):
             self.kept.seen.append(tuple(name for call in step.calls for name in call.names))
         self.kept.latest = after
 
-    def end(self) -> None:
+    def end(self, *, whole: bool) -> None:
         """Nothing is left to do."""
 
     def steps_of(self, module: nn.Module) -> AbstractSteps:

@@ -31,6 +31,11 @@ class AbstractSteps(ABC):
         """The names of the examples of all steps, in order of their use."""
 
     @property
+    def processes(self) -> int:
+        """How many took these steps together, over whose losses gradients were averaged."""
+        return 1
+
+    @property
     def autocast(self) -> Autocast | None:
         """The first autocast in which a call was made."""
         found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)

@@ -42,6 +42,7 @@ class Trace:
     queries: Inputs
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
+    rank: int = 0  # of the process that followed, among those that trained together
 
     @cached_property
     def called(self) -> CalledModule:
@@ -92,6 +93,11 @@ class Trace:
         if altered_loop() is not None:
             raise Mistake(
                 "again=: the function attributes what it has trained, and would do so for ever; let it only train"
+            )
+        if self.rank:
+            raise Mistake(
+                f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
+                "rank == 0: trace.attribute(); or later, ntkexp attribute FOLDER"
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")

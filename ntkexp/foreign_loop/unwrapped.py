@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed import get_world_size, is_available, is_initialized
+from torch.distributed import get_world_size
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ntkexp.mistake import Mistake
+
+SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+"""Classes that need not be imported, which takes a while, to be recognised."""
 
 
 def unwrapped_optimizers(given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
@@ -33,19 +36,38 @@ def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
-    """The module whose parameters are trained; several processes at once are refused.
+    """The module whose parameters are trained.
 
     >>> net = nn.Linear(1, 1)
     >>> unwrapped_model(net) is net
     True
-    >>> unwrapped_model(DataParallel(net))
-    Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the model is wrapped in DataParallel, which cuts batches apart; train in one process
     """
-    if isinstance(model, DistributedDataParallel | DataParallel):
-        kind = type(model).__name__
-        raise Mistake(f"the model is wrapped in {kind}, which cuts batches apart; train in one process")
-    if is_available() and is_initialized() and get_world_size() > 1:
-        raise Mistake(f"{get_world_size()} processes train together, and one sees a part of each batch; train in one")
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
+    inner = getattr(called_model(model), "_orig_mod", None)
+    return unwrapped_model(inner) if isinstance(inner, nn.Module) else called_model(model)
+
+
+def called_model(model: nn.Module) -> nn.Module:
+    """The module that calls reach in this process, without what averages gradients of several.
+
+    >>> called_model(DataParallel(nn.Linear(1, 1)))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: the model is wrapped in DataParallel, which cuts batches apart; use DistributedDataParallel
+    """
+    if isinstance(model, DataParallel):
+        raise Mistake("the model is wrapped in DataParallel, which cuts batches apart; use DistributedDataParallel")
+    for name, layer in model.named_modules():
+        if SHARDED & {kind.__name__ for kind in type(layer).__mro__}:
+            where = f"layer '{name}'" if name else "the model"
+            raise Mistake(
+                f"{where} is a {type(layer).__name__}, whose weights are cut apart over the processes (FSDP), and "
+                "none sees a whole step; wrap the model in DistributedDataParallel, or follow one process"
+            )
+    if not isinstance(model, DistributedDataParallel):
+        return model
+    if (size := model.process_group.size()) < get_world_size():
+        raise Mistake(
+            f"gradients are averaged over {size} of {get_world_size()} processes, and those of others are not known "
+            "here; follow where all of them train one model"
+        )
+    inner: nn.Module = model.module
+    return inner

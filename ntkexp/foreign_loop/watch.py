@@ -90,14 +90,14 @@ class Watch:
                     if (kept := rule.remembered(group, optimizer.state[weight])) is not None:
                         self.proof.memory[name] = kept.detach().clone()
 
-    def end(self) -> None:
-        """Take the hooks down, if they were put up."""
+    def end(self, *, whole: bool) -> None:
+        """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
         if self.hooks:
             FOLLOWED.difference_update(self.optimizers)
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-        self.keeper.end()
+        self.keeper.end(whole=whole)
 
     @property
     def weights(self) -> Weights:

@@ -22,7 +22,7 @@ from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.listen import listen
 from ntkexp.foreign_loop.members import Members
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
-from ntkexp.foreign_loop.unwrapped import unwrapped_model
+from ntkexp.foreign_loop.unwrapped import called_model, unwrapped_model
 from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.kernel.record.inputs import as_inputs, map_tensors
 from ntkexp.model.foreign.chosen_output import choose_output
@@ -46,8 +46,8 @@ class WatchedCalls:
     def hooks(self) -> Iterator[Any]:
         """Put up what hears of calls."""
         self.inner = unwrapped_model(self.model)
-        yield self.model.register_forward_pre_hook(self.on_begin)
-        yield self.model.register_forward_hook(self.on_call, with_kwargs=True)
+        yield called_model(self.model).register_forward_pre_hook(self.on_begin)
+        yield called_model(self.model).register_forward_hook(self.on_call, with_kwargs=True)
         inside = [layer for layer in self.model.modules() if list(layer.parameters(recurse=False))]
         for layer in inside:  # libraries put autocast between a model and its layers
             yield layer.register_forward_pre_hook(partial(self.on_casts, layer is inside[0]))

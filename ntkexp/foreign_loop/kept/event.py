@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from ntkexp.foreign_loop.circumstances import Circumstances
-from ntkexp.foreign_loop.kept.rows import KeptRows
 from ntkexp.foreign_loop.kept.signature import Signatures
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.model_call import ModelCall, digests
@@ -73,12 +72,15 @@ class EventWriter:
         return {"key": found.key, **kept}
 
 
-def read_calls(event: Mapping[str, Any], rows: KeptRows, placed: Callable[[Tensor], Tensor]) -> tuple[ModelCall, ...]:
-    """The calls of an event, of each of which all that was kept is given; `placed` puts tensors where they are used."""
+def read_calls(
+    event: Mapping[str, Any], find: Callable[[Mapping[str, Any]], Inputs], placed: Callable[[Tensor], Tensor]
+) -> tuple[ModelCall, ...]:
+    """The calls of an event, of each of which all that was kept is given; `find` finds what went in, and `placed` puts
+    tensors where they are used."""
     return tuple(
         ModelCall(
             at=call["at"],
-            inputs=map_tensors(placed, rows.find(call)),
+            inputs=map_tensors(placed, find(call)),
             called=names_of_kept(call),
             how=Circumstances.read(call.get("how", {})),
             gradient=placed(call["gradient"].clone()),

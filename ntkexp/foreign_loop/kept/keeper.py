@@ -18,11 +18,13 @@ from ntkexp.foreign_loop.kept.content import written
 from ntkexp.foreign_loop.kept.event import EventWriter
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
 from ntkexp.foreign_loop.kept.replay import copied, ended
-from ntkexp.foreign_loop.kept.resume import PlaceInTrace, begin_anew, drop_later, find_place, kept_steps
+from ntkexp.foreign_loop.kept.resume import PlaceInTrace, begin_anew, drop_later, find_place, join_at, kept_steps
+from ntkexp.foreign_loop.kept.shards import refuse_absent
 from ntkexp.foreign_loop.kept.steps_on_disk import StepsOnDisk
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
+from ntkexp.foreign_loop.together import Together
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
@@ -33,9 +35,11 @@ LOG = logging.getLogger("ntkexp.follow")
 
 @dataclass
 class KeeperOnDisk(AbstractKeeper):
-    """Writes a trace; `config` says what is followed, `start` what is kept of it once."""
+    """Writes a trace; `config` says what is followed, `start` what is kept of it once. Where several processes train
+    together, each writes what it sees, and the first also the weights, which are those of all."""
 
     files: TraceFolder
+    together: Together
     config: Mapping[str, Json]
     start: Mapping[str, object]
     events: EventWriter
@@ -66,8 +70,18 @@ class KeeperOnDisk(AbstractKeeper):
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
         self.optimizers, self.names, self.latest = optimizers, names, weights
-        self.claim.enter_context(self.files.folder.claim())
-        here = self.events.signatures.of(weights)
+        self.moved = frozenset(weights)  # whatever comes next is a step of its own
+        place = PlaceInTrace(**self.together.decided(str(self.files.folder.path.resolve()), self.opened))
+        self.steps = place.steps
+        if self.together.rank:
+            self.claim.enter_context(self.files.own.claim())
+            join_at(self.files, place, weights)
+        self.events.calls = sum(len(event["calls"]) for event in self.files.events())
+
+    def opened(self) -> dict[str, int]:
+        """Begin the trace, or go on with it, at the latest weights; what lies before."""
+        self.claim.enter_context(self.files.own.claim())
+        here = self.events.signatures.of(self.latest)
         place = find_place(self.files, self.config, here)
         if place is None:
             begin_anew(self.files, self.config, self.start)
@@ -75,12 +89,11 @@ class KeeperOnDisk(AbstractKeeper):
             drop_later(self.files, place)
             self.steps = place.steps
             LOG.warning("ntkexp: the trace in %s goes on at step %d", self.files.folder.path, self.steps)
-        self.moved = frozenset(weights)  # whatever comes next is a step of its own
-        self.events.calls = sum(len(event["calls"]) for event in self.files.events())
         self.kept = kept_steps(self.files)
-        self.plan = self.planned(weights)
-        self.keep(weights, self.ended(place))
+        self.plan = self.planned(self.latest)
+        self.keep(self.latest, self.ended(place))
         self.behind.wait()  # a trace begins with these
+        return {"events": len(self.files.log), "steps": self.steps}
 
     def ended(self, place: PlaceInTrace | None) -> dict[str, object]:
         """What the optimizers remembered where a loop is resumed, if that was kept."""
@@ -118,12 +131,13 @@ class KeeperOnDisk(AbstractKeeper):
             index, self.moved = self.steps, frozenset(step.linear)
         groups = [{"names": names, "settings": dict(step.settings[names[0]])} for names in self.groups(which) if names]
         entry = written(self.events.event(step, index, which, groups, after))
-        if not self.told:
+        if not self.told and not self.together.rank:
+            refuse_absent(self.files)
             self.tell(after, sum(map(len, entry)))
         self.files.log.append(*entry)
         self.steps, self.latest = index + 1, after
         self.waiting.discard(which)
-        if not self.waiting and self.plan.due(self.steps - max(self.kept.values())):
+        if not self.together.rank and not self.waiting and self.plan.due(self.steps - max(self.kept.values())):
             self.keep(after)
 
     def groups(self, which: int) -> list[list[str]]:
@@ -137,11 +151,12 @@ class KeeperOnDisk(AbstractKeeper):
         each = self.plan.size / numbers
         often = f"after every {self.plan.every} steps{'' if self.plan.fixed else ', or as seldom as fits,'}"
         disk = disk_usage(self.files.path).free
+        by = f" in each of {self.together.world} processes" if self.together.world > 1 else ""
         limit = "" if self.plan.fixed else f"up to {self.plan.share / 1e9:.3g} GB of "
         LOG.warning(  # nobody who has not asked for a log would see anything less
-            "ntkexp: the trace in %s takes %.3g MB a step, and new examples, and %s %.3g bytes per parameter, %.3g MB; "
-            "%s%.3g GB are free",
-            *(self.files.folder.path, entry / 1e6, often, each, self.plan.size / 1e6, limit, disk / 1e9),
+            "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes per parameter, "
+            "%.3g MB; %s%.3g GB are free",
+            *(self.files.folder.path, entry / 1e6, by, often, each, self.plan.size / 1e6, limit, disk / 1e9),
         )
 
     def keep(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
@@ -165,13 +180,15 @@ class KeeperOnDisk(AbstractKeeper):
         self.behind.do(partial(self.files.write_parts, self.files.weights_at(event), parts))
         self.plan.size, self.kept[event] = max(self.plan.size, sum(map(len, parts))), self.steps
 
-    def end(self) -> None:
+    def end(self, *, whole: bool) -> None:
         """Keep the last weights; what the optimizers remember by now may be of a step that was refused."""
         with self.claim, suppress(NoPlace), self.behind.thread:  # steps that are on disk are of use without
             self.behind.wait()
-            if self.steps and len(self.files.log) not in self.kept:
+            if self.steps and not self.together.rank and len(self.files.log) not in self.kept:
                 self.write({"weights": self.latest, "memories": None, "ended": None})
                 self.behind.wait()
+            if whole:
+                self.files.write(self.files.ended, {"steps": self.steps})
 
 
 def copies_of(optimizer: torch.optim.Optimizer) -> int:

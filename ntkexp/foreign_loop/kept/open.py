@@ -11,6 +11,7 @@ from torch import nn
 from ntkexp.foreign_loop.kept.event import EventWriter
 from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.together import Together
 from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.inputs import tensors
 from ntkexp.records.folder import RunFolder
@@ -20,6 +21,7 @@ from ntkexp.shapes import Inputs
 
 def keeper_in(
     to: Path | str,
+    ours: Together,
     module: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     queries: Inputs,
@@ -29,17 +31,21 @@ def keeper_in(
     memory_gb: float,
 ) -> KeeperOnDisk:
     """Who writes the trace of this training."""
-    files = TraceFolder(RunFolder(Path(to).expanduser()))
-    config = config_of(module, optimizers, queries, output)
+    files = TraceFolder(RunFolder(Path(to).expanduser()), ours.rank)
+    config = config_of(ours, module, optimizers, queries, output)
     moved = {id(weight) for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]}
     followed = {name for name, weight in module.named_parameters() if id(weight) in moved}
     still = {name: part for name, part in module.state_dict().items() if name not in followed}
     start = {"queries": queries, "output": output, "still": still}
-    return KeeperOnDisk(files, config, start, EventWriter(files), output, every, memory_gb)
+    return KeeperOnDisk(files, ours, config, start, EventWriter(files), output, every, memory_gb)
 
 
 def config_of(
-    module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], queries: Inputs, output: str | int | None
+    ours: Together,
+    module: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    queries: Inputs,
+    output: str | int | None,
 ) -> dict[str, Json]:
     """What is followed, as far as it decides whether two traces can be one."""
     return {
@@ -47,6 +53,7 @@ def config_of(
             "model": f"{type(module).__module__}.{type(module).__qualname__}",
             "parameters": sum(weight.numel() for weight in module.parameters()),
             "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+            "processes": ours.world,
             "output": output,
             "queries": digest(tensors(queries)).hex()[:16],
         },

@@ -13,6 +13,7 @@ from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import CONFIG, DONE
 from ntkexp.records.json_file import Json, read_object
+from ntkexp.shapes import Weights
 
 SAME = 16  # eps: of sums that are taken in another order
 
@@ -66,10 +67,28 @@ def boundaries(files: TraceFolder, first: Mapping[str, Tensor]) -> Iterator[tupl
 def drop_later(files: TraceFolder, place: PlaceInTrace) -> None:
     """Drop what was followed after a place: it was trained again, or will be."""
     (files.folder.path / DONE).unlink(missing_ok=True)
+    files.ended.unlink(missing_ok=True)
     files.log.cut(place.events)
     for event in files.kept:
         if event > place.events:
             files.drop_weights(event)
+
+
+def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
+    """Go on in one process with what the first one has begun, or goes on with, at this place."""
+    first = files.read(files.weights_at(place.events))["weights"]
+    if other := next((name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())), None):
+        raise Mistake(
+            f"rank {files.rank} begins at other weights than rank 0 ('{other}' is otherwise); follow what is wrapped "
+            "in DistributedDataParallel, which gives all processes those of the first"
+        )
+    if len(files.log) < place.events:
+        raise Mistake(
+            f"{files.own.path} of rank {files.rank} was broken off before step {place.steps}, at which rank 0 goes on; "
+            "resume from an earlier checkpoint, or give another folder"
+        )
+    files.ended.unlink(missing_ok=True)
+    files.log.cut(place.events)
 
 
 def begin_anew(files: TraceFolder, config: Mapping[str, Json], start: Mapping[str, object]) -> None:

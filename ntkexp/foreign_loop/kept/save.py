@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ntkexp.foreign_loop.cost_of_casts import cost_of_casts
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.records.command import command
 from ntkexp.records.contributions import ByStep, ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.data import write_data
@@ -74,7 +75,7 @@ def save(
         if check is not None:
             write_leave_out(path / STORE, check)
         folder.write_sealed(PROVENANCE, provenance(folder))
-        steps, outcome = found.sizes["step"], told(found)
+        steps, outcome = found.sizes["step"], told(found, TraceFolder(folder).processes)
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
         with painter() as paint:
             pictures = sorted(draw(folder, paint(path)))
@@ -142,14 +143,15 @@ def examples(
     return arrays
 
 
-def told(found: xr.Dataset) -> str:
+def told(found: xr.Dataset, processes: int) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
     against = "; ".join(filter(None, (cost_of_casts(found), caveats)))
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
+    of = f" in {processes} processes" if processes > 1 else ""
     return (
-        f"{found.sizes['step']} steps of a loop were followed; at worst a gradient is off by {gradient} of itself, a "
-        f"step of its optimizer by {rule}, and a secant by {closure}{'; ' * bool(against)}{against}"
+        f"{found.sizes['step']} steps of a loop{of} were followed; at worst a gradient is off by {gradient} of itself, "
+        f"a step of its optimizer by {rule}, and a secant by {closure}{'; ' * bool(against)}{against}"
     )
 
 

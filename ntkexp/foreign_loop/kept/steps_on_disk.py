@@ -17,6 +17,7 @@ from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.circumstances import Circumstances
 from ntkexp.foreign_loop.kept.event import names_of_kept, read_calls
 from ntkexp.foreign_loop.kept.replay import Event, ReplayedLoop, ended
+from ntkexp.foreign_loop.kept.shards import Shards
 from ntkexp.foreign_loop.kept.signature import Signatures
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.model_call import ModelCall
@@ -49,15 +50,18 @@ class StepsOnDisk(AbstractSteps):
         return CalledModule(self.module, self.output)
 
     @cached_property
+    def shards(self) -> Shards:
+        """What each process wrote."""
+        return Shards(self.files)
+
+    @property
+    def processes(self) -> int:
+        return self.files.processes
+
+    @cached_property
     def events(self) -> list[dict[str, Any]]:
         """What was kept of each event, with all that was kept of its calls."""
-        known: dict[int, dict[str, Any]] = {}
-        found = []
-        for event in self.files.events():
-            for call in event["calls"]:
-                known[call["key"]] = {**known.get(call["key"], {}), **call}
-            found.append({**event, "calls": [known[call["key"]] for call in event["calls"]]})
-        return found
+        return self.shards.events()
 
     @cached_property
     def firsts(self) -> list[int]:
@@ -138,7 +142,7 @@ class StepsOnDisk(AbstractSteps):
 
     def calls(self, event: Event) -> tuple[ModelCall, ...]:
         """The calls of an event."""
-        return read_calls(event, self.files.rows, self.to)
+        return read_calls(event, self.shards.find, self.to)
 
     def read(self, event: int) -> Any:
         """What is kept before an event."""

@@ -5,9 +5,11 @@
     trace/rows.log           the examples, each once
     trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
     trace/weights/<n>.bin    the weights and the optimizers' states before event n, for some n
+    trace/ended.bin          that the loop came to its end
     trace/sweep.bin          how far a sweep back for effects has come
 
-An event is a step of one optimizer; several of them may be one step. Everything is sealed for this trace.
+An event is a step of one optimizer; several of them may be one step. Everything is sealed for this trace. Where several
+processes train together, each after the first has rows, steps and an end of its own, in trace/rank-<r>/.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ntkexp.foreign_loop.kept.content import read, written
 from ntkexp.foreign_loop.kept.rows import KeptRows
 from ntkexp.mistake import NoPlace
 from ntkexp.records.folder import CONFIG, RunFolder
+from ntkexp.records.json_file import read_object
 from ntkexp.records.seal import WIDTH, Damaged, being_sealed, seal, sealed_for
 from ntkexp.records.sealed_log import SealedLog
 
@@ -31,29 +34,55 @@ PLACE, START = "trace", "start.bin"
 
 @dataclass(frozen=True)
 class TraceFolder:
-    """The files of a trace."""
+    """The files of a trace; of what each process writes by itself, those of the process of this `rank`."""
 
     folder: RunFolder
+    rank: int = 0
 
     @property
     def path(self) -> Path:
         """Where the files lie that only a trace has."""
         return self.folder.path / PLACE
 
+    @property
+    def own(self) -> RunFolder:
+        """What one process alone writes, and locks: the first the whole, any other its part."""
+        return RunFolder(self.path / f"rank-{self.rank}") if self.rank else self.folder
+
+    @property
+    def shard(self) -> Path:
+        """Where that lies which one process saw."""
+        return self.own.path if self.rank else self.path
+
+    @property
+    def ended(self) -> Path:
+        """The file that says that the loop came to its end in this process."""
+        return self.shard / "ended.bin"
+
+    @property
+    def processes(self) -> int:
+        """How many trained together."""
+        return int(read_object(self.folder.path / CONFIG)["follow"]["processes"])
+
     @cached_property
     def of(self) -> str:
         """What the files are sealed for."""
         return seal((self.folder.path / CONFIG).read_bytes()).hex()
 
+    @property
+    def whose(self) -> str:
+        """What the files of one process are sealed for."""
+        return f"{self.of} rank {self.rank}"
+
     @cached_property
     def rows(self) -> KeptRows:
         """The examples."""
-        return KeptRows(SealedLog.opened(self.path / "rows.log", f"rows of {self.of}"))
+        return KeptRows(SealedLog.opened(self.shard / "rows.log", f"rows of {self.whose}"))
 
     @cached_property
     def log(self) -> SealedLog:
         """The events."""
-        return SealedLog.opened(self.path / "steps.log", f"steps of {self.of}")
+        return SealedLog.opened(self.shard / "steps.log", f"steps of {self.whose}")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """What is known of each event."""

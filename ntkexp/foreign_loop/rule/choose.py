@@ -23,6 +23,11 @@ def rule_of(optimizer: torch.optim.Optimizer) -> AbstractRule:
             for group in optimizer.param_groups:
                 rule.refuse(group, kind.__name__)
             return rule
+    if kind.__name__ == "ZeroRedundancyOptimizer":
+        raise Mistake(
+            "ZeroRedundancyOptimizer cuts its memory apart over the processes, and none sees a whole step; train with "
+            "the optimizer that it holds, in every process"
+        )
     known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
     raise Mistake(f"steps of {kind.__module__}.{kind.__qualname__} are not followed: their rule is known for {known}")
 

@@ -1,0 +1,126 @@
+"""Shards: what each of the processes saw that trained together, put together to one trace.
+
+    consumed gradient = c Σ_ranks Σ_calls Jᵀℓ′        c = 1/world where gradients are averaged: found, as for clipping
+
+The calls of a step are those of all ranks. That all had the same weights is seen in the signatures that each took.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ntkexp.foreign_loop.attribution import AGREES
+from ntkexp.foreign_loop.kept.signature import distance
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.mistake import Mistake
+from ntkexp.records.folder import LOCK, Held
+from ntkexp.records.lock import is_held
+from ntkexp.shapes import Inputs
+
+LOG = logging.getLogger("ntkexp.follow")
+PATIENCE, PAUSE = 60.0, 0.05  # seconds: other processes end when the first does, or soon
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Those of one trace."""
+
+    files: TraceFolder
+
+    @cached_property
+    def each(self) -> list[TraceFolder]:
+        """One for every process, if all are there, and nobody writes to them any more."""
+        found = [TraceFolder(self.files.folder, rank) for rank in range(self.files.processes)]
+        for shard in found[1:]:
+            if not (shard.shard / "steps.log").is_file():
+                raise Mistake(
+                    f"{self.files.folder.path}: rank {shard.rank} of {len(found)} left no part of its trace, without "
+                    "which no step is explained; bring it here, or follow anew in every process, with the same to="
+                )
+            wait_for(shard)
+        return found
+
+    def find(self, call: Mapping[str, Any]) -> Inputs:
+        """The inputs of a call, in the shard of its process."""
+        return self.each[int(call["rank"])].rows.find(call)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What is known of each event that all have written."""
+        found = [list(whole_events(shard)) for shard in self.each]
+        taken = [events[-1]["step"] + 1 if events else 0 for events in found]
+        if min(taken) < max(taken):
+            self.tell_short(taken.index(min(taken)), min(taken), max(taken))
+        return [joined(same) for same in zip(*found, strict=False)]
+
+    def tell_short(self, rank: int, few: int, many: int) -> None:
+        """Refuse a process that ended before others did; say what is left where it was stopped."""
+        if self.each[rank].ended.is_file():
+            raise Mistake(
+                f"step {few}: rank {rank} took no part in it, nor in later ones, and another took {many} steps; give "
+                "every process as many batches (drop_last=True, or a sampler that fills up), without join()"
+            )
+        LOG.warning(
+            "ntkexp: rank %d of the trace in %s was stopped after %d steps, and another after %d; the trace has %d",
+            *(rank, self.files.folder.path, few, many, few),
+        )
+
+
+def refuse_absent(files: TraceFolder) -> None:
+    """Refuse a first step in which a process took part that does not follow it: gradients of all have met by then."""
+    for rank in range(1, files.processes):
+        shard = TraceFolder(files.folder, rank)
+        if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():
+            raise Mistake(
+                f"rank {rank} of {files.processes} does not follow into {files.folder.path}, and its examples would be "
+                "missing; call ntkexp.follow in every process, with the same to="
+            )
+
+
+def wait_for(shard: TraceFolder) -> None:
+    """Wait until a process has ended, if the first one has."""
+    until = time.monotonic() + PATIENCE
+    while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
+        if time.monotonic() > until:
+            raise Held(f"{shard.own.path} is being written by rank {shard.rank}; wait for it")
+        time.sleep(PAUSE)
+
+
+def whole_events(shard: TraceFolder) -> list[dict[str, Any]]:
+    """The events of one process, each with all that was kept of its calls."""
+    known: dict[int, dict[str, Any]] = {}
+    found = []
+    for event in shard.events():
+        for call in event["calls"]:
+            known[call["key"]] = {**known.get(call["key"], {}), **call, "rank": shard.rank}
+        found.append({**event, "calls": [known[call["key"]] for call in event["calls"]]})
+    return found
+
+
+def joined(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One event as all processes saw it: that of the first, with the calls of all."""
+    first, *others = same
+    for rank, other in enumerate(others, 1):
+        refuse_other(first, other, rank)
+    return {**first, "calls": [call for event in same for call in event["calls"]]}
+
+
+def refuse_other(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
+    """Refuse a process that went to other weights than the first."""
+    ours, theirs, step = first["after"], other["after"], first["step"]
+    taken = all(first[key] == other[key] for key in ("step", "optimizer")) and ours.keys() == theirs.keys()
+    if not taken:
+        raise Mistake(f"step {step}: rank {rank} took another step than rank 0; let all processes take the same steps")
+    missed = {name: distance({name: theirs[name]}, {name: ours[name]}) for name in ours}
+    worst = max(missed, key=lambda name: missed[name], default="")
+    if worst and not missed[worst] <= AGREES * torch.finfo(ours[worst].dtype).eps:
+        raise Mistake(
+            f"step {step}: it led rank {rank} to other weights than rank 0, '{worst}' is off by {missed[worst]:.2g} of "
+            "itself; was it taken under no_sync(), without DistributedDataParallel, or by other settings?"
+        )
