@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Block, Factored, Rows, spread
+from ntkexp.kernel.features.differentiate import pull_at_once
 from ntkexp.kernel.features.features import Features, Key
 from ntkexp.kernel.features.places import at_places, in_rounds, in_turn
 from ntkexp.kernel.features.scatter import BY_COMPARISON, refuse_unowned, scatter
@@ -181,8 +182,6 @@ def pull_back(source: Derived, gradient: Float[Tensor, "example out size"], leav
     """Gradients go through the operations on weights alone, by one back-propagation for every example and output."""
     wanted = sorted(source.names)
     cotangents = gradient.reshape(-1, *source.delta.shape)
-    found = torch.autograd.grad(
-        source.delta, [leaves[name] for name in wanted], cotangents, retain_graph=True, is_grads_batched=True
-    )
+    found = pull_at_once(source.delta, [leaves[name] for name in wanted], cotangents)
     shape = gradient.shape[:2]
     return {name: row.reshape(*shape, -1) for name, row in zip(wanted, found, strict=True)}

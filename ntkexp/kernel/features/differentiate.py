@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import vmap
 
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.uses import Use
@@ -51,14 +52,14 @@ def pull_one_by_one(
 
 
 def pull_at_once(
-    output: Float[Tensor, "example out"], taps: list[Tensor], mixtures: Float[Tensor, "mixture example out"]
+    output: Float[Tensor, "*shape"], taps: list[Tensor], mixtures: Float[Tensor, "mixture *shape"]
 ) -> list[Float[Tensor, "mixture ..."]]:
     """∂f/∂tap, with a back-propagation in which every operation runs for all mixtures."""
-    found = torch.autograd.grad(output, taps, mixtures, retain_graph=True, is_grads_batched=True, allow_unused=True)
-    return [
-        tap.detach().new_zeros(len(mixtures), *tap.shape) if pulled is None else pulled
-        for tap, pulled in zip(taps, found, strict=True)
-    ]
+
+    def pull(mixture: Float[Tensor, "*shape"]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True)
+
+    return list(vmap(pull)(mixtures))
 
 
 def each_output(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:

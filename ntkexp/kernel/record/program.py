@@ -57,7 +57,7 @@ def program(
     """The program that leads from the fed slots to the results; `known` are operations whose results are fed."""
     simple = Simplification(values)
     simple.rest(known)
-    entries = simple.rest(without_input(entry, values, fed) for entry in entries)
+    entries = simple.rest(entries)
     results = [simple.slot(slot) for slot in results]
     moving = reach(entries, set(fed))
     wanted, kept = set(results), []
@@ -71,15 +71,6 @@ def program(
     function, read = compile_entries(kept[::-1], fed, constants, results, over)
     shapes = [values[slot].shape for slot in results]
     return Program(function, tuple(values[slot].detach() for slot in constants), read, shapes)
-
-
-def without_input(entry: Entry, values: Sequence[Tensor], fed: Sequence[Slot]) -> Entry:
-    """A convolution's derivative in its input takes nothing but the shape of it: any tensor that is there will do."""
-    if entry.name != "convolution_backward" or list(entry.args[-1]) != [True, False, False]:
-        return entry
-    value = values[entry.args[1]]
-    like = (slot for slot in fed if values[slot].shape == value.shape and values[slot].dtype == value.dtype)
-    return replace(entry, args=(entry.args[0], next(like, entry.args[1]), *entry.args[2:]))
 
 
 def reach(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:

@@ -20,6 +20,7 @@ aten = torch.ops.aten
 
 IN_PLACE = {
     aten.add.Tensor: "add_",
+    aten.addcmul.default: "addcmul_",
     aten.div.Tensor: "div_",
     aten.mul.Tensor: "mul_",
     aten.neg.default: "neg_",

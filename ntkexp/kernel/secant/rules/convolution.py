@@ -6,11 +6,16 @@ the kernel: its uses are the positions. A transposed one convolves the input wit
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ntkexp.kernel.secant.linear_map import passed
 from ntkexp.kernel.secant.patches import patches
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule, total
+
+aten = torch.ops.aten
 
 Numbers = tuple[int, ...]
 
@@ -20,7 +25,7 @@ def convolution(call: AbstractCall) -> Tensor:
     x, kernel, bias, *how = call.args
     terms = []
     if x.delta is not None:
-        terms.append(torch.convolution(call.delta(x), call.mean(kernel), None, *how))
+        terms.append(convolved(call.delta(x), call.mean(kernel), *how))
     if call.is_cut(kernel):
         added = bias if bias is not None and call.is_cut(bias) else None
         terms.append(used(call, x, kernel, added, *how))
@@ -31,6 +36,28 @@ def convolution(call: AbstractCall) -> Tensor:
         along = [1, -1] + [1] * (call.start.dim() - 2)
         terms.append(call.delta(bias.view(lambda v: v.view(along)), call.start.shape))
     return total(terms, call.start.shape)
+
+
+def convolved(delta: Tensor, kernel: Tensor, *how: Any) -> Tensor:
+    """Δx ∗ W. On the way back all vectors are the examples of one batch, and a pixel is multiplied with W itself."""
+    lead, shape = -delta.dim() + 1, delta.shape[1:]
+    stride, padding, _, transposed, _, groups = how
+    single = kernel.shape[2:].numel() == 1 and set(stride) == {1} and not (any(padding) or transposed)
+
+    def there(v: Tensor) -> Tensor:
+        found = torch.convolution(v.flatten(0, lead - 1), kernel, None, *how)
+        return found.view(*v.shape[:lead], *found.shape[1:])
+
+    def back(w: Tensor) -> Tensor:
+        images = w.flatten(0, lead - 1)
+        if single and groups == 1:
+            found = torch.bmm(kernel.flatten(1).t().expand(len(images), -1, -1), images.flatten(2))
+        else:
+            blank = images.new_empty(len(images), *shape)  # which nobody reads
+            found, *_ = aten.convolution_backward(images, blank, kernel, None, *how, [True, False, False])
+        return found.view(*w.shape[:lead], *shape)
+
+    return passed(delta, there, back)
 
 
 def used(

@@ -2,37 +2,34 @@
 
 Δ(mean c²) = 2 mean(c̄ Δc)        Δ(v⁻¹ᐟ²) = −(r₀r₁)²/(r₀ + r₁) Δv,  r = v⁻¹ᐟ²
 
-Sums stand where means could, times a number of their own: a back-propagation then multiplies that, not what it spreads.
+So n numbers that are normalised together change by a diagonal and by two sums, and so they are pulled back:
+
+    Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, less its mean        k = −(2/n) (r₀r₁)²/(r₀ + r₁)
 """
 
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 
 import torch
 from torch import Tensor
 
+from ntkexp.kernel.secant.linear_map import inner_products, passed
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
-from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def layer_norm(call: AbstractCall) -> Result:
     """Layer norm over the last axes."""
     x, shape, gain, bias, _ = call.args
-    normed = normalise(call, x, tuple(range(-len(shape), 0)), *recorded(call, call.ends[1][0].shape))
-    return affine(call, normed, gain, bias), None, None
+    together = (*call.start.shape[: -len(shape)], 1)
+    return affine(call, *normalise(call, x, gain, *recorded(call, together)), gain, bias), None, None
 
 
 def group_norm(call: AbstractCall) -> Result:
     """Group norm, over groups of channels."""
-    x, gain, bias, examples, channels, _, groups, _ = call.args
-    shape = x.start.shape
-    moments = recorded(call, torch.Size((examples, groups, 1)))
-    normed = normalise(call, x.view(lambda v: v.reshape(examples, groups, -1)), (2,), *moments)
-    along = [1, channels] + [1] * (len(shape) - 2)
-    gain, bias = (None if p is None else p.view(lambda v: v.reshape(along)) for p in (gain, bias))
-    return affine(call, normed.view(lambda v: v.reshape(shape)), gain, bias), None, None
+    x, gain, bias, examples, _, _, groups, _ = call.args
+    gain, bias = (along(p, 1, x) for p in (gain, bias))
+    return affine(call, *normalise(call, x, gain, *recorded(call, (examples, groups, 1))), gain, bias), None, None
 
 
 def batch_norm(call: AbstractCall) -> Result:
@@ -40,55 +37,68 @@ def batch_norm(call: AbstractCall) -> Result:
     well.
     """
     x, gain, bias, mean, variance, training, _, eps = call.args
-    along = [1, -1] + [1] * (x.start.dim() - 2)
     if training or mean is None:
         if x.from_inputs and len(x.start) > 1:  # instance norm makes one example of all, each with channels of its own
             raise NoRule("batch norm in training mode couples the examples of a batch")
-        dims = (0, *range(2, x.start.dim()))
-        normed = normalise(call, x, dims, *measured(x, dims, eps))
-        gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
-        return affine(call, normed, gain, bias), None, None
-    scale = (variance.start + eps).rsqrt().view(along)
-    centre = mean.start.view(along)
-    delta = None if x.delta is None else call.delta(x) * scale
+        x = x.view(lambda v: v.transpose(0, 1))
+        gain, bias = (along(p, 0, x) for p in (gain, bias))
+        found = affine(call, *normalise(call, x, gain, *measured(x, eps)), gain, bias)
+        return found.transpose(0, 1), None, None
+    scale, centre = (v.view(-1, *[1] * (x.start.dim() - 2)) for v in ((variance.start + eps).rsqrt(), mean.start))
+    gain, bias = (along(p, 1, x) for p in (gain, bias))
+    delta = None if x.delta is None else call.delta(x) * (scale if gain is None else scale * call.mean(gain))
     normed = Ends((x.start - centre) * scale, (x.end - centre) * scale, delta, x.from_weights, x.from_inputs)
-    gain, bias = (None if p is None else p.view(lambda v: v.view(along)) for p in (gain, bias))
-    return affine(call, normed, gain, bias), None, None
+    return affine(call, normed, delta, gain, bias), None, None
 
 
-def recorded(call: AbstractCall, shape: torch.Size) -> tuple[Ends, Ends]:
+def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
+    """A number for each channel, beside x."""
+    rest = x.start.dim() - axis - 1
+    return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
+
+
+def recorded(call: AbstractCall, shape: tuple[int, ...]) -> tuple[Ends, Ends]:
     """Mean x and r, as the operation found them."""
     (m0, m1), (r0, r1) = [[v.reshape(shape).to(call.start.dtype) for v in ends] for ends in call.ends[1:]]
     return Ends(m0, m1, None, False, True), Ends(r0, r1, None, False, True)
 
 
-def measured(x: Ends, dims: tuple[int, ...], eps: float) -> tuple[Ends, Ends]:
-    """Mean x and r."""
-    value = Ends(x.start, x.end, None, x.from_weights, x.from_inputs)
-    scale = value.view(lambda v: (v.var(dims, correction=0, keepdim=True) + eps).rsqrt())
-    return value.view(lambda v: v.mean(dims, keepdim=True)), scale
+def measured(x: Ends, eps: float) -> tuple[Ends, Ends]:
+    """Mean x and r, of all that the first axis holds apart."""
+    rows = Ends(x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs)
+    scale = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
+    return rows.view(lambda v: v.mean(1, keepdim=True)), scale
 
 
-def normalise(call: AbstractCall, x: Ends, dims: tuple[int, ...], mean: Ends, scale: Ends) -> Ends:
-    """c/√(mean c² + ε) at both ends, with its difference."""
-    start, end = x.start - mean.start, x.end - mean.end
-    c = Ends(start, end, None if x.delta is None else centred(call.delta(x), dims), x.from_weights, x.from_inputs)
-    delta = None
-    if c.delta is not None:
-        middle = call.mean(c)
-        moved = (middle * c.delta).sum(dims, keepdim=True) * call.slope(scale, partial(turned, count(start, dims)))
-        delta = c.delta * call.slope(scale, halfway) + middle * moved
-    return Ends(start * scale.start, end * scale.end, delta, False, x.from_inputs)
+def normalise(call: AbstractCall, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -> tuple[Ends, Tensor | None]:
+    """c/√(mean c² + ε) at both ends, and its difference times the gain; what shares a mean is normalised together."""
+    shape, outer = x.start.shape, mean.start.shape[:-1]
+    start, end = (value.reshape(*outer, -1) - m for value, m in ((x.start, mean.start), (x.end, mean.end)))
+    c = Ends(start, end, x.delta, x.from_weights, x.from_inputs)
+    normed = Ends((start * scale.start).view(shape), (end * scale.end).view(shape), x.delta, False, x.from_inputs)
+    if x.delta is None:
+        return normed, None
+    middle, r, k = call.mean(c), call.slope(scale, halfway), call.slope(scale, partial(turned, c.start.shape[-1]))
+    factor = torch.ones_like(middle) if gain is None else call.mean(gain).expand(shape).reshape(middle.shape)
+    return normed, rescaled(call.delta(x).reshape(middle.shape), middle, r, k, factor).view(shape)
 
 
-def centred(delta: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Δx − mean Δx."""
-    return delta + delta.sum(dims, keepdim=True) * (-1 / count(delta, dims))
+def rescaled(delta: Tensor, middle: Tensor, r: Tensor, k: Tensor, gain: Tensor) -> Tensor:
+    """ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)."""
+    n = middle.shape[-1]
+    columns = torch.stack((gain, gain * middle))
+    mean_r, mean_k = r * (-1 / n), k * middle.sum(-1, keepdim=True) * (-1 / n)
 
+    def there(v: Tensor) -> Tensor:
+        centred = v - v.mean(-1, keepdim=True)
+        return gain * (r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True)))
 
-def count(value: Tensor, dims: tuple[int, ...]) -> int:
-    """How many numbers lie along the axes."""
-    return prod(value.shape[dim] for dim in dims)
+    def back(w: Tensor) -> Tensor:
+        whole, along = inner_products(w, columns)
+        less_mean = torch.addcmul(mean_r * whole, mean_k, along)
+        return torch.addcmul(torch.addcmul(less_mean, w, gain * r), middle, k * along)
+
+    return passed(delta, there, back)
 
 
 def turned(n: int, r0: Tensor, r1: Tensor) -> Tensor:
@@ -101,12 +111,12 @@ def halfway(r0: Tensor, r1: Tensor) -> Tensor:
     return torch.lerp(r0, r1, 0.5)
 
 
-def affine(call: AbstractCall, y: Ends, gain: Ends | None, bias: Ends | None) -> Tensor:
-    """gain · y + bias."""
+def affine(call: AbstractCall, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None) -> Tensor:
+    """gain · y + bias, given ḡ Δy."""
     shape = y.start.shape
-    terms = [] if y.delta is None else [y.delta]
-    if gain is not None and (gain.delta is not None or terms):
-        terms = [multiply(call, gain, y, shape)]
+    terms = [] if delta is None else [delta]
+    if gain is not None and gain.delta is not None:
+        terms.append(call.delta(gain, shape) * call.mean(y))
     if bias is not None and bias.delta is not None:
         terms.append(call.delta(bias, shape))
     return total(terms, shape)

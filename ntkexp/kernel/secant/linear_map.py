@@ -1,0 +1,63 @@
+"""A linear map beside its transpose, where there is a shorter one than autograd finds operation by operation.
+
+    ⟨w, there(v)⟩ = ⟨back(w), v⟩        both linear; each takes a single vector, or many along an axis before its own
+
+>>> import torch
+>>> v = torch.ones(2, requires_grad=True)
+>>> total = passed(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
+>>> torch.autograd.grad(total, v, torch.tensor([3.0]))
+(tensor([3., 3.]),)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Way: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def passed(delta: Tensor, there: Way, back: Way) -> Tensor:
+    """there(delta), through which autograd goes by `back`."""
+    result: Tensor = LinearMap.apply(delta, there, back)  # type: ignore[no-untyped-call]  # torch's own
+    return result
+
+
+def inner_products(
+    vectors: Float[Tensor, "... size"], fixed: Float[Tensor, "count *row size"]
+) -> Float[Tensor, "count ... 1"]:
+    """Those of each row with so many fixed ones; of many vectors, one behind the other, by a product for each row."""
+    if vectors.dim() < fixed.dim():
+        return (vectors * fixed).sum(-1, keepdim=True)
+    size = fixed.shape[-1]
+    rows = vectors.reshape(len(vectors), -1, size).permute(1, 2, 0)
+    found = torch.bmm(fixed.reshape(len(fixed), -1, size).transpose(0, 1), rows)
+    return found.permute(1, 2, 0).contiguous().view(len(fixed), *vectors.shape[:-1], 1)
+
+
+class LinearMap(torch.autograd.Function):
+    """What torch knows of a map and its transpose."""
+
+    @staticmethod
+    def forward(delta: Tensor, there: Way, back: Way) -> Tensor:
+        """The map itself."""
+        return there(delta)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Way, Way], output: Tensor) -> None:
+        """Keep both ways: the transpose of the transpose is the map."""
+        _, ctx.there, ctx.back = inputs
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None]:
+        """The transpose."""
+        return passed(cotangent, ctx.back, ctx.there), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None, None], delta: Tensor, there: Way, back: Way) -> tuple[Tensor, int]:
+        """All vectors at once."""
+        return passed(delta.movedim(in_dims[0], 0), there, back), 0
