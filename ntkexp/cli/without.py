@@ -115,11 +115,12 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
         rule = explained_rule(run.rules)
         if rule is None:
             raise Mistake(f"{run.path} holds neither effects nor contributions, so nobody knows who is at the top")
-        parts = run.parts(rule).to_numpy()
+        parts = run.parts(rule).isel(probe=list(points)).to_numpy()
         progress.say("at the top are examples that added most, as this run has no effects (path.effects=true)")
     else:
+        parts = parts[list(points)]
         progress.say("at the top are examples of the largest effects")
-    return influence(parts[list(points)])
+    return influence(parts)
 
 
 def explained(made: Sequence[LedgerEntry]) -> list[LedgerEntry]:

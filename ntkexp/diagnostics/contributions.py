@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.on_disk import blocks, summed
+
 TOPS = (1, 5, 10)
 SMALL = 1e-3  # of the largest 𝒦
 
@@ -23,7 +25,8 @@ def summary(
     kernel: Float[Tensor, "probe out kept out_"], contributions: Float[Tensor, "probe out train"], train: int
 ) -> dict[str, float]:
     """Find all of these; the first `train` points are the training examples (none, if the path was not read there)."""
-    found = {"cancellation": ratio(contributions.abs().sum(), contributions.sum(2).abs().sum())}
+    mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
+    found = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
     found |= {f"top_{k}": top_share(contributions, k) for k in TOPS}
     found |= coefficients(kernel, contributions) if is_square(kernel) else {}
     return found | (defects(kernel[:train]) if train and is_square(kernel) else {})
@@ -40,9 +43,9 @@ def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:
     >>> top_share(torch.tensor([[[3.0, -1.0]]]), 1)
     0.75
     """
-    sizes = contributions.abs().sum(1)
-    shares = sizes.topk(min(k, sizes.shape[1]), dim=1).values.sum(1) / sizes.sum(1)
-    return float(shares.mean())
+    k = min(k, contributions.shape[2])
+    sizes = (block.abs().sum(1) for block in blocks(contributions))
+    return float(torch.cat([each.topk(k, dim=1).values.sum(1) / each.sum(1) for each in sizes]).mean())
 
 
 def coefficients(

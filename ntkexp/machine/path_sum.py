@@ -12,6 +12,7 @@ from typing import final
 from ntkexp.chapter import option
 from ntkexp.machine.base import AbstractMachine, Prediction
 from ntkexp.machine.evidence import DoesNotApply, Evidence
+from ntkexp.on_disk import summed
 from ntkexp.text import percent, short
 
 
@@ -30,7 +31,7 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
             raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
         raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
     path = evidence.paths[rule]
-    change = path.contributions.sum(2) + path.decay
+    change = summed(path.contributions) + path.decay
     return Prediction(evidence.after(change), path.detail, parts(path.facts), partial=True)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ntkexp.machine.base import AbstractMachine, Prediction, refuse_none
 from ntkexp.machine.evidence import DoesNotApply, Evidence
+from ntkexp.machine.rbf import divided
 from ntkexp.machine.regression import regression
 from ntkexp.stream import stream
 
@@ -30,10 +31,8 @@ class RandomIdentity(AbstractMachine):
         kernel = random_kernel(evidence)
         if (kernel == 0).any():
             raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
-        divisor = kernel[evidence.read, None]
-        coefficients = evidence.path.contributions / divisor
         return Prediction(
-            evidence.after((coefficients * divisor).sum(2) + evidence.path.decay),
+            evidence.after(divided(evidence.path.contributions, kernel[evidence.read]) + evidence.path.decay),
             f"rank {len(kernel)}, 𝒮 by {evidence.rule}",
             partial=True,
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 from ntkexp.machine.base import AbstractMachine, Prediction, refuse_none
 from ntkexp.machine.evidence import DoesNotApply, Evidence
 from ntkexp.machine.regression import regression
+from ntkexp.on_disk import places
 
 
 class RBFIdentity(AbstractMachine):
@@ -29,10 +30,8 @@ class RBFIdentity(AbstractMachine):
         kernel, width = gaussian(evidence)
         if (kernel == 0).any():
             raise DoesNotApply("the Gaussian kernel vanishes between distant points, so nothing can be divided by it")
-        divisor = kernel[evidence.read, None]
-        coefficients = evidence.path.contributions / divisor
         return Prediction(
-            evidence.after((coefficients * divisor).sum(2) + evidence.path.decay),
+            evidence.after(divided(evidence.path.contributions, kernel[evidence.read]) + evidence.path.decay),
             f"h={width:.3g}, 𝒮 by {evidence.rule}",
             partial=True,
         )
@@ -49,6 +48,14 @@ class RBFRegression(AbstractMachine):
         outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
         prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
+
+
+def divided(
+    contributions: Float[Tensor, "probe out train"], kernel: Float[Tensor, "probe train"]
+) -> Float[Tensor, "probe out"]:
+    """Divide by a kernel, multiply with it again, and add up."""
+    around = ((contributions[place], kernel[place, None]) for place in places(contributions))
+    return torch.cat([(parts / divisor * divisor).sum(2) for parts, divisor in around])
 
 
 def gaussian(evidence: Evidence) -> tuple[Float[Tensor, "probe train"], float]:

@@ -2,7 +2,8 @@
 
 program         Python, torch and what else is loaded
 weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
-kernels         per rule 𝒦 and 𝒮, K_0, K_T, one at work; the ladder's square matrices
+kernels         per rule 𝒦 and 𝒮, K_0, K_T, one at work; the ladder's square matrices; where 𝒮 lies on disk, what is
+                looked at of it at once
 totals          per rule what came of each step, or of each stretch of a long path
 features        of the training examples, kept through a step: of all outputs, or of what ℓ′ mixes of them
 block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from ntkexp.kernel.read.outputs import AT_ONCE
 from ntkexp.mistake import Mistake
+from ntkexp.on_disk import AT_ONCE as LOOKED_AT
 from ntkexp.path.accumulate.step_totals import FEWEST, MOST
 from ntkexp.path.backward.half_times import STRETCHES
 from ntkexp.path.kernel import Kernels
@@ -22,6 +24,7 @@ from ntkexp.path.kernel import Kernels
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
+SPILLED = 8 * LOOKED_AT
 
 
 def copies_of_drawn(number_bytes: int) -> float:
@@ -50,6 +53,7 @@ class Budget:
     steps: int = 0
     phases: int = 1  # at the end of each of which contributions are kept, if there are several
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
+    disk: bool = False  # whether contributions may lie there
 
     @property
     def keeps_kernels(self) -> bool:
@@ -59,14 +63,30 @@ class Budget:
     @property
     def fixed(self) -> float:
         """Bytes that are needed however small the blocks are."""
+        return self.always + (SPILLED if self.spills else self.sums)
+
+    @property
+    def spills(self) -> bool:
+        """Whether contributions, where they are all that is summed up, lie on disk: in memory they would not fit."""
+        may = self.disk and self.kernels == "none" and self.phases == 1
+        return may and self.memory_gb * 1e9 < self.always + self.sums + 2 * self.per_point
+
+    @property
+    def always(self) -> float:
+        """Bytes that are needed wherever the sums lie."""
         row = self.read_outputs * self.train * self.number_bytes
-        shares = self.rules * (2 * self.phases if self.phases > 1 else 1)
-        tangents = 3 * (self.read if self.kernels == "none" else self.points)
-        kernels = row * (self.kernel_outputs * (tangents + self.rules * self.read) + shares * self.read)
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
         features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
-        return PROGRAM + weights + kernels + squares + features + self.totals
+        return PROGRAM + weights + squares + features + self.totals
+
+    @property
+    def sums(self) -> float:
+        """Bytes of kernels, and of what is summed up along the path."""
+        row = self.read_outputs * self.train * self.number_bytes
+        shares = self.rules * (2 * self.phases if self.phases > 1 else 1)
+        tangents = 3 * (self.read if self.kernels == "none" else self.points)
+        return row * (self.kernel_outputs * (tangents + self.rules * self.read) + shares * self.read)
 
     @property
     def totals(self) -> float:

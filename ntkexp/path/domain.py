@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.secant.segment import Segment
+from ntkexp.on_disk import zeros_on_disk
 from ntkexp.path.points import Points, StepBlock
+
+CONTRIBUTIONS = 3  # axes: [point, out, train]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,8 @@ class Domain:
     switches: tuple[int, ...] = ()  # those at which another phase begins
     chunk: int  # how many attributed points at once, where they take a pass backwards
     like: Tensor  # of the kind of number that kernels are made of
+    spills: bool = False  # whether contributions do not fit into the memory
+    scratch: Path | None = None  # a folder where they lie then
 
     @property
     def read(self) -> slice:
@@ -62,13 +68,20 @@ class Domain:
 
     def zeros(self, axes: int) -> Float[Tensor, "point out ..."]:
         """Zeros of so many of the axes of the path kernel."""
-        return self.like.new_zeros(self.shape[:axes])
+        return self.zeros_of(axes, self.like.dtype)
 
     def room(self, axes: int) -> Float[Tensor, "point out ..."]:
         """The same, but NaN at points where the path is not integrated; sums of contributions are taken in float64."""
-        room = self.like.new_full(self.shape[:axes], torch.nan, dtype=torch.float64 if axes < 4 else None)
-        room[self.rows] = 0.0
+        room = self.zeros_of(axes, torch.float64 if axes < 4 else self.like.dtype)
+        if len(self.rows) < len(room):
+            room.fill_(torch.nan)[self.rows] = 0.0
         return room
+
+    def zeros_of(self, axes: int, dtype: torch.dtype) -> Float[Tensor, "point out ..."]:
+        """Zeros of a type; contributions of all training examples lie on disk, if they must."""
+        if axes == CONTRIBUTIONS and self.scratch is not None:
+            return zeros_on_disk(self.scratch, self.shape[:axes], dtype)
+        return self.like.new_zeros(self.shape[:axes], dtype=dtype)
 
     def no_pull(self) -> Float[Tensor, "train out_"]:
         """ℓ′ before the first step is taken."""

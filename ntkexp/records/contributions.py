@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.records.store import Facts, create_store, open_store, put_array
+from ntkexp.records.store import Facts, Rows, create_store, open_store, put_array
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 STEP, LAST_STEP = "step", "last_step"
@@ -53,7 +53,7 @@ class ByStep(NamedTuple):
 class ContributionsByRule:
     """What a rule says of a run, and what is known of that."""
 
-    parts: NDArray[np.float64]
+    parts: Rows
     decay: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
     by_step: ByStep | None = None
@@ -93,7 +93,7 @@ def write_contributions(
         }
         for kind, (array, dims, facts) in arrays.items():
             if array is not None:
-                put_array(store, called(kind, rule, first or rule), np.asarray(array, dtype=np.float64), dims, facts)
+                put_array(store, called(kind, rule, first or rule), array, dims, facts, kind=np.dtype(np.float64))
     if edges := [found.by_step.edges for found in rules.values() if found.by_step is not None]:
         begins = np.array(edges[0], dtype=np.int64)  # which are the same by every rule
         put_array(store, STEP, begins[:-1], (STEP,), {})

@@ -6,8 +6,9 @@ A file per chunk makes a store readable whatever happens to the process that wri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import zarr
@@ -17,6 +18,9 @@ from zarr.storage import MemoryStore
 from ntkexp.mistake import Mistake
 
 Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
+
+LARGEST_CHUNK = 64_000_000
+"""The bytes that a reader takes at once, whatever it looks for."""
 
 
 def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:
@@ -40,19 +44,41 @@ def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of i
     return found
 
 
-def put_array(store: zarr.Group, name: str, array: NDArray[np.generic], dims: Sequence[str], facts: Facts) -> None:
-    """Put one array as one chunk, in place of an older one of this name."""
+class Rows(Protocol):
+    """An array, or something larger than the memory of which a few rows are looked at at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its length along every axis."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The kind of its numbers."""
+
+    def __getitem__(self, rows: slice, /) -> NDArray[Any]:
+        """Look at some rows."""
+
+
+def put_array(
+    store: zarr.Group, name: str, array: Rows, dims: Sequence[str], facts: Facts, *, kind: np.dtype[Any] | None = None
+) -> None:
+    """Put one array as one chunk, or a large one in chunks of rows, in place of an older one of this name."""
+    count, *others = array.shape
+    row = prod(others) * (dtype := kind or array.dtype).itemsize
+    step = max(1, min(count, LARGEST_CHUNK // max(1, row)))
     place = store.create_array(
         name,
         shape=array.shape,
-        chunks=tuple(max(1, length) for length in array.shape),
-        dtype=array.dtype,
+        chunks=tuple(max(1, length) for length in (step, *others)),
+        dtype=dtype,
         compressors=None,
         dimension_names=list(dims),
         attributes=dict(facts),
         overwrite=True,
     )
-    place[...] = array
+    for start in range(0, count, step):
+        rows = slice(start, min(start + step, count))
+        place[rows] = array[rows]
 
 
 def preallocate(

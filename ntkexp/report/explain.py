@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,11 @@ from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.contributions import DECAY, explained_rule
 from ntkexp.report.effects import effects, known_effects
 from ntkexp.report.half_time import halfway
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, blocks
 from ntkexp.text import short
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Array: TypeAlias = NDArray[np.float64]
 FEW = 8  # numbers of a row that are shown
@@ -93,8 +96,9 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     aim = outputs_of(run, "f_0")[place] if targets is None else np.asarray(targets, dtype=float)
     missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)
-    parts = run.parts(rule).to_numpy()[place] if rule else np.zeros((len(outputs), 1, 1))
-    explicable, predicted = read_at(parts).any(axis=1) & np.isfinite(missed), effects(run)
+    explicable, predicted = np.isfinite(missed), effects(run)
+    if rule:
+        explicable &= where_read(run.parts(rule).isel(probe=place)).any(axis=1)
     if predicted is not None:
         both = explicable & read_at(predicted[place]).any(axis=1)
         explicable = both if both.any() else explicable
@@ -171,6 +175,11 @@ def numbered(run: Run, split: str, number: int) -> int:
 def read_at(parts: Array) -> NDArray[np.bool_]:
     """Find the outputs (of points) at which the path was integrated, from their contributions."""
     return np.asarray(np.isfinite(parts).all(axis=-1))
+
+
+def where_read(parts: xr.DataArray) -> NDArray[np.bool_]:
+    """Find the same for contributions that may be too many to be read at once."""
+    return np.concatenate([read_at(block) for block in blocks(parts)])
 
 
 def largest_known(outputs: Array, parts: Array) -> int:

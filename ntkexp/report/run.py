@@ -8,7 +8,7 @@ are looked at whole, by the seals of DONE.json, when they are first asked for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from ntkexp.records.phases import EXAMPLE_PHASE, PHASES, POINT_PHASE
 from ntkexp.records.provenance import refuse_other_version
 from ntkexp.records.results import COLUMNS, SPLITS, Result, read_results
 from ntkexp.records.seal import read_sealed
+from ntkexp.records.store import LARGEST_CHUNK
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -211,6 +212,13 @@ def open_store(path: Path) -> xr.Dataset:
     except (OSError, ValueError, KeyError) as error:
         raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
     return store
+
+
+def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
+    """Read an array that may be larger than the memory, some of its rows at a time."""
+    rows, row = len(parts), max(1, parts[:1].nbytes)
+    step = max(1, LARGEST_CHUNK // row)
+    return (parts[start : start + step].to_numpy() for start in range(0, max(1, rows), step))
 
 
 def one_line(error: Exception) -> str:

@@ -39,7 +39,7 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
     if not path.is_file():
         return None
     refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
-    state: Checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    state: Checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     seals: Seals = state["seals"]
     cut(folder, seals[METRICS][0])
     refuse(folder, broken(folder.path, seals))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
@@ -90,6 +91,10 @@ class FolderListener(AbstractListener):
 
     def on_end(self) -> None:
         self.interrupt.end()
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder.path
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
         kind, domain = self.setting.experiment.dtype, self.setting.domain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
@@ -49,6 +50,11 @@ class AbstractListener(ABC):
     @abstractmethod
     def on_end(self) -> None:
         """The path is behind, there and back; what follows keeps no checkpoints."""
+
+    @property
+    @abstractmethod
+    def scratch(self) -> Path:
+        """A folder for what does not fit into the memory."""
 
     @abstractmethod
     def trajectory(self, rows: int, size: int) -> Trajectory:

@@ -23,7 +23,7 @@ from ntkexp.run.state import RunState, begin
 
 def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None) -> Outcome:
     """A whole run, or the rest of one."""
-    state = begin(setting, listener.trajectory)
+    state = begin(setting, listener.trajectory, listener.scratch)
     if setting.sweep is not None:
         listener.on_remark(setting.sweep.sentence)
     if saved is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import hypot
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.diagnostics.contributions import summary
@@ -14,6 +15,7 @@ from ntkexp.kernel.secant.closure import Closure
 from ntkexp.machine.evidence import Evidence, PathKernel
 from ntkexp.machine.ladder import Region, Rung
 from ntkexp.machine.training import Training
+from ntkexp.on_disk import blocks, summed
 from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.run.effects_found import EffectsFound
 from ntkexp.run.effects_swept import effects_swept
@@ -183,21 +185,26 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
     """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
     setting, integrals = state.setting, state.accumulator.integrals[rule]
     read, train = setting.domain.attributed, setting.points.train
-    kernel, contributions, decay = (part[setting.domain.rows] for part in integrals.parts)
-    if not (kernel.isfinite().all() and contributions.isfinite().all()):
+    kernel, contributions, decay = (at(setting.domain.rows, part) for part in integrals.parts)
+    if not (kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))):
         return {}
     found = summary(kernel, contributions, train if int((read < train).sum()) == train else 0)
     if setting.experiment.optimizer.weight_decay:
-        found["decay_share"] = float(decay.norm() / (contributions.sum(2) + decay).norm())
+        found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
     if error is not None and setting.points.sketch is None:  # which would be off by more than what it measures
         found["error_bar"] = relative(error.parts, contributions)
         if error.sums is not None:
-            found["sum_error_bar"] = relative(error.sums, contributions.sum(2) + decay)
+            found["sum_error_bar"] = relative(error.sums, summed(contributions) + decay)
     return found | setting.experiment.integration.facts(state.memory)
+
+
+def at(rows: Int[Tensor, " row"], part: Tensor) -> Tensor:
+    """Some rows of a tensor; itself, if these are all."""
+    return part if len(rows) == len(part) else part[rows]
 
 
 def relative(error: float, whole: Tensor) -> float:
     """An error relative to the norm of what it is the error of."""
-    size = float(whole.norm())
+    size = hypot(*(float(block.norm()) for block in blocks(whole)))
     return error / size if size else float("nan")

@@ -11,6 +11,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
 from ntkexp.path.effort import core_seconds, refuse_endless
 
+LEAST_ROWS = 8  # of a block of two points, four times
+
 
 def refuse_vast(experiment: Experiment) -> None:
     """Refuse kernels that are too large by the numbers of examples alone, before any is drawn."""
@@ -21,7 +23,10 @@ def refuse_vast(experiment: Experiment) -> None:
     points, path = source.train + others, experiment.path
     read = points if "train" in path.probes else others
     tangents = 3 * (read if path.kernels == "none" else points)
-    least = float(source.train) * size * (tangents + 2 * experiment.integration.kernels * read)
+    rows = tangents + 2 * experiment.integration.kernels * read
+    if path.kernels == "none" and experiment.device == "cpu":
+        rows = min(rows, LEAST_ROWS)  # the rest lies on disk
+    least = float(source.train) * size * rows
     if least > experiment.memory_gb * 1e9:
         raise Mistake(
             f"memory_gb={experiment.memory_gb:g}: the kernels of {points} points with "

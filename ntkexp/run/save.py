@@ -11,6 +11,7 @@ from torch import Tensor
 from ntkexp.machine.base import Prediction
 from ntkexp.machine.evidence import PathKernel
 from ntkexp.machine.ladder import results
+from ntkexp.on_disk import RowsOnDisk, is_on_disk
 from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.records.atomic import being_written
 from ntkexp.records.contributions import ByStep, ContributionsByRule, add_effect, write_contributions
@@ -59,7 +60,7 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
 def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
     """What a rule says of the points that were read, on a path of so many steps."""
     return ContributionsByRule(
-        parts=array(integral.contributions),
+        parts=RowsOnDisk(whole) if is_on_disk(whole := integral.contributions) else array(whole),
         decay=array(integral.decay) if decays else None,
         half_by=None if integral.half_by is None else array(integral.half_by),
         by_step=ByStep(array(totals.stacked().movedim(0, 2)), totals.until(steps)),

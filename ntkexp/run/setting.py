@@ -143,6 +143,7 @@ def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
         switches=experiment.switches,
         chunk=experiment.integration.chunk(found.budget, len(chosen)),
         like=like,
+        spills=found.budget.spills,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,10 +119,13 @@ class RunState:
         return {name: weight.to(self.summed_gradient.device) for name, weight in weights.items()}
 
 
-def begin(setting: Setting, room: Room) -> RunState:
-    """The state before the first step; an integration that goes back takes room for its recording."""
+def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState:
+    """The state before the first step; an integration that goes back takes room for its recording, and what does not
+    fit into the memory lies in a folder, if there is one.
+    """
     experiment, weights = setting.experiment, setting.problem.weights
-    accumulator, asked = experiment.integration.begin(setting.domain, weights, room), setting.sweep
+    domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
+    accumulator, asked = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
     return RunState(

@@ -82,4 +82,5 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         steps=experiment.steps,
         phases=len(experiment.switches) + 1,
         doubled=experiment.integration.doubles,
+        disk=experiment.device == "cpu",
     )

@@ -42,6 +42,10 @@ class Deaf(AbstractListener):
     ) -> None:
         pass
 
+    @property
+    def scratch(self) -> Path:
+        return self.folder
+
     def trajectory(self, rows: int, size: int) -> Trajectory:
         made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
         made.take_room()

@@ -86,7 +86,7 @@ def measured(sizes: Mapping[str, int], kernels: str) -> tuple[float, float]:
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         listener = Timed(folder, ends)
-        go(begin(setting, listener.trajectory), listener)
+        go(begin(setting, listener.trajectory, listener.scratch), listener)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return min(after - before for before, after in pairwise(ends)), memory
 

@@ -47,6 +47,10 @@ class Memory(AbstractListener):
     ) -> None:
         self.kernels[step] = kernel
 
+    @property
+    def scratch(self) -> Path:
+        return self.folder
+
     def trajectory(self, rows: int, size: int) -> Trajectory:
         made = Trajectory(self.folder / "trajectory.bin", rows, size, self.dtype)
         made.take_room()

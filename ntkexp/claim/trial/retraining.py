@@ -113,6 +113,10 @@ class Unheard(AbstractListener):
     def on_end(self) -> None:
         """Nothing."""
 
+    @property
+    def scratch(self) -> Path:
+        return self.folder
+
     def trajectory(self, rows: int, size: int) -> Trajectory:
         made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
         made.take_room()

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.on_disk import blocks, put_back, take
 from ntkexp.path.accumulate.integrals import contract
 from ntkexp.path.points import StepBlock
 from ntkexp.path.rule.base import Piece
@@ -51,6 +52,7 @@ class ErrorBar:
         error = contract(difference, step.output_gradient) if self.makes_kernels else difference.squeeze(3)
         error = error.mul_(step.step_size * self.gain)
         self.total[block.rows].add_(error)
+        put_back(self.total)
         self.squares += float(error.square().sum())
 
     def collect(self, error: Float[Tensor, "probe out train"]) -> None:
@@ -63,7 +65,7 @@ class ErrorBar:
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")
-        together = float(self.total.square().sum())
+        together = sum(float(block.square().sum()) for block in blocks(self.total))
         alone = steps / m * self.squares
         if m == 1:
             return sqrt(steps * alone)
@@ -77,5 +79,5 @@ class ErrorBar:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take the accumulators of a checkpoint."""
-        self.total.copy_(state["total"])
+        take(self.total, state["total"])
         self.squares = float(state["squares"])

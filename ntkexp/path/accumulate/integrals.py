@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.on_disk import put_back, take
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.domain import Domain
 from ntkexp.path.points import StepBlock
@@ -56,6 +57,7 @@ class Integrals:
         parts, shrunk = block.kernel_and_pull(self.pieces, step.pulled_side, step.decay)
         parts = parts.squeeze(3).mul_(-step.step_size)
         self.contributions[block.rows].add_(parts)
+        put_back(self.contributions)
         self.decay[block.rows].sub_(shrunk)
         return self.kernel[block.rows], parts, shrunk
 
@@ -80,7 +82,7 @@ class Integrals:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take the accumulators of a checkpoint."""
         for name, value in self.state.items():
-            value.copy_(state[name])
+            take(value, state[name])
 
 
 def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain) -> Integrals:

@@ -6,7 +6,7 @@ With several outputs, the contributions to the one that the network gives the po
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,12 +14,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
-from ntkexp.report.explain import Example, example, largest_known, output_name, read_at
+from ntkexp.report.explain import Example, example, largest_known, output_name, read_at, where_read
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import TOP, Explained, fitting, minus
 from ntkexp.report.plots.style import heading
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, blocks
 from ntkexp.text import percent, short
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class Read(NamedTuple):
@@ -28,7 +31,7 @@ class Read(NamedTuple):
     rule: str
     split: str
     known: NDArray[np.int64]
-    parts: NDArray[np.float64]
+    parts: xr.DataArray  # too many to be read at once, perhaps
     outputs: NDArray[np.float64]
 
 
@@ -38,9 +41,9 @@ def read(run: Run) -> Read | None:
     split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
     if rule is None or split is None:
         return None
-    parts = run.parts(rule).isel(probe=run.points[split]).to_numpy()
+    parts = run.parts(rule).isel(probe=run.points[split])
     outputs = run.predictions.sel(machine="f_T").isel(probe=run.points[split]).to_numpy()
-    known = np.flatnonzero(read_at(parts).any(axis=1))  # with some optimizers a few points alone
+    known = np.flatnonzero(where_read(parts).any(axis=1))  # with some optimizers a few points alone
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None
     return Read(rule, split, known, parts, outputs)
@@ -52,7 +55,7 @@ def draw(run: Run) -> Figure | None:
         return None
     rows = explain(run, found.split, found.known, found.parts, found.outputs)
     figure = examples.draw(rows)
-    heading(figure, answer(found.parts[found.known], run.parts(found.rule).attrs))
+    heading(figure, answer(found.parts.isel(probe=found.known), run.parts(found.rule).attrs))
     return figure
 
 
@@ -68,7 +71,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def explain(
-    run: Run, split: str, known: NDArray[np.int64], parts: NDArray[np.float64], outputs: NDArray[np.float64]
+    run: Run, split: str, known: NDArray[np.int64], parts: xr.DataArray, outputs: NDArray[np.float64]
 ) -> list[Explained]:
     """Explain three of the points that are known, chosen by how far their largest output is from zero or from the next
     one.
@@ -78,8 +81,9 @@ def explain(
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
     found = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
-        column = largest_known(outputs[k, list(run.outs)], parts[k])
-        chosen, here = run.outs[column], parts[k, column]
+        of_all = parts.isel(probe=k).to_numpy()
+        column = largest_known(outputs[k, list(run.outs)], of_all)
+        chosen, here = run.outs[column], of_all[column]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         most = tuple(labelled(run, "train", i) for i in top.tolist())
         said = f"{output_name(run, chosen, outputs.shape[1])}: {minus(float(outputs[k, chosen]))}"
@@ -93,13 +97,14 @@ def labelled(run: Run, split: str, k: int) -> Example:
     return replace(found, name=fitting(found.name if len(run.data["classes"]) else found.name.replace("-", "−")))
 
 
-def answer(parts: NDArray[np.float64], facts: dict[str, Any]) -> str:
+def answer(parts: xr.DataArray, facts: dict[str, Any]) -> str:
     """Write the title: how concentrated the contributions are, and how well their parts are known."""
-    rows = np.abs(parts).reshape(-1, parts.shape[-1])
-    sizes = np.sort(rows[read_at(rows)], axis=1)[:, ::-1]
-    total = sizes.sum()
-    top = min(10, parts.shape[-1])
-    part = percent(sizes[:, :top].sum() / total) if total > 0 else "0 %"
+    top, total, most = min(10, parts.shape[-1]), 0.0, 0.0
+    for block in blocks(parts):
+        rows = np.abs(block).reshape(-1, block.shape[-1])
+        sizes = np.sort(rows[read_at(rows)], axis=1)[:, ::-1]
+        total, most = total + sizes.sum(), most + sizes[:, :top].sum()
+    part = percent(most / total) if total > 0 else "0 %"
     where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
     return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{known(facts)}"
 

@@ -1,0 +1,107 @@
+"""Contributions that do not fit into the memory lie on disk, with the same numbers, also after a kill."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ntkexp import on_disk
+from ntkexp.mistake import NoPlace
+from ntkexp.on_disk import blocks, is_on_disk, put_back, summed, zeros_on_disk
+from ntkexp.run.loop import go, run
+from ntkexp.run.outcome import Outcome
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.state import begin
+from tests.run.small import Memory, small
+
+ASKED = ("data.classes=[1,3,8]", "path.kernels=none", "steps=4", "path.error_samples=2", "optimizer.weight_decay=0.1")
+ROUNDING = 1e-13  # sums in another order
+
+
+def setting(*more: str, spills: bool) -> Setting:
+    found = prepare(small(*ASKED, *more))
+    return replace(found, domain=replace(found.domain, spills=spills))
+
+
+def outcome(*more: str, spills: bool) -> Outcome:
+    return run(setting(*more, spills=spills), Memory())
+
+
+def test_a_run_says_the_same_wherever_its_sums_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    within = outcome(spills=False).evidence.paths
+    monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)  # blocks of seven points
+    found = outcome(spills=True).evidence.paths
+    assert found.keys() == within.keys() == {"secant", "left"}
+    for rule, path in found.items():
+        assert is_on_disk(path.contributions)
+        assert not is_on_disk(within[rule].contributions)
+        assert torch.equal(path.contributions, within[rule].contributions)
+        assert torch.equal(path.decay, within[rule].decay)
+        assert path.facts.keys() == within[rule].facts.keys()
+        assert path.facts == pytest.approx(within[rule].facts, rel=ROUNDING)
+    assert {"error_bar", "cancellation", "top_1", "decay_share"} <= found["secant"].facts.keys()
+
+
+def test_machines_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = "ladder.machine=[secant,left,rbf_identity,random_identity]"
+    within = {rung.name: rung.outcome for rung in outcome(machines, spills=False).rungs}
+    monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)
+    for rung in outcome(machines, spills=True).rungs:
+        expected = within[rung.name]
+        assert not isinstance(rung.outcome, Exception)
+        assert not isinstance(expected, Exception)
+        assert torch.equal(rung.outcome.outputs, expected.outputs), rung.name
+
+
+def test_a_checkpoint_holds_what_lies_on_disk(tmp_path: Path) -> None:
+    """The file has no name: a run that was killed leaves nothing of it, and goes on to the same bits."""
+    chosen, listener = setting(spills=True), Memory()
+    whole = begin(chosen, listener.trajectory, tmp_path)
+    go(whole, listener)
+    assert list(tmp_path.iterdir()) == []
+    half = begin(replace(chosen, descent=replace(chosen.descent, steps=2)), listener.trajectory, tmp_path)
+    go(half, listener)
+    kept = io.BytesIO()
+    torch.save(half.state, kept)
+    rest = begin(chosen, listener.trajectory, tmp_path)
+    rest.restore(torch.load(io.BytesIO(kept.getvalue()), weights_only=True))
+    go(rest, listener)
+    for rule, integrals in whole.accumulator.integrals.items():
+        assert torch.equal(integrals.contributions, rest.accumulator.integrals[rule].contributions)
+        assert is_on_disk(rest.accumulator.integrals[rule].contributions)
+
+
+def resident() -> int:
+    """The bytes of files that are in this process's memory now."""
+    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(told["RssFile"].split()[0]) * 1024
+
+
+def test_what_was_put_back_takes_no_memory_and_is_not_lost(tmp_path: Path) -> None:
+    numbers, before = zeros_on_disk(tmp_path, (50, 2, 10_000), torch.float64), resident()
+    numbers[:] = torch.arange(50.0)[:, None, None]
+    assert resident() - before >= numbers.nbytes
+    put_back(numbers[3:5])
+    assert resident() - before < numbers.nbytes / 4
+    assert torch.equal(summed(numbers), 10_000 * torch.arange(50.0, dtype=torch.float64)[:, None].expand(50, 2))
+    assert resident() - before < numbers.nbytes / 4
+
+
+def test_looking_at_all_of_it_takes_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_disk, "AT_ONCE", 4 * 10_000 * 8)
+    numbers = zeros_on_disk(tmp_path, (50, 10_000), torch.float64)
+    before, most = resident(), 0
+    for block in blocks(numbers):
+        block.add_(1)
+        most = max(most, resident() - before)
+    assert most < 8 * 10_000 * 8
+    assert bool((numbers == 1).all())
+
+
+def test_a_disk_that_is_too_small_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NoPlace, match="contributions take"):
+        zeros_on_disk(tmp_path, (2**20, 2**20, 2**20), torch.float64)
