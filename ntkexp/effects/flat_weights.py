@@ -52,7 +52,11 @@ class FlatWeights:
         torch.Size([3, 1, 2])
         """
         several = vector.shape[:-1]
-        return {name: vector[..., place].view(*several, *self.shapes[name]) for name, place in self.places.items()}
+        # at once, as what comes back to a slice would be a whole vector for every name
+        parts = torch.split(vector, [shape.numel() for shape in self.shapes.values()], dim=-1)
+        return {
+            name: part.view(*several, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
 
 def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
