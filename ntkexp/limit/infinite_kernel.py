@@ -55,7 +55,7 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
     """Inputs are finite numbers, of one shape."""
     if not memory_gb > 0:
         raise Mistake(f"memory_gb={memory_gb:g}: it takes a number > 0")
-    for name, x in (("x1", x1), ("x2", x1 if x2 is None else x2)):
+    for name, x in (("x1", x1), *(() if x2 is None else (("x2", x2),))):
         if x.dim() < 2 or not x.is_floating_point():
             raise Mistake(f"{name} is {x.dtype} of shape {list(x.shape)}; it takes floating numbers [example, …]")
         if x.shape[1:] != x1.shape[1:] or x.dtype != x1.dtype:
@@ -63,7 +63,7 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
                 f"x1 has examples of shape {list(x1.shape[1:])} and {x1.dtype}, "
                 f"x2 of {list(x.shape[1:])} and {x.dtype}; they are of one kind"
             )
-        if not x.isfinite().all():
+        if not x.sum().isfinite() and not x.isfinite().all():  # a sum is quick, and not finite if a number is not
             raise Mistake(f"{name} has entries that are not finite, the first in example {first_odd(x)}")
 
 

@@ -79,6 +79,14 @@ def cleaned(target: Array, start: int, count: int) -> None:
 
 
 @compiled
+def filled(target: Array, start: int, count: int, value: Any) -> None:
+    """A piece of an array is set to a value."""
+    a = np.uintp(start)
+    for j in range(np.uintp(count)):
+        target[a + j] = value
+
+
+@compiled
 def total(tile: Array, margin: int, size: int) -> Any:
     """The sum of a tile."""
     start, found = np.uintp(margin), tile.dtype.type(0)

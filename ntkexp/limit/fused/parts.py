@@ -13,6 +13,8 @@ from ntkexp.limit.torch_engine import cuts
 
 SubBlock = tuple[slice, slice]
 Result = TypeVar("Result")
+ROWS, COLUMNS = 64, 1024
+"""Vectors on each side of a sub-block: its rows are long, and its matrix stays in a cache."""
 IMAGES = 32
 """Images on each side of a sub-block: so many that laying them out costs little."""
 
@@ -24,6 +26,18 @@ def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
         for row in cuts(len(left.x), size)
         for column in cuts(len(right.x), size)
         if not same or column.start >= row.start
+    ]
+
+
+def long_places(left: Side, right: Side, same: bool, threads: int) -> list[SubBlock]:
+    """The sub-blocks of vectors, a few rows of many columns; where the sides are the same, the first ones of their rows
+    begin on the diagonal.
+    """
+    few = max(1, min(ROWS, len(left.x) // (2 * threads)))
+    return [
+        (row, slice(start, min(start + COLUMNS, len(right.x))))
+        for row in cuts(len(left.x), few)
+        for start in range(row.start if same else 0, len(right.x), COLUMNS)
     ]
 
 
@@ -41,7 +55,12 @@ def shared(left: Side, right: Side, size: int, threads: int) -> int:
 def in_threads(
     work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
 ) -> Iterator[Result]:
-    """The results of `work` on all parts, in order, so many of them at a time."""
+    """The results of `work` on all parts, in order, so many of them at a time. What one thread would do is done here:
+    starting it may take longer than a small part.
+    """
+    if min(threads, len(parts)) == 1:
+        yield from map(work, parts)
+        return
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(parts), ahead):
             yield from pool.map(work, parts[start : start + ahead])

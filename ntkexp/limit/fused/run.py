@@ -17,17 +17,16 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.parts import SubBlock, in_threads, laid_out, places, shared
+from ntkexp.limit.fused.parts import SubBlock, in_threads, laid_out, long_places, places, shared
 from ntkexp.limit.fused.program import TileProgram
 from ntkexp.limit.fused.slots import departures
 from ntkexp.limit.fused.tables import Tables
-from ntkexp.limit.fused.vectors import vectors
+from ntkexp.limit.fused.vectors import mirrored, vectors
 from ntkexp.limit.network import Kernels, Network, Side
 from ntkexp.limit.torch_engine import COPIES, cuts, symmetric
 
 Array = np.ndarray[Any, Any]
-VECTORS = 256
-"""Vectors on each side of a sub-block, whose matrix stays in a cache."""
+STRIP = 256  # vectors whose products with all others are found at a time
 TABLES = 8
 """Into so many parts memory goes, of which the tables of a side take one."""
 NUMBERS = 2**22
@@ -156,23 +155,24 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
     diagonal.
     """
     nngp, ntk = (left.x.new_empty(len(left.x), len(right.x)) for _ in range(2))
-    for strip in cuts(len(left.x), VECTORS):
+    for strip in cuts(len(left.x), STRIP):
         start = strip.start if same else 0
         shown = nngp[strip, start:]
         torch.addmm(shown, left.x[strip], right.x[start:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
     whole = (nngp.numpy(), ntk.numpy())
     level = program.levels[0]
     table = tables.of_vectors(level, left, right)
+    fields = np.ascontiguousarray(table.right.T)
 
     def walk(place: SubBlock) -> None:
         row, column = place
-        one, two, itself = table.left[row], np.ascontiguousarray(table.right[column].T), same and row == column
+        one, two, itself = table.left[row], np.ascontiguousarray(fields[:, column]), same and row.start == column.start
         ends = tuple(end[place] for end in whole)
         vectors(table.operations, table.weights, level.registers, one, two, table.spread, itself, table.rounding, *ends)
-        for end, above in zip(whole, ends, strict=True) if same else ():
-            end[column, row] = np.triu(above) + np.triu(above, 1).T if itself else above.T
+        for end in whole if same else ():
+            mirrored(end, row.start, row.stop, column.start, column.stop)
 
-    parts = places(left, right, shared(left, right, VECTORS, threads), same)
+    parts = long_places(left, right, same, threads)
     for _ in in_threads(walk, parts, threads, len(parts)):
         pass
     return nngp, ntk

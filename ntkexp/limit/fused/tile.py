@@ -129,6 +129,9 @@ def walked(
         a, b = first + field * pitch, second + field * pitch2
         if kind in (BEND, WEIGH):
             across, down, behind = operations[step, 3], operations[step, 4], operations[step, 5]
+            if kind == WEIGH and across + down + behind == 0:
+                weighed(K, theta, margin, size, weights[step])
+                continue
             across_and_behind(K, sums, more, margin, size, across, behind, plane)
             across_and_behind(theta, lows, more, margin, size, across, behind, plane)
             if kind == WEIGH:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ntkexp.limit.fused.jit import compiled
+from ntkexp.limit.fused.loops import filled
 from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +30,8 @@ def vectors(
 ) -> None:
     """Both kernels, from nngp holding the products of the inputs; a side is [example, field] or [field, example].
 
-    The left side's examples come first, the right side's fields do.
+    The left side's examples come first, the right side's fields do. If the sides are the `same`, the left one may have
+    fewer examples, and pairs below the diagonal are left out.
     """
     fields, columns = right.shape
     work = np.zeros((2 * registers + 4, PIECE + 2 * MARGIN), left.dtype)
@@ -38,10 +40,11 @@ def vectors(
     two = right.reshape(fields * columns)
     exact, alone = weights.dtype.type(2), np.intp(1)
     for i in range(nngp.shape[0]):
+        begin = i if same else 0
         for field in spread:
-            one[field * PIECE : (field + 1) * PIECE] = left[i, field]
+            filled(one, field * PIECE, min(PIECE, columns - begin), left[i, field])
         mine = nngp[i, i] if same else weights.dtype.type(0)
-        for start in range(i // PIECE * PIECE if same else 0, columns, PIECE):
+        for start in range(begin, columns, PIECE):
             size = min(PIECE, columns - start)
             piece(
                 operations, weights, work, one, two, start, size, columns, equal, inside, halo, left[i], nngp[i], ntk[i]
@@ -98,3 +101,13 @@ def piece(
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
         ntk[start + j] = work[1, margin + j]
+
+
+@compiled
+def mirrored(whole: Array, first: int, last: int, begin: int, end: int) -> None:
+    """Numbers above the diagonal, of rows from the first to before the last and columns from begin to before the end,
+    are repeated below it.
+    """
+    for j in range(max(begin, first + 1), end):
+        for i in range(np.uintp(first), np.uintp(min(last, j))):
+            whole[np.uintp(j), i] = whole[i, np.uintp(j)]
