@@ -42,4 +42,4 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
         self.watching.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.watching.end()
+        self.watching.end(exception)

@@ -40,6 +40,8 @@ class WatchedCalls:
     refuse_writes: Callable[[], None]  # refuses a model that is not as the step under way began with it
     weighing: Weighing | None = None  # of examples of a loop that is carried out again
     calls: list[ModelCall] = field(default_factory=list)
+    seen: int = 0  # calls
+    begun: list[int] = field(default_factory=list)  # how many had been seen when those began that are under way
     generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
     autocast: Autocast | None = None  # in which the latest call was made
 
@@ -59,6 +61,7 @@ class WatchedCalls:
 
     def on_begin(self, *_: object) -> None:
         """A call begins, which may draw random numbers."""
+        self.begun.append(self.seen)
         if torch.is_grad_enabled():
             self.generators, self.autocast = states_for(self.inner), None
 
@@ -68,8 +71,8 @@ class WatchedCalls:
             self.autocast = Autocast.now(next(layer.parameters()).device.type, whole=first)
 
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
-        """Note a call that may be differentiated."""
-        if not torch.is_grad_enabled():
+        """Note a call that may be differentiated; one around others is a library's, with the loop's code in it."""
+        if self.begun.pop() < self.seen or not torch.is_grad_enabled():
             return
         output = choose_output(answer, self.output)
         if not output.requires_grad:
@@ -80,6 +83,7 @@ class WatchedCalls:
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how)
         listen(output, partial(self.on_gradient, call), past_casts=self.autocast is not None)
         self.calls.append(call)
+        self.seen += 1
 
     def on_gradient(self, call: ModelCall, gradient: Tensor) -> Tensor | None:
         """Note what comes back to the outputs of a call, and weigh it; gradients that are zero now were not

@@ -277,3 +277,23 @@ def test_the_first_attributes(tmp_path: Path) -> None:
         ranks.step(0)
     with pytest.raises(Mistake, match=r"rank 1 has written its part .* if rank == 0: trace\.attribute\(\)"):
         seen.traces[1].attribute()
+
+
+def test_a_call_around_others_is_none(tmp_path: Path) -> None:
+    """Lightning's strategies put the step of training into the model's own forward."""
+    given = loop(loops.sgd)
+    forward, batch = given.model.forward, torch.arange(4)
+
+    def loss(_: str) -> Tensor:
+        given.model.forward = forward  # type: ignore[method-assign]  # as the library does it
+        return nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+
+    with follow(given.model, given.optimizers, queries=given.queries) as trace:
+        for _ in range(2):
+            given.zero()
+            given.model.forward = loss  # type: ignore[method-assign]
+            given.model("batch").backward()
+            given.step()
+    found = trace.attribute()
+    assert found.sizes["example"] == len(batch)
+    assert float(found["gradient_error"].max()) < CLOSE

@@ -1,0 +1,158 @@
+"""Loops of processes that train together, each as people write it; what they leave is looked at by tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import destroy_process_group, init_process_group
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from ntkexp.foreign_loop.follow import follow
+from ntkexp.mistake import Mistake
+
+WORLD, EXAMPLES, BATCH = 2, 14, 5
+Scene: TypeAlias = Callable[[int, Path], object]
+
+
+def network() -> nn.Sequential:
+    """One with statistics that are not taken from the batch, and buffers, which processes send to each other."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).double()
+    net[1].eval()
+    return net
+
+
+def data() -> tuple[Tensor, Tensor, Tensor]:
+    """Examples, their targets, and queries."""
+    generator = torch.Generator().manual_seed(1)
+    x, queries = (torch.randn(count, 3, generator=generator).double() for count in (EXAMPLES, 3))
+    return x, x[:, :2].sin(), queries
+
+
+def batches(rank: int) -> Iterator[Tensor]:
+    """The examples of a rank in two epochs, of which the last batches are smaller, and not of one size."""
+    for epoch in range(2):
+        order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
+        yield from (each.tensor_split(WORLD)[rank] for each in torch.split(order, BATCH))
+
+
+def accumulated(rank: int, folder: Path) -> None:
+    """Clipped, with a schedule; the module inside is handed over."""
+    x, y, queries = data()
+    model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+    before = model.module(queries).detach()
+    with follow(model.module, optimizer, queries=queries, to=folder, every=4):
+        for batch in batches(rank):
+            optimizer.zero_grad()
+            *most, last = torch.split(batch, 1)
+            for part in [*most, last]:
+                with nullcontext() if part is last else model.no_sync():
+                    ((model(x[part]) - y[part]).square().sum() / len(batch)).backward()
+            clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            schedule.step()
+    keep_change(rank, folder, model.module(queries) - before)
+
+
+def keep_change(rank: int, folder: Path, change: Tensor) -> None:
+    """Keep what training did, for the tests."""
+    if not rank:
+        torch.save(change.detach(), folder.with_suffix(".pt"))
+
+
+def plain(rank: int, folder: Path, steps: int = 6, leave: Callable[[int], object] = lambda _: None) -> None:
+    """What is wrapped is handed over."""
+    x, y, queries = data()
+    model = DistributedDataParallel(network(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = model.module(queries).detach()
+    with follow(model, optimizer, queries=queries, to=folder):
+        for index, batch in zip(range(steps), batches(rank), strict=False):
+            optimizer.zero_grad()
+            (model(x[batch]) - y[batch]).square().mean().backward()
+            leave(index)
+            optimizer.step()
+    keep_change(rank, folder, model.module(queries) - before)
+
+
+def joined(rank: int, folder: Path) -> None:
+    """The second has fewer batches than the first."""
+    x, y, queries = data()
+    model = DistributedDataParallel(network(), broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with follow(model, optimizer, queries=queries, to=folder), model.join():
+        for batch in list(batches(rank))[: 6 - 2 * rank]:
+            optimizer.zero_grad()
+            (model(x[batch]) - y[batch]).square().mean().backward()
+            optimizer.step()
+
+
+def absent(rank: int, folder: Path) -> None:
+    """The second does not follow."""
+    x, _, queries = data()
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nullcontext() if rank else follow(model, optimizer, queries=queries, to=folder):
+        model(x[:3]).square().mean().backward()
+        optimizer.step()
+
+
+def cut_apart(_: int, folder: Path) -> None:
+    """Weights are cut apart over the processes."""
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  slow
+
+    net = network()
+    fully_shard(net)
+    with follow(net, torch.optim.SGD(net.parameters()), queries=data()[2], to=folder):
+        pass
+
+
+def cut_memory(_: int, folder: Path) -> None:
+    """The optimizer's memory is cut apart over the processes."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415  it warns
+
+    net = network()
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    with follow(DistributedDataParallel(net), optimizer, queries=data()[2], to=folder):
+        pass
+
+
+SCENES: tuple[Scene, ...] = (accumulated, plain, joined, absent, cut_apart, cut_memory)
+
+
+def meet(rank: int, folder: Path) -> None:
+    """Become one of the processes."""
+    torch.set_num_threads(1)
+    init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=WORLD)
+
+
+def play(rank: int, folder: Path) -> None:
+    """Carry out all of them, one after another; what was refused is written down."""
+    meet(rank, folder)
+    for scene in SCENES:
+        try:
+            scene(rank, folder / scene.__name__)
+        except Mistake as error:
+            (folder / f"{scene.__name__}-{rank}.txt").write_text(str(error), encoding="utf-8")
+    destroy_process_group()
+
+
+def die(rank: int, folder: Path) -> None:
+    """The second is killed in the midst of its fifth step."""
+
+    def leave(step: int) -> None:
+        if step == 4 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    meet(rank, folder)
+    plain(rank, folder / "killed", leave=leave)
