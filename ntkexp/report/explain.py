@@ -19,6 +19,7 @@ from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.contributions import DECAY, explained_rule
 from ntkexp.report.effects import effects, known_effects
 from ntkexp.report.half_time import halfway
+from ntkexp.report.movement import Movement, movement
 from ntkexp.report.run import Run, blocks
 from ntkexp.text import short
 
@@ -70,6 +71,7 @@ class Explanation:
     parts: tuple[Part, ...]  # the largest first
     left_out_is_actual: bool = False  # whether trainings without them tell that, or their effects
     warning: str = ""  # why what they would change is withheld
+    movement: Movement | None = None  # when training moved the output, where that is known
 
     @property
     def mass(self) -> float:
@@ -139,6 +141,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         ),
         left_out_is_actual=without.is_actual,
         warning=without.warning,
+        movement=movement(run, rule, k, out),
     )
 
 

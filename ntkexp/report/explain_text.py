@@ -28,13 +28,19 @@ def told(explanation: Explanation, top: int) -> str:
 
 
 def notes(explanation: Explanation) -> list[str]:
-    """Say what the columns mean, where two might be taken for one another."""
+    """Say when the output moved, and what the columns mean, where two might be taken for one another."""
+    when = "" if explanation.movement is None else explanation.movement.sentence
+    return [said for said in (when, columns(explanation)) if said]
+
+
+def columns(explanation: Explanation) -> str:
+    """Say what two columns mean, if there are two."""
     if explanation.warning:
-        return [f"if left out: withheld; {explanation.warning}"]
+        return f"if left out: withheld; {explanation.warning}"
     if all(part.left_out is None for part in explanation.parts):
-        return []
+        return ""
     how = "found by training without it" if explanation.left_out_is_actual else "predicted by its effect"
-    return [f"added: on the way, in this training; if left out: how much the output would change without it, {how}"]
+    return f"added: on the way, in this training; if left out: how much the output would change without it, {how}"
 
 
 def examples(explanation: Explanation, top: int) -> str:

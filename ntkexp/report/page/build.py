@@ -94,7 +94,7 @@ def write_explanations(
         run=run.name,
         outcome=run.outcome,
         tasks=[sentence(each) for each in forgettings(run)],
-        points=point_views(run, found, removed),
+        points=point_views(found, removed),
         check=checked,
         check_picture=picture,
     )

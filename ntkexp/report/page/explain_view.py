@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 
-from ntkexp.records.contributions import BY_STEP, LAST_STEP
 from ntkexp.report.effects import known_effects
-from ntkexp.report.explain import Explanation, place_of
+from ntkexp.report.explain import Explanation
 from ntkexp.report.explain_text import called, notes
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.page.inline import slug
@@ -42,13 +40,13 @@ class PointView:
     removal: str
 
 
-def point_views(run: Run, found: Sequence[Explanation], removed: Sequence[LedgerEntry]) -> list[PointView]:
+def point_views(found: Sequence[Explanation], removed: Sequence[LedgerEntry]) -> list[PointView]:
     """Show each point, and what a removal changed there, if one was asked for."""
     entries = {entry.number: entry for entry in removed}
-    return [point_view(run, explanation, entries.get(explanation.number)) for explanation in found]
+    return [point_view(explanation, entries.get(explanation.number)) for explanation in found]
 
 
-def point_view(run: Run, explanation: Explanation, entry: LedgerEntry | None) -> PointView:
+def point_view(explanation: Explanation, entry: LedgerEntry | None) -> PointView:
     """Show one point."""
     name = f"{explanation.split} {explanation.number}"
     anchor = slug(name.replace(" ", "-"))
@@ -59,7 +57,7 @@ def point_view(run: Run, explanation: Explanation, entry: LedgerEntry | None) ->
         pieces=pieces(explanation, anchor),
         examples=examples(explanation, anchor),
         notes=tuple(notes(explanation)),
-        pictures=tuple(shown(picture, anchor) for picture in pictures(run, explanation, entry)),
+        pictures=tuple(shown(picture, anchor) for picture in pictures(explanation, entry)),
         removal="" if entry is None else removed(entry),
     )
 
@@ -85,17 +83,13 @@ def examples(explanation: Explanation, anchor: str) -> Table:
     return tabled(COLUMNS, [name in NUMBERS for name in COLUMNS], rows, f"examples-{anchor}", "All training examples")
 
 
-def pictures(run: Run, explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
+def pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
     """Draw a point beside its examples, both answers as bars, when it came, and how a removal splits."""
     with rc_context(RC):
         yield Picture("examples", draw([row(explanation)]), numbers(explanation))
     yield answers.beside(explanation)
-    if BY_STEP in run.contributions:
-        place = place_of(run, explanation.split).start + explanation.number
-        by_step = run.contributions[BY_STEP].isel(probe=place).sel(out=explanation.out).to_numpy()
-        if np.isfinite(by_step).all():
-            last = run.contributions[LAST_STEP].to_numpy()
-            yield answers.when(by_step.astype(float), "When training moved this output", last)
+    if (moved := explanation.movement) is not None:
+        yield answers.when(moved.by_step, "When training moved this output", moved.last_step)
     if entry is not None:
         yield answers.shares(entry)
         yield answers.when(entry.by_step, "At which steps leaving them out made its change")
