@@ -49,6 +49,7 @@ class Examples:
     as_given: bool = False  # their order and the unit of their targets are the source's own
     phases: tuple[str, ...] = ()  # names of the phases in which they are learned; none if all are learned at once
     phase: Int[Tensor, " example"] | None = None  # of these, the one of each example, in order
+    phase_classes: tuple[tuple[str, ...], ...] = ()  # what each calls its classes, where phases share the outputs
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Data:
     classes: tuple[str, ...]
     vocabulary: int = 0
     phases: tuple[str, ...] = ()
+    phase_classes: tuple[tuple[str, ...], ...] = ()
 
 
 class AbstractSource(Component):
@@ -156,7 +158,15 @@ class AbstractSource(Component):
         whole = bool(examples.classes) or examples.as_given
         rescale = unchanged(splits[0].target) if whole else each(splits[0].target)
         train, probe, test = (replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits)
-        return Data(train, probe, test, examples.classes, examples.vocabulary, examples.phases)
+        return Data(
+            train=train,
+            probe=probe,
+            test=test,
+            classes=examples.classes,
+            vocabulary=examples.vocabulary,
+            phases=examples.phases,
+            phase_classes=examples.phase_classes,
+        )
 
 
 def examples_stream(seed: int) -> torch.Generator:

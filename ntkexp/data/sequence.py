@@ -114,6 +114,7 @@ class Sequence(AbstractSource):
             one_hot=first.one_hot,
             phases=told_apart(called),
             phase=torch.cat([torch.full((len(part.inputs),), number) for number, part in enumerate(parts)]),
+            phase_classes=tuple(part.classes for part in parts) if names and self.outputs == "shared" else (),
         )
 
 

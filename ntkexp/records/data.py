@@ -5,7 +5,8 @@
     <s>_index    which examples of the source these are
     <s>_phase    in which phase they are learned, counted from 1, where there are phases; `phases` are their names
 
-and `classes`, their names: none for regression.
+and `classes`, their names: none for regression. `phase_classes`, [phase, class], is what each phase calls them, where
+phases share the outputs.
 """
 
 from __future__ import annotations

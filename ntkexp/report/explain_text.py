@@ -14,7 +14,7 @@ LONGEST = 60  # letters of an example's text
 def told(explanation: Explanation, top: int) -> str:
     """Tell one point: what its prediction is made of, and a line for each example that made most of it."""
     head = (
-        f"{explanation.split} {explanation.number} (#{explanation.point.index}, {explanation.point.name}): "
+        f"{explanation.split} {explanation.number} (#{explanation.point.index}, {explanation.point.label}): "
         f"{explanation.output} = {short(explanation.prediction)}"
     )
     pieces = {
@@ -28,9 +28,9 @@ def told(explanation: Explanation, top: int) -> str:
 
 
 def notes(explanation: Explanation) -> list[str]:
-    """Say when the output moved, and what the columns mean, where two might be taken for one another."""
+    """Say what the output is for and when it moved, and what columns mean that might be taken for one another."""
     when = "" if explanation.movement is None else explanation.movement.sentence
-    return [said for said in (when, columns(explanation)) if said]
+    return [said for said in (explanation.sharing, when, columns(explanation)) if said]
 
 
 def columns(explanation: Explanation) -> str:
@@ -49,10 +49,12 @@ def examples(explanation: Explanation, top: int) -> str:
     mass = explanation.mass or 1.0
     says = any(part.example.text for part in parts)
     tells = any(part.left_out is not None for part in explanation.parts)
+    phased = explanation.point.phase is not None
     rows = [
         (
             called(part.example),
             fitting(part.example.text or "") if says else part.example.name,
+            *([str(part.example.phase)] if phased else []),
             signed(part.added),
             percent(abs(part.added) / mass),
             when(part),
@@ -63,11 +65,12 @@ def examples(explanation: Explanation, top: int) -> str:
     if rest:
         shares = sum(abs(part.added) for part in rest) / mass
         others = counted(len(rest), "other")
-        rows.append((others, "", signed(sum(part.added for part in rest)), percent(shares), MISSING))
+        rows.append((others, *[""] * (1 + phased), signed(sum(part.added for part in rest)), percent(shares), MISSING))
         rows[-1] = (*rows[-1], *([MISSING] if tells else []))
     known = ["if left out"] if tells else []
     named = "target" if parts and parts[0].example.text is None else "name"
-    header = ("example", "holds" if says else named, "added", "of all parts", "half by", *known)
+    phase = ["phase"] if phased else []
+    header = ("example", "holds" if says else named, *phase, "added", "of all parts", "half by", *known)
     return aligned(header, rows, (False, False, *[True] * (len(header) - 2)))
 
 

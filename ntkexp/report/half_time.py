@@ -2,8 +2,9 @@
 
     m_i(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    half: ∫₀ʰ m_i = ½ ∫₀ᵀ m_i
 
-from the tangent kernels that were kept, by the trapezoidal rule between them. What an optimizer with memory makes of a
-gradient no kernel of a moment tells: there the second pass has seen it (`path.backward`), or nothing is said.
+from the tangent kernels that were kept, by the trapezoidal rule between them; where there are phases, over the
+example's own, at whose ends kernels are kept. What an optimizer with memory makes of a gradient no kernel of a moment
+tells: there the second pass has seen it (`path.backward`), or nothing is said.
 """
 
 from __future__ import annotations
@@ -28,7 +29,30 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
     kernel = run.kernels["tangent"].isel(probe=point, out=out).to_numpy()
     mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
-    return np.array([half(times, mass[:, i]) for i in range(mass.shape[1])])
+    known = (own_phase(run, steps, i) for i in range(mass.shape[1]))
+    return np.array([half_within(times, mass[:, i], own) for i, own in enumerate(known)])
+
+
+def own_phase(run: Run, steps: NDArray[np.int64], example: int) -> slice:
+    """Find those of the kept kernels, from where on an example is learned to where that ends: all, without phases."""
+    if "train_phase" not in run.data:
+        return slice(None)
+    own = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
+    if own.empty:
+        return slice(0, 0)
+    return slice(*np.searchsorted(steps, [own.iloc[0], own.iloc[-1] + 2]).tolist())
+
+
+def half_within(times: NDArray[np.float64], mass: NDArray[np.float64], own: slice) -> float:
+    """Find where half of an integral over some of its range lies, as a share of all of it.
+
+    >>> half_within(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 9.0]), slice(0, 2))
+    0.25
+    """
+    if not len(times[own]) or times[-1] <= times[0]:
+        return float("nan")
+    length = times[own][-1] - times[own][0]
+    return float((times[own][0] - times[0] + half(times[own], mass[own]) * length) / (times[-1] - times[0]))
 
 
 def half(times: NDArray[np.float64], mass: NDArray[np.float64]) -> float:

@@ -96,6 +96,8 @@ def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
             found[f"{name}_phase"] = split.phase.numpy() + 1
     if setting.problem.data.phases:
         found["phases"] = np.array(setting.problem.data.phases, dtype=str)
+    if setting.problem.data.phase_classes:
+        found["phase_classes"] = np.array(setting.problem.data.phase_classes, dtype=str)
     return found
 
 

@@ -10,6 +10,7 @@ from matplotlib import rc_context
 
 from ntkexp.progress import Silent
 from ntkexp.report.explain import explain
+from ntkexp.report.explain_text import told
 from ntkexp.report.forgetting import Forgetting, forgettings
 from ntkexp.report.forgetting_text import sentence, told_of_tasks
 from ntkexp.report.page.build import write_explanations
@@ -26,6 +27,7 @@ CASES = {
     "remembered": ("optimizer=momentum", "optimizer.step_size=0.05"),
     "classes": ("data.outputs=own", "loss=cross_entropy", "optimizer=adam", "optimizer.weight_decay=0.1", "steps=6"),
     "values": (TEACHERS, "data.standardise=each"),
+    "shared": ("data.phases=[[0,1,2],[3,4,5]]", "steps=6"),
     "three": ("data.phases=[[0,1],[2,3],[4,5]]", "optimizer=sgd", "optimizer.batch=4"),
 }
 
@@ -54,18 +56,41 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
             assert measured == pytest.approx([-each.before, -each.after], rel=ROUNDING)
         else:
             assert each.right == pytest.approx([row[f"accuracy_probe_{each.task}"] for row in at], rel=ROUNDING)
-    told = told_of_tasks(run, 3)
-    assert told.count("While ") == len(found)
+    said = told_of_tasks(run, 3)
+    assert said.count("While ") == len(found)
     page = write_explanations(run, explain(run, "probe", [0]), [], tmp_path / "page.html", "ntkexp explain")
     assert all(escape(sentence(each)) in page.read_text(encoding="utf-8") for each in found)
-    assert ("the optimizer remembered" in told) == (name in {"remembered", "classes"})
-    assert ("the loss of" in told) == (name == "values")
+    assert ("the optimizer remembered" in said) == (name in {"remembered", "classes"})
+    assert ("the loss of" in said) == (name == "values")
     assert len(tasks.switches(run)) == phases - 1
     assert tasks.answer(run).startswith(("After its phase, ", "No task"))
     with rc_context(RC):
         figure = tasks.draw(run)
         assert figure is not None
         assert_inside(figure)
+
+
+def test_points_and_examples_go_by_the_classes_of_their_own_phase(tmp_path: Path) -> None:
+    """And by means of plain gradients, each acts in its own phase alone."""
+    run = finished("shared", tmp_path)
+    phases = run.data["probe_phase"].tolist()
+    found = explain(run, "probe", [phases.index(1), phases.index(2)])
+    own = ("0", "1", "2"), ("3", "4", "5")
+    for phase, explanation in enumerate(found, start=1):
+        assert explanation.point.phase == phase
+        assert explanation.point.name in own[phase - 1]
+        assert explanation.output == f"f for {own[phase - 1][explanation.out]}"
+        shared = f"this output is for {own[0][explanation.out]} in phase 1 and {own[1][explanation.out]} in phase 2"
+        assert shared in told(explanation, 3)
+        assert f", {explanation.point.name}, phase {phase}): f for " in told(explanation, 3)
+        for part in explanation.parts:
+            assert part.example.phase is not None
+            assert part.example.name in own[part.example.phase - 1]
+            assert (part.halfway < 0.5) == (part.example.phase == 1)  # of 3 and 3 equal steps
+        change = explanation.movement
+        assert change is not None
+        assert change.sentence in told(explanation, 3)
+        assert change.by_step.sum() == pytest.approx(explanation.sum, rel=ROUNDING)
 
 
 HAND = Forgetting(

@@ -23,8 +23,7 @@ from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
-COLUMNS = ("example", "holds", "added", "if left out", "half by")
-NUMBERS = COLUMNS[2:]
+NUMBERS = ("added", "if left out", "half by")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None) -> PointView
     point = explanation.point
     return PointView(
         anchor=anchor,
-        title=f"{name}: {point.text or point.name}, {explanation.output} = {short(explanation.prediction)}",
+        title=f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
         pieces=pieces(explanation, anchor),
         examples=examples(explanation, anchor),
         notes=tuple(notes(explanation)),
@@ -76,11 +75,21 @@ def pieces(explanation: Explanation, anchor: str) -> Table:
 
 def examples(explanation: Explanation, anchor: str) -> Table:
     """Tabulate all examples, those first that added or took most."""
+    phased = explanation.point.phase is not None
     rows = [
-        (called(part.example), part.example.text or part.example.name, part.added, part.left_out, part.halfway)
+        (
+            called(part.example),
+            part.example.text or part.example.name,
+            *([part.example.phase] if phased else []),
+            part.added,
+            part.left_out,
+            part.halfway,
+        )
         for part in explanation.parts
     ]
-    return tabled(COLUMNS, [name in NUMBERS for name in COLUMNS], rows, f"examples-{anchor}", "All training examples")
+    columns = ("example", "holds", *(["phase"] if phased else []), *NUMBERS)
+    are_numbers = [False, False, *[True] * (len(columns) - 2)]
+    return tabled(columns, are_numbers, rows, f"examples-{anchor}", "All training examples")
 
 
 def pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:

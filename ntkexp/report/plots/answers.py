@@ -5,6 +5,7 @@ a removal splits, and whether predicted changes came true.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -123,4 +124,8 @@ def bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
 def name_of(part: Part) -> str:
     """Name an example beside its bar."""
     example = part.example
-    return fitting(example.name) if example.text else f"#{example.index} {fitting(example.name)}"
+    return (
+        fitting(example.name)
+        if example.text
+        else f"#{example.index} {replace(example, name=fitting(example.name)).label}"
+    )

@@ -72,7 +72,8 @@ def pictures(rows: list[Explained]) -> Figure:
         label(page, image(page, row.point.shown, POINT, bottom), point_label(row), BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             drawn = image(page, shown.shown, FIRST + ACROSS * k, bottom)
-            label(page, drawn, f"{shown.name}\n{signed(value)}", ink(value))
+            phase = "" if shown.phase is None else f"phase {shown.phase}\n"
+            label(page, drawn, f"{shown.name}\n{phase}{signed(value)}", ink(value))
     return figure
 
 
@@ -85,8 +86,9 @@ def pixel_axes(figure: Figure) -> Axes:
 
 
 def point_label(row: Explained) -> str:
-    """Say the point's class, why it was chosen, and what is explained."""
-    return f"{row.point.name}\n{row.role}\n{row.said}"
+    """Say the point's class, with its phase where that fits, why it was chosen, and what is explained."""
+    name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
+    return f"{name}\n{row.role}\n{row.said}"
 
 
 def remark(figure: Figure, x: int, text: str) -> None:
@@ -124,11 +126,11 @@ def bars(rows: list[Explained]) -> Figure:
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
     for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
         axes.barh(range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7)
-        axes.set_yticks(range(len(row.top)), [f"{shown.name}  #{shown.index}" for shown in row.top])
+        axes.set_yticks(range(len(row.top)), [f"{shown.label}  #{shown.index}" for shown in row.top])
         axes.invert_yaxis()
         axes.axvline(0, color=BLACK, linewidth=0.6)
         axes.tick_params(axis="y", length=0)
-        axes.set_title(f"{row.role}, {row.said}\ntarget {row.point.name}  #{row.point.index}")
+        axes.set_title(f"{row.role}, {row.said}\ntarget {row.point.label}  #{row.point.index}")
         axes.set_xlabel("contribution")
     figure.supylabel("training example", fontsize=8)
     return figure

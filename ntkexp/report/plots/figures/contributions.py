@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
-from ntkexp.report.explain import Example, example, largest_known, output_name, read_at, where_read
+from ntkexp.report.explain import Example, example, largest_known, output_name, phase_of, read_at, where_read
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import TOP, Explained, fitting, minus
 from ntkexp.report.plots.style import heading
@@ -86,7 +86,8 @@ def explain(
         chosen, here = run.outs[column], of_all[column]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         most = tuple(labelled(run, "train", i) for i in top.tolist())
-        said = f"{output_name(run, chosen, outputs.shape[1])}: {minus(float(outputs[k, chosen]))}"
+        output = output_name(run, chosen, outputs.shape[1], phase_of(run, split, k))
+        said = f"{output}: {minus(float(outputs[k, chosen]))}"
         found.append(Explained(role, said, labelled(run, split, k), most, here[top]))
     return found
 
