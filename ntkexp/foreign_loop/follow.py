@@ -12,8 +12,9 @@ from torch import nn
 
 from ntkexp.foreign_loop.altered_loop import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.example_loss import ExampleLoss
-from ntkexp.foreign_loop.keeper import AbstractKeeper, KeeperInMemory
+from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
+from ntkexp.foreign_loop.kept.keeper_in_memory import KeeperInMemory
 from ntkexp.foreign_loop.kept.open import keeper_in
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.together import Together, together
@@ -71,7 +72,7 @@ def follow(
     module, asked = deepcopy(inner).eval(), as_inputs(queries)
     now, ours, whole = altered_loop(), together(), False
     refuse_apart(ours, to, now)
-    place, keeper = to if now is None else now.place, keeper_without_folder(now, memory_gb)
+    place, keeper = to if now is None else now.place, keeper_without_folder(now, output, memory_gb)
     if place is not None:
         keeper = keeper_in(place, ours, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
     watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module), None if now is None else now.weighing)
@@ -102,6 +103,6 @@ def refuse_apart(ours: Together, to: Path | str | None, now: AlteredLoop | None)
         )
 
 
-def keeper_without_folder(now: AlteredLoop | None, memory_gb: float) -> AbstractKeeper:
+def keeper_without_folder(now: AlteredLoop | None, output: str | int | None, memory_gb: float) -> AbstractKeeper:
     """Who keeps steps that go to no folder."""
-    return KeeperInMemory(memory_gb) if now is None else KeeperOfEnds()
+    return KeeperInMemory(output, memory_gb) if now is None else KeeperOfEnds()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
@@ -65,11 +65,8 @@ class KeeperOfEnds(AbstractKeeper):
     def count(self) -> int:
         return len(self.kept)
 
-    def consumed(self, gradient: Tensor) -> Tensor:
-        return gradient.detach()
-
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
-        self.kept.first = self.kept.latest = weights
+        self.kept.first = self.kept.latest = {name: weight.clone() for name, weight in weights.items()}
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 
     def take(self, step: FollowedStep, which: int, after: Weights) -> None:

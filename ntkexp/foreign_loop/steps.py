@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.step import FollowedStep
@@ -48,35 +47,3 @@ class AbstractSteps(ABC):
     @abstractmethod
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
         """The same from the last step to the first; or from the last one before some step."""
-
-
-@dataclass
-class StepsInMemory(AbstractSteps):
-    """All of them at once."""
-
-    steps: list[FollowedStep] = field(default_factory=list)
-    latest: Weights = field(default_factory=dict)
-
-    @property
-    def end(self) -> Weights:
-        return self.latest
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def start(self, index: int) -> Weights:
-        return self.steps[index].start if index < len(self) else self.end
-
-    def names(self) -> Iterator[str]:
-        return (name for step in self.steps for call in step.calls for name in call.names)
-
-    def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        return zip(self.steps, self.ends, strict=True)
-
-    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
-        return zip(reversed(self.steps[:before]), reversed(self.ends[:before]), strict=True)
-
-    @property
-    def ends(self) -> Sequence[Weights]:
-        """The weights after each step."""
-        return [*(step.start for step in self.steps[1:]), self.end][: len(self)]

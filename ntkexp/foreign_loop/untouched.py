@@ -18,15 +18,22 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class Untouched:
-    """`weights` are those that the optimizers left, `counts` the writes to them until then."""
+    """`weights` are those that the optimizers left, `counts` the writes to them until then. `spare` is memory that
+    nobody looks at any more: to fill fresh memory takes several times as long."""
 
     weights: Weights = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    spare: Weights = field(default_factory=dict)
 
     def keep(self, name: str, weight: Tensor) -> None:
         """Keep a weight as it is now."""
-        self.weights[name] = weight.detach().clone()
+        place, now = self.spare.pop(name, None), weight.detach()
+        self.weights[name] = place.copy_(now) if place is not None and alike(place, now) else now.clone()
         self.counts[name] = weight._version
+
+    def forget(self, before: Weights) -> None:
+        """Nobody looks any more at weights that were kept before the latest."""
+        self.spare |= {name: weight for name, weight in before.items() if weight is not self.weights[name]}
 
     def refuse_writes(self, step: int, members: Iterable[tuple[str, Tensor]]) -> None:
         """Refuse weights that were written to, and are not what they were."""
@@ -41,3 +48,9 @@ class Untouched:
                     "clamp, an average that was copied back, a load?); what changed it is not followed"
                 )
             self.counts[name] = weight._version
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether one tensor holds just what another can."""
+    kinds = ((each.dtype, each.device, each.shape, each.stride()) for each in (one, other))
+    return len(set(kinds)) == 1

@@ -138,7 +138,7 @@ class Watch:
             for name, weight in members.items():
                 state = optimizer.state.get(weight, {})
                 linear[name] = self.linear(rule, group, state, name, weight.grad is None)
-                consumed[name] = torch.zeros_like(weight) if weight.grad is None else self.keeper.consumed(weight.grad)
+                consumed[name] = torch.zeros_like(weight) if weight.grad is None else weight.grad.detach()
                 self.untouched.keep(name, weight)
                 place, ends = f"step {self.keeper.count}: '{name}'", (before[name], self.untouched.weights[name])
                 kept = rule.remembered(group, state)
@@ -149,6 +149,7 @@ class Watch:
         calls, left = self.calls.consumed, frozenset(silent)
         step = FollowedStep(self.keeper.count, calls, before, consumed, linear, left, settings, missed)
         self.keeper.take(step, self.optimizers.index(optimizer), self.weights)
+        self.untouched.forget(before)
 
     def linear(
         self, rule: AbstractRule, group: Mapping[str, Any], state: Mapping[str, Any], name: str, idle: bool

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.keeper import bytes_of
+from ntkexp.foreign_loop.kept.loop_in_memory import LoopInMemory
 from ntkexp.foreign_loop.kept.plan import FIRST
+from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
 from tests.bench.architectures import cnn
 from tests.bench.language import Block
 from tests.bench.stopwatch import milliseconds, table
@@ -137,7 +138,9 @@ def measured(case: Case, optimizer: Optimizer, turns: int) -> Cost:
         for _ in range(turns + 1):
             for each, found in zip(loops, seconds, strict=True):
                 found.append(each.turn())
-    kept = median(bytes_of(step) for step, _ in trace.steps.forwards())
+    assert isinstance(trace.steps, ReplayedSteps)
+    assert isinstance(trace.steps.kept, LoopInMemory)
+    kept = trace.steps.kept.held / len(trace.steps)
     weights = sum(weight.numel() for weight in bare.model.parameters())
     one, two, three = (median(found[1:]) for found in seconds)
     return Cost(one, two, three, kept / weights)

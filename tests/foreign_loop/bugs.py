@@ -247,11 +247,11 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (frozen_layer_moves, 1, "0.weight", OTHERWISE),
     (written_past_pytorch, 1, "0.weight", RULE),
     (momentum_forgotten, 5, "0.weight", RULE),
-    (noisy, 7, "", GRADIENT),
-    (clipped_by_value, 7, "", GRADIENT),
-    (with_a_penalty, 7, "", GRADIENT),
-    (randomly_masked, 7, "", GRADIENT),
-    (exchanged, 7, "", GRADIENT),
+    (noisy, 0, "", GRADIENT),
+    (clipped_by_value, 0, "", GRADIENT),
+    (with_a_penalty, 0, "", GRADIENT),
+    (randomly_masked, 0, "", GRADIENT),
+    (exchanged, 0, "", GRADIENT),
     (normed_by_the_batch, 0, "3", "takes its statistics from the batch"),
 )
 """The step and the tensor or layer that are named, any where it is left open, and what is said of it."""

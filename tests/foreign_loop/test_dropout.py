@@ -195,7 +195,7 @@ def test_a_generator_that_was_moved_is_refused_by_step_and_tensor() -> None:
         plain(given, batch)
         hook.remove()
 
-    said = r"step 7: the gradient that was consumed is not .* in '[012]\.(weight|bias)'; were other random numbers"
+    said = r"step 0: the gradient that was consumed is not .* in '[012]\.(weight|bias)'; were other random numbers"
     with pytest.raises(Mistake, match=said):
         followed(random_loop(loops.sgd), moved).attribute()
 

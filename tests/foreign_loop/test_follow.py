@@ -196,7 +196,7 @@ def test_examples_may_have_names() -> None:
         (lambda: followed(loop(all_but_one), given_one_more), "step 4: '4.bias' was given to the optimizer"),
         (lambda: followed(loop(all_but_one), moved_by_hand), "step 1: '4.bias', which no followed optimizer moves"),
         (lambda: followed(loop(sgd), plain, ids="name"), "not called with such a keyword"),
-        (lambda: followed(loop(sgd), plain, memory_gb=1e-5), "step 3: the steps followed so far take more"),
+        (lambda: followed(loop(sgd), plain, memory_gb=1e-5), "step 4: the steps followed so far take more"),
     ],
 )
 def test_what_is_not_followed_is_refused_in_one_line(act: Callable[[], object], said: str) -> None:

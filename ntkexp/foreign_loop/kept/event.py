@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,34 @@ from ntkexp.foreign_loop.rule.base import IDLE
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.inputs import map_tensors
 from ntkexp.shapes import Inputs, Weights
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Which step it was, in order; the `which`-th optimizer's; and its groups of parameters, by their names."""
+
+    index: int
+    which: int
+    groups: Sequence[Sequence[str]]
+
+
+def event_of(step: FollowedStep, taken: Taken, signatures: Signatures, after: Weights) -> dict[str, Any]:
+    """What is to be kept of a step besides its calls; gradients in it are those that the loop has."""
+    heard = {name: step.gradient[name] for name in step.heard}
+    stale = any(call.at != taken.index for call in step.calls)
+    left = {name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())}
+    groups = [{"names": list(names), "settings": dict(step.settings[names[0]])} for names in taken.groups if names]
+    return {
+        "step": taken.index,
+        "optimizer": taken.which,
+        "groups": groups,
+        "idle": [name for name, linear in step.linear.items() if linear is IDLE],
+        "silent": sorted(step.silent),
+        "gradient": signatures.of(heard),
+        "whole": step.gradient if stale else left,
+        "after": signatures.of({name: after[name] for name in step.linear}),
+        "rule_error": step.rule_error,
+    }
 
 
 @dataclass
@@ -36,25 +64,11 @@ class EventWriter:
     known: dict[int, KnownCall] = field(default_factory=dict)
     calls: int = 0
 
-    def event(self, step: FollowedStep, index: int, which: int, groups: list[Any], after: Weights) -> dict[str, object]:
-        """What is to be kept of a step, the `which`-th optimizer's."""
-        heard = {name: step.gradient[name] for name in step.heard}
-        stale = any(call.at != index for call in step.calls)
-        left = {name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())}
+    def event(self, step: FollowedStep, taken: Taken, after: Weights) -> dict[str, object]:
+        """What is to be kept of a step."""
         used = [self.call(call) for call in step.calls]
         self.known = {id(call.inputs): self.known[id(call.inputs)] for call in step.calls}
-        return {
-            "step": index,
-            "optimizer": which,
-            "groups": groups,
-            "calls": used,
-            "idle": [name for name, linear in step.linear.items() if linear is IDLE],
-            "silent": sorted(step.silent),
-            "gradient": self.signatures.of(heard),
-            "whole": step.gradient if stale else left,
-            "after": self.signatures.of({name: after[name] for name in step.linear}),
-            "rule_error": step.rule_error,
-        }
+        return {**event_of(step, taken, self.signatures, after), "calls": used}
 
     def call(self, call: ModelCall) -> dict[str, object]:
         """What is to be kept of a call that is not kept already."""

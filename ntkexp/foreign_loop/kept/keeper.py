@@ -10,17 +10,19 @@ from functools import partial
 from shutil import disk_usage
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
 from ntkexp.foreign_loop.kept.behind import Behind
 from ntkexp.foreign_loop.kept.content import written
-from ntkexp.foreign_loop.kept.event import EventWriter
+from ntkexp.foreign_loop.kept.event import EventWriter, Taken
+from ntkexp.foreign_loop.kept.loop_on_disk import LoopOnDisk
+from ntkexp.foreign_loop.kept.memories import copies_of, groups_of, memories_of
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
-from ntkexp.foreign_loop.kept.replay import copied, ended
+from ntkexp.foreign_loop.kept.replay import ended
+from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
 from ntkexp.foreign_loop.kept.resume import PlaceInTrace, begin_anew, drop_later, find_place, join_at, kept_steps
 from ntkexp.foreign_loop.kept.shards import refuse_absent
-from ntkexp.foreign_loop.kept.steps_on_disk import StepsOnDisk
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
@@ -56,9 +58,8 @@ class KeeperOnDisk(AbstractKeeper):
     waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since weights were kept
 
     def steps_of(self, module: nn.Module) -> AbstractSteps:
-        return StepsOnDisk(
-            TraceFolder(self.files.folder), module, self.output, [type(each).__name__ for each in self.optimizers]
-        )
+        kinds = [type(each).__name__ for each in self.optimizers]
+        return ReplayedSteps(LoopOnDisk(TraceFolder(self.files.folder)), module, self.output, kinds)
 
     @property
     def folder(self) -> RunFolder:
@@ -120,17 +121,14 @@ class KeeperOnDisk(AbstractKeeper):
             )
         return plan
 
-    def consumed(self, gradient: Tensor) -> Tensor:
-        return gradient.detach()
-
     def take(self, step: FollowedStep, which: int, after: Weights) -> None:
         self.behind.look()
         if joins(step, self.moved, self.steps - 1):
             index, self.moved = self.steps - 1, self.moved | step.linear.keys()
         else:
             index, self.moved = self.steps, frozenset(step.linear)
-        groups = [{"names": names, "settings": dict(step.settings[names[0]])} for names in self.groups(which) if names]
-        entry = written(self.events.event(step, index, which, groups, after))
+        taken = Taken(index, which, groups_of(self.optimizers[which], self.names))
+        entry = written(self.events.event(step, taken, after))
         if not self.told and not self.together.rank:
             refuse_absent(self.files)
             self.tell(after, sum(map(len, entry)))
@@ -139,10 +137,6 @@ class KeeperOnDisk(AbstractKeeper):
         self.waiting.discard(which)
         if not self.together.rank and not self.waiting and self.plan.due(self.steps - max(self.kept.values())):
             self.keep(after)
-
-    def groups(self, which: int) -> list[list[str]]:
-        """The names of the parameters of each group of an optimizer."""
-        return [[self.names[id(weight)] for weight in group["params"]] for group in self.optimizers[which].param_groups]
 
     def tell(self, weights: Weights, entry: int) -> None:
         """Say how large the trace grows, before it does."""
@@ -161,11 +155,8 @@ class KeeperOnDisk(AbstractKeeper):
 
     def keep(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
         """Keep the weights, and what the optimizers remember."""
-        memories = [
-            {self.names[id(weight)]: copied(kept) for weight, kept in optimizer.state.items()}
-            for optimizer in self.optimizers
-        ]
-        self.write({"weights": weights, "memories": memories, **(more or {})})
+        copies = {name: weight.clone() for name, weight in weights.items()}  # a thread writes them
+        self.write({"weights": copies, "memories": memories_of(self.optimizers, self.names), **(more or {})})
         self.waiting = set(range(len(self.optimizers)))
         if self.plan.too_many(len(self.kept)):
             self.plan.every *= 2
@@ -189,8 +180,3 @@ class KeeperOnDisk(AbstractKeeper):
                 self.behind.wait()
             if whole:
                 self.files.write(self.files.ended, {"steps": self.steps})
-
-
-def copies_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many numbers an optimizer may remember for each weight."""
-    return 0 if isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups) else 2

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntkexp.foreign_loop.kept.steps_on_disk import StepsOnDisk
+from ntkexp.foreign_loop.kept.loop_on_disk import LoopOnDisk
+from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
 from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
@@ -31,13 +32,13 @@ def loaded(files: TraceFolder, module: nn.Module) -> Trace:
     start = files.read(files.path / START)
     fill(module, start, files.read(files.weights_at(0))["weights"], files.folder.path)
     kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
-    steps = StepsOnDisk(files, module, start["output"], kinds)
+    steps = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds)
     return Trace(steps, module, start["output"], start["queries"], folder=files.folder)
 
 
 def names_in(files: TraceFolder) -> list[str]:
     """The examples of a trace, in order of their first use; no module is asked for."""
-    return list(dict.fromkeys(StepsOnDisk(files, nn.Module(), None, ()).names()))
+    return list(dict.fromkeys(ReplayedSteps(LoopOnDisk(files), nn.Module(), None, ()).names()))
 
 
 def fill(module: nn.Module, start: Mapping[str, Any], weights: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.attribution import AGREES, factors_between
 from ntkexp.foreign_loop.called_module import CalledModule
+from ntkexp.foreign_loop.kept.kept_loop import Event
 from ntkexp.foreign_loop.kept.signature import Signatures, distance
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.rule.base import IDLE, LinearStep
@@ -27,7 +28,6 @@ from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
 
-Event: TypeAlias = Mapping[str, Any]
 Memories: TypeAlias = dict[str, dict[str, Any]]
 """What an optimizer remembers of each parameter."""
 
