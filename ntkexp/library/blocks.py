@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from warnings import warn
 
@@ -14,9 +15,28 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import gram, trace
 from ntkexp.kernel.read.batches import Batches
 from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
-from ntkexp.kernel.read.threads import operations, threads_for
+from ntkexp.kernel.read.threads import Work, threads_for, work
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
+
+
+@dataclass(frozen=True)
+class KernelSide:
+    """One side of a kernel: how the features of some outputs are read, and how much there is of it."""
+
+    read: Callable[[Sequence[int]], Features]
+    examples: int
+    outputs: int
+    work: Work
+    record: Callable[[], Tape]  # some of the examples
+
+
+def side(batches: Batches) -> KernelSide:
+    """A point."""
+    tape = batches.tape
+    return KernelSide(
+        lambda chosen: tangent(batches, chosen), batches.examples, tape.outputs.shape[1], work(tape), lambda: tape
+    )
 
 
 def tangent(batches: Batches, chosen: Sequence[int]) -> Features:
@@ -28,29 +48,19 @@ def tangent(batches: Batches, chosen: Sequence[int]) -> Features:
         return batches.read(batches.reader.dense, chosen)
 
 
-def kernel(
-    left: Callable[[Sequence[int]], Features],
-    right: Callable[[Sequence[int]], Features],
-    tape: Tape,
-    counts: tuple[int, int],
-    outputs: Outputs,
-) -> Float[Tensor, "probe out train out_"]:
-    """The kernel of features that are read for some outputs at a time; of so many examples, as on the tape."""
-    count = tape.outputs.shape[1]
-    chosen = wanted(outputs, count)
-    with threads_for(operations(tape, counts, len(chosen))):
+def kernel(left: KernelSide, right: KernelSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
+    """The kernel of features that are read for some outputs at a time."""
+    chosen = wanted(outputs, left.outputs)
+    with threads_for(left.work.of_kernel((left.examples, right.examples), len(chosen))):
         if outputs != "trace":
             return between(left, right, chosen, gram)
-        some = chunks(tape, max(counts), count, left)
+        some = chunks(left.record(), max(left.examples, right.examples), left.outputs, left.read)
         return reduce(torch.add, (between(left, right, chunk, trace) for chunk in some))
 
 
 def between(
-    left: Callable[[Sequence[int]], Features],
-    right: Callable[[Sequence[int]], Features],
-    chosen: Sequence[int],
-    inner: Callable[[Features, Features], Tensor],
+    left: KernelSide, right: KernelSide, chosen: Sequence[int], inner: Callable[[Features, Features], Tensor]
 ) -> Tensor:
-    """The kernel of some outputs; features of the same tape are read once."""
-    ones = left(chosen)
-    return inner(ones, ones if left is right else right(chosen))
+    """The kernel of some outputs; features of the same side are read once."""
+    ones = left.read(chosen)
+    return inner(ones, ones if left is right else right.read(chosen))

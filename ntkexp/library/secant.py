@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from warnings import warn
 
 from jaxtyping import Float
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.read.batches import batches
 from ntkexp.kernel.read.outputs import Outputs
+from ntkexp.kernel.read.threads import work
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.secant.closure import Closure, explained
-from ntkexp.library.blocks import kernel, tangent
+from ntkexp.library.blocks import KernelSide, kernel, side
 from ntkexp.library.module import named, reader_of, warn_of
 from ntkexp.shapes import Inputs
 
@@ -60,8 +60,8 @@ def secant_kernel(
         closures.extend(reader.closures(reading, left, later, chosen))
         return reading.features
 
-    counts = (examples(left.given), right.examples)
-    found = kernel(segment, partial(tangent, right), left, counts, outputs)
+    probed = KernelSide(segment, examples(left.given), left.outputs.shape[1], work(left), lambda: left)
+    found = kernel(probed, side(right), outputs)
     if (missed := explained(closures, left.eps)) is not None:
         warn(missed, stacklevel=3)
     return found

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import overload
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.read.batches import batches
 from ntkexp.kernel.read.outputs import Outputs
 from ntkexp.kernel.read.sketched import SketchedKernel
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
-from ntkexp.library.blocks import kernel, tangent
+from ntkexp.library.blocks import kernel
 from ntkexp.library.module import named, reader_of, warn_of
+from ntkexp.library.point import point
 from ntkexp.library.sketched import sketched_tangent
 from ntkexp.shapes import Inputs
 
@@ -84,10 +83,9 @@ def tangent_kernel(
     chosen = own | named(module, weights or {}, "weights")
     if sketch is not None:
         return sketched_tangent(reader, chosen, x1, x2, outputs, sketch, seed)
-    left = batches(reader, chosen, x1)
+    plainly = casts == "keep" and output is None and outputs != "trace"
+    left = point(module, reader, chosen, x1, may_be_known=plainly)
     if casts == "ignore":
-        warn_of(module, output, left.tape, casts)
-    right = left if x2 is None else batches(reader, chosen, x2)
-    ones = partial(tangent, left)
-    others = ones if right is left else partial(tangent, right)
-    return kernel(ones, others, left.tape, (left.examples, right.examples), outputs)
+        warn_of(module, output, left.record(), casts)
+    right = left if x2 is None else point(module, reader, chosen, x2, may_be_known=plainly)
+    return kernel(left, right, outputs)

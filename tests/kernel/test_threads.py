@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ntkexp.kernel.read.threads import FEW, operations, threads_for
+from ntkexp.kernel.read.threads import FEW, threads_for, work
 from ntkexp.library import reader_of
 
 ALL = 3
@@ -40,4 +40,4 @@ def test_products_are_counted() -> None:
     ):
         reader, weights = reader_of(net)
         tape = reader.record(weights, given)
-        assert operations(tape, (4, 4), 2) == 2 * 3 * 4 * forward * 2 + 2 * 4 * 4 * 2**2 * numbers
+        assert work(tape).of_kernel((4, 4), 2) == 2 * 3 * 4 * forward * 2 + 2 * 4 * 4 * 2**2 * numbers

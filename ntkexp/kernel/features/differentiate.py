@@ -64,6 +64,6 @@ def pull_at_once(
 
 def each_output(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:
     """One for each chosen output in turn, of all examples."""
-    each = output.new_zeros(len(chosen), output.shape[1])
-    each[range(len(chosen)), list(chosen)] = 1
+    places = torch.tensor(chosen, device=output.device)[:, None]
+    each = torch.zeros(len(chosen), output.shape[1], dtype=output.dtype, device=output.device).scatter(1, places, 1.0)
     return each[:, None].expand(-1, *output.shape)

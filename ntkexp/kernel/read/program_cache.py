@@ -39,6 +39,7 @@ from ntkexp.kernel.read.parts import (
 from ntkexp.kernel.record.inputs import tensors
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, trace
+from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.shapes import Inputs, Weights
@@ -195,7 +196,10 @@ def write_features(
         found[:] = [at_once(usual)]
         return parts(found[0])
 
-    written = trace(act, fed, tapes)
+    try:
+        written = trace(act, fed, tapes)
+    except NotStraight:
+        return found[0], None
     return found[0], Written(written, features_mould(found[0]), fill_features)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -36,12 +37,24 @@ def threads_for(operations: float) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def operations(tape: Tape, counts: tuple[int, int], outputs: int) -> float:
-    """About how many the kernel of so many examples with so many takes, all as on the tape, for so many outputs."""
-    left, right = counts
+@dataclass(frozen=True)
+class Work:
+    """What the products of a network take for one example: the numbers that they give, and their multiplications."""
+
+    numbers: float
+    multiplications: float
+
+    def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
+        """About how many operations the kernel of so many examples with so many takes, for so many outputs."""
+        left, right = counts
+        return 2 * (1 + outputs) * self.multiplications * (left + right) + 2 * left * right * outputs**2 * self.numbers
+
+
+def work(tape: Tape) -> Work:
+    """That of the network on a tape."""
     sizes = [size(tape, entry) for entry in tape.entries]
-    numbers, forward = (sum(each[k] for each in sizes) / examples(tape.given) for k in (0, 1))
-    return 2 * (1 + outputs) * forward * (left + right) + 2 * left * right * outputs**2 * numbers
+    numbers, multiplications = (sum(each[k] for each in sizes) / examples(tape.given) for k in (0, 1))
+    return Work(numbers, multiplications)
 
 
 def size(tape: Tape, entry: Entry) -> tuple[int, int]:

@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
 from ntkexp.kernel.record.entry import Entry, Slot
-from ntkexp.kernel.record.recorder import Recorder
+from ntkexp.kernel.record.recorder import Recorder, writes
 from ntkexp.kernel.record.reuse import IN_PLACE, overwritten
 from ntkexp.kernel.record.simplify import Simplification
+from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import Tape
 
 
@@ -121,13 +122,21 @@ def call(
     return graph.call_function(FUNCTIONS.get(op, op), args, kwargs)
 
 
-def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()) -> Program:
-    """What an act does with tensors, as a program of those that are fed, such as the values on tapes."""
+def trace(
+    act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = (), *, whole: bool = False
+) -> Program:
+    """What an act does with tensors, as a program of those that are fed; an act that writes where it is told has none.
+
+    Either all values on tapes are fed, or the `whole` begins with the operations on them.
+    """
     with Recorder() as recorder:
         slots = [recorder.slot(value) for value in fed]
-        known = [told(entry, tape, recorder) for tape in tapes for entry in tape.entries]
+        before = [told(entry, tape, recorder) for tape in tapes for entry in tape.entries]
         results = [recorder.slot(result) for result in act()]
-    return program(recorder.entries, recorder.values, slots, results, known)
+    entries, known = ([*before, *recorder.entries], []) if whole else (recorder.entries, before)
+    if any(writes(entry.op) for entry in entries):
+        raise NotStraight
+    return program(entries, recorder.values, slots, results, known)
 
 
 def told(entry: Entry, tape: Tape, recorder: Recorder) -> Entry:
