@@ -97,6 +97,19 @@ def joined(rank: int, folder: Path) -> None:
             optimizer.step()
 
 
+def compressed(rank: int, folder: Path) -> None:
+    """Gradients are sent in half as many digits."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook  # noqa: PLC0415  it warns
+
+    x, y, queries = data()
+    model = DistributedDataParallel(network())
+    model.register_comm_hook(None, fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with follow(model, optimizer, queries=queries, to=folder):
+        (model(x[rank::2]) - y[rank::2]).square().mean().backward()
+        optimizer.step()
+
+
 def absent(rank: int, folder: Path) -> None:
     """The second does not follow."""
     x, _, queries = data()
@@ -127,7 +140,7 @@ def cut_memory(_: int, folder: Path) -> None:
         pass
 
 
-SCENES: tuple[Scene, ...] = (accumulated, plain, joined, absent, cut_apart, cut_memory)
+SCENES: tuple[Scene, ...] = (accumulated, plain, joined, compressed, absent, cut_apart, cut_memory)
 
 
 def meet(rank: int, folder: Path) -> None:

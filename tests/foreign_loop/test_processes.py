@@ -48,6 +48,11 @@ def test_a_process_that_joins_early_is_refused(played: Path) -> None:
         trace_of(played / "joined").attribute()
 
 
+def test_gradients_that_were_compressed_are_refused(played: Path) -> None:
+    with pytest.raises(Mistake, match=r"step 0: the gradient that was consumed is not that of the 14 examples seen"):
+        trace_of(played / "compressed").attribute()
+
+
 @pytest.mark.parametrize(
     ("name", "rank", "said"),
     [

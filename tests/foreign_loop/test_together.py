@@ -23,9 +23,11 @@ from ntkexp.foreign_loop import together
 from ntkexp.foreign_loop.example_loss import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.kept.load import loaded, trace_in
+from ntkexp.foreign_loop.loop_ledger import loop_without
 from ntkexp.foreign_loop.together import Together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
+from ntkexp.progress import Silent
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import EXAMPLES, Loop, Maker, loop
 
@@ -165,6 +167,22 @@ def test_effects_are_those_of_one_process(clip: float, tmp_path: Path) -> None:
     agree(trained(ranks, tmp_path / "run", loss=loss), one_process(ranks, loss=loss), effects=True)
 
 
+@pytest.mark.slow
+def test_and_what_leaving_out_changes_is_split_by_a_loop_of_one_process(tmp_path: Path) -> None:
+    ranks, y = Ranks(loops.momentum, 3, clip=0.2), loop(loops.momentum).y
+
+    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
+        return nn.functional.cross_entropy(outputs, y[[int(name) for name in call.ids]], reduction="none")
+
+    place = {tuple(row.tolist()): k for k, row in enumerate(loop(loops.momentum).x)}
+    options: dict[str, Any] = {"loss": loss, "ids": lambda x: [place[tuple(row.tolist())] for row in x]}
+    trained(ranks, tmp_path / "run", **options)
+    files = trace_in(tmp_path / "run")
+    found = loop_without(files, lambda: one_process(ranks, **options), "renormalised", [0, 1, 2], [0, 1], Silent())
+    assert abs(found.actual).min() > 1e-4
+    assert found.closure < CLOSE
+
+
 def both(given: Loop) -> tuple[Tensor, Tensor]:
     """The data of a loop."""
     return given.x, given.y
@@ -277,6 +295,16 @@ def test_the_first_attributes(tmp_path: Path) -> None:
         ranks.step(0)
     with pytest.raises(Mistake, match=r"rank 1 has written its part .* if rank == 0: trace\.attribute\(\)"):
         seen.traces[1].attribute()
+
+
+def test_statistics_of_all_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch itself takes them on a GPU only."""
+    monkeypatch.setattr(nn.SyncBatchNorm, "forward", lambda _, x: x)
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    with follow(model, torch.optim.SGD(model.parameters()), queries=torch.eye(2)):
+        model.eval()(torch.eye(2))
+        with pytest.raises(Mistake, match=r"step 0: layer '1' \(SyncBatchNorm\) takes its statistics from the batch"):
+            model.train()(torch.eye(2))
 
 
 def test_a_call_around_others_is_none(tmp_path: Path) -> None:

@@ -76,6 +76,11 @@ def drop_later(files: TraceFolder, place: PlaceInTrace) -> None:
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     """Go on in one process with what the first one has begun, or goes on with, at this place."""
+    if not files.weights_at(place.events).is_file():
+        raise Mistake(
+            f"rank {files.rank} does not see what rank 0 wrote into {files.folder.path}; give a folder "
+            "that all processes share"
+        )
     first = files.read(files.weights_at(place.events))["weights"]
     if other := next((name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())), None):
         raise Mistake(
