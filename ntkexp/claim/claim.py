@@ -50,10 +50,10 @@ class Look:
     quantity: AbstractQuantity
     expectation: tuple[AbstractExpectation, ...]
 
-    @property
-    def words(self) -> str:
-        """What is expected, in a few words."""
-        return "; ".join(part.whole_words for part in self.expectation)
+    def words(self, first: int) -> str:
+        """What is expected, in a few words, this part of it before the others."""
+        ordered = (self.expectation[first], *self.expectation[:first], *self.expectation[first + 1 :])
+        return "; ".join(part.whole_words for part in ordered)
 
     @property
     def fields(self) -> dict[str, Any]:

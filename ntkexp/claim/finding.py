@@ -36,6 +36,7 @@ class Finding:
     p: float | None = None
     more: int | None = None
     note: str = ""
+    part: int = 0  # of a claim: the one that decides, whose figure this is
 
     def mapped(self, low: float, figure: float, high: float) -> Finding:
         """The same finding is given on another scale."""
@@ -89,17 +90,18 @@ def together(findings: Sequence[Finding]) -> Finding:
     The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first. As
     many more seeds are asked for as the part needs that needs most.
     """
-    refuted = [found for found in findings if found.verdict == "refuted"]
-    beyond = [found for found in refuted if found.p is None or found.p <= CHANCE / len(findings)]
+    parts = [replace(found, part=part) for part, found in enumerate(findings)]
+    refuted = [found for found in parts if found.verdict == "refuted"]
+    beyond = [found for found in refuted if found.p is None or found.p <= CHANCE / len(parts)]
     if beyond:
-        p = None if any(found.p is None for found in beyond) else min(1.0, len(findings) * smallest(beyond))
+        p = None if any(found.p is None for found in beyond) else min(1.0, len(parts) * smallest(beyond))
         return replace(beyond[0], p=p)
     open_ = [found.doubted("refuted alone, not among so many parts") for found in refuted]
-    open_ += [found for found in findings if found.verdict == "undecided"]
+    open_ += [found for found in parts if found.verdict == "undecided"]
     if open_:
         wanted = [found.more for found in open_]
         return replace(open_[0], more=None if None in wanted else max(filter(None, wanted)))
-    return replace(findings[0], p=None if all(found.p is None for found in findings) else largest(findings))
+    return replace(parts[0], p=None if all(found.p is None for found in parts) else largest(parts))
 
 
 def smallest(findings: Sequence[Finding]) -> float:

@@ -97,7 +97,7 @@ def judgement(look: Look, found: Finding, measured: Measured) -> Judgement:
         high=found.high,
         p=found.p,
         more_seeds=found.more,
-        expected=look.words,
+        expected=look.words(found.part),
         seeds=look.seeds,
         draws=measured.draws,
         note=found.note,

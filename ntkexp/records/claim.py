@@ -3,6 +3,8 @@
 {"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
  "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …, "expected": …,
                     "seeds": […], "draws": …, "note": …}, "control": …, "second": …}, "seal": of all this}
+
+Of several parts that are expected the one whose figure is given, which decides, stands first.
 """
 
 from __future__ import annotations

@@ -63,6 +63,16 @@ def test_all_parts_must_hold_and_one_refutes() -> None:
     assert together([open_, refuted]).verdict == "refuted"
     assert together([open_, refuted]).p == pytest.approx(0.002)
     assert together([ONE, replace(refuted, p=0.02)]).verdict == "undecided"  # by chance, of two
+    decided = ([ONE, ONE], [open_, refuted], [ONE, open_], [refuted, open_])
+    assert [together(parts).part for parts in decided] == [0, 1, 1, 0]
+
+
+def test_the_part_whose_figure_is_told_is_told_first() -> None:
+    identity, slope, bound = RULES[:3]
+    look = Look({}, None, (0,), Column(column="loss"), (identity, slope, bound))
+    told = [look.words(part).split("; ") for part in range(3)]
+    assert [words[0] for words in told] == [part.whole_words for part in (identity, slope, bound)]
+    assert all(sorted(words) == sorted(told[0]) for words in told)
 
 
 def test_the_part_that_needs_most_says_how_many_more_seeds() -> None:
