@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.kernel.secant.linear_map import inner_products
 from ntkexp.kernel.secant.ownership import shown_once
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, View
@@ -23,15 +24,14 @@ def scatter(
     use: Element, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
 ) -> Float[Tensor, "example out size"]:
     """The gradient of each example with respect to the elements that a weight was expanded from."""
-    cotangent = with_gain(use, cotangent)
     if not (shown_once(owner) >= 0).all():
-        refuse_unowned(cotangent.masked_fill(owner >= 0, 0.0))
+        refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
     positions = use.positions
     size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
     axis = axis_of_examples(positions, owner, examples)
     if axis is not None:
-        return add_copies(positions.movedim(axis, 0), cotangent.movedim(axis + 1, 1), size)
-    reached = owner >= 0
+        return add_copies(use, cotangent, axis, size)
+    cotangent, reached = with_gain(use, cotangent), owner >= 0
     target = (owner * size + positions.to(owner.device))[reached]
     flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
     return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
@@ -54,17 +54,28 @@ def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], e
 
 
 def add_copies(
-    positions: Int[Tensor, "example ..."], cotangent: Float[Tensor, "out example ..."], size: int
+    use: Element, cotangent: Float[Tensor, "out ..."], axis: int, size: int
 ) -> Float[Tensor, "example out size"]:
     """The sum over the axes that the weight was copied along, and what is left by its place in the weight."""
-    copied = [d for d in range(1, positions.dim()) if positions.stride(d) == 0]
-    rows = cotangent.sum([d + 1 for d in copied]) if copied else cotangent
+    positions = use.positions
+    copied = [d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis]
+    rows = sum_over(use, cotangent, copied).movedim(axis + 1 - sum(d < axis for d in copied), 1)
     rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
-    once = positions[tuple(0 if d in (0, *copied) else slice(None) for d in range(positions.dim()))]
+    once = positions[tuple(0 if d in (axis, *copied) else slice(None) for d in range(positions.dim()))]
     places = once.reshape(-1).to(rows.device)
     if not torch.equal(places, torch.arange(size, device=rows.device)):
         rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
     return rows.transpose(0, 1)
+
+
+def sum_over(use: Element, cotangent: Float[Tensor, "out ..."], axes: list[int]) -> Float[Tensor, "out ..."]:
+    """The gradient of the expanded weight, added up; of many outputs by products, where pixels are the last axes."""
+    last = len(axes) > 0 and axes[0] == use.tap.dim() - len(axes)
+    if last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
+        gain = use.gain.expand(use.tap.shape).flatten(axes[0])
+        return inner_products(cotangent.flatten(axes[0] + 1), gain[None])[0, ..., 0]
+    whole = with_gain(use, cotangent)
+    return whole.sum([d + 1 for d in axes]) if axes else whole
 
 
 def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:

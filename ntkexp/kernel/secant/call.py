@@ -38,12 +38,12 @@ class Call(AbstractCall):
         carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
         return value.from_weights and self.meets_inputs and carries
 
-    def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
+    def delta(self, value: Ends, shape: torch.Size | None = None, gain: Tensor | float = 1.0) -> Tensor:
         assert value.delta is not None, "a rule asked for the difference of a value that cannot change"
         wide = value.delta if shape is None else value.delta.expand(shape)
         if not self.is_cut(value):
-            return wide
-        return self.picked(value, lambda source: source.expand(wide.shape))
+            return wide if isinstance(gain, float) and gain == 1 else wide * gain
+        return self.picked(value, lambda source: source.expand(wide.shape), gain)
 
     def pieces(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
         taken, pieces = (self.entry.args[0], dim % value.start.dim()), self.chord.pieces
@@ -53,11 +53,11 @@ class Call(AbstractCall):
             pieces[taken] = self.delta(value).unbind(dim)
         return pieces[taken]
 
-    def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor]) -> Tensor:
+    def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0) -> Tensor:
         assert value.delta is not None
-        tap = arranged(value.delta.detach()).clone().requires_grad_()
+        tap = (arranged(value.delta.detach()) * gain).requires_grad_()
         count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
-        self.chord.uses.append(Element(tap, self.source(value), arranged(count)))
+        self.chord.uses.append(Element(tap, self.source(value), arranged(count), gain))
         return tap
 
     def mean(self, value: Ends) -> Tensor:

@@ -28,11 +28,9 @@ def passed(delta: Tensor, there: Way, back: Way) -> Tensor:
 
 
 def inner_products(
-    vectors: Float[Tensor, "... size"], fixed: Float[Tensor, "count *row size"]
-) -> Float[Tensor, "count ... 1"]:
-    """Those of each row with so many fixed ones; of many vectors, one behind the other, by a product for each row."""
-    if vectors.dim() < fixed.dim():
-        return (vectors * fixed).sum(-1, keepdim=True)
+    vectors: Float[Tensor, "vector *row size"], fixed: Float[Tensor, "count *row size"]
+) -> Float[Tensor, "count vector *row 1"]:
+    """Those of each row of many vectors with the same row of a few that are fixed: a product of matrices for each."""
     size = fixed.shape[-1]
     rows = vectors.reshape(len(vectors), -1, size).permute(1, 2, 0)
     found = torch.bmm(fixed.reshape(len(fixed), -1, size).transpose(0, 1), rows)

@@ -76,8 +76,8 @@ class AbstractCall:
         """Whether the network is cut between this value and the operation: one is made of weights, one of inputs."""
 
     @abstractmethod
-    def delta(self, value: Ends, shape: torch.Size | None = None) -> Tensor:
-        """The difference of an argument, expanded to the shape at which the operation uses it."""
+    def delta(self, value: Ends, shape: torch.Size | None = None, gain: Tensor | float = 1.0) -> Tensor:
+        """The difference of an argument, expanded to the shape at which the operation uses it, times a coefficient."""
 
     @abstractmethod
     def pieces(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:

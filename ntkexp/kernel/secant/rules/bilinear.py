@@ -25,7 +25,7 @@ def multiply(call: AbstractCall, left: Ends | float, right: Ends | float, shape:
     for value, other in ((left, right), (right, left)):
         if isinstance(value, Ends) and value.delta is not None:
             factor = call.mean(other) if isinstance(other, Ends) else other
-            terms.append(call.delta(value, shape) * factor)
+            terms.append(call.delta(value, shape, factor))
     return total(terms, shape)
 
 

@@ -86,17 +86,20 @@ def normalise(call: AbstractCall, x: Ends, gain: Ends | None, mean: Ends, scale:
 def rescaled(delta: Tensor, middle: Tensor, r: Tensor, k: Tensor, gain: Tensor) -> Tensor:
     """ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)."""
     n = middle.shape[-1]
-    columns = torch.stack((gain, gain * middle))
-    mean_r, mean_k = r * (-1 / n), k * middle.sum(-1, keepdim=True) * (-1 / n)
 
     def there(v: Tensor) -> Tensor:
         centred = v - v.mean(-1, keepdim=True)
         return gain * (r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True)))
 
     def back(w: Tensor) -> Tensor:
-        whole, along = inner_products(w, columns)
-        less_mean = torch.addcmul(mean_r * whole, mean_k, along)
-        return torch.addcmul(torch.addcmul(less_mean, w, gain * r), middle, k * along)
+        if w.dim() == middle.dim():
+            scaled, factor = gain * w, r
+            whole, along = scaled.sum(-1, keepdim=True), (middle * scaled).sum(-1, keepdim=True)
+        else:  # what is the same for all vectors is worked out once
+            scaled, factor = w, gain * r
+            whole, along = inner_products(w, torch.stack((gain, gain * middle)))
+        less_mean = torch.addcmul(r * whole, k * middle.sum(-1, keepdim=True), along) * (-1 / n)
+        return torch.addcmul(torch.addcmul(less_mean, scaled, factor), middle, k * along)
 
     return passed(delta, there, back)
 
@@ -116,7 +119,7 @@ def affine(call: AbstractCall, y: Ends, delta: Tensor | None, gain: Ends | None,
     shape = y.start.shape
     terms = [] if delta is None else [delta]
     if gain is not None and gain.delta is not None:
-        terms.append(call.delta(gain, shape) * call.mean(y))
+        terms.append(call.delta(gain, shape, call.mean(y)))
     if bias is not None and bias.delta is not None:
         terms.append(call.delta(bias, shape))
     return total(terms, shape)
