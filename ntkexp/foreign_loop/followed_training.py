@@ -1,8 +1,8 @@
 """A followed loop as a training that can be differentiated.
 
 What its gradient was multiplied with is one factor c for all parameters. A power of two is a scale of the loss that a
-scaler took back; any other below 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the same at every step. Where several processes trained
-together, g is the mean of their gradients.
+scaler took back; any other below 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the same at every step.
+Where several processes trained together, g is the mean of their gradients.
 """
 
 from __future__ import annotations
