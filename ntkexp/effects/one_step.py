@@ -8,6 +8,8 @@ what Adam makes of a change that is no small one; it needs the gradient of every
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,23 +21,41 @@ from ntkexp.effects.trajectory import Denominator, TrainedStep, Update
 from ntkexp.optimizer.base import GUARD
 
 
-def one_step_effects(
-    step: TrainedStep, adjoint: Adjoint, gradient: Float[Tensor, " weight"], mean: AbstractMean
-) -> tuple[Int[Tensor, " left"], Float[Tensor, "vector left"]]:
-    """The examples of a step, and what its being taken without each does to every output.
+@dataclass(frozen=True)
+class Change:
+    """What becomes of some of the weights, and of what is remembered beside them, by an update without each example."""
 
-    `adjoint` is that of the state after the step, `gradient` what the step took in, before it was clipped.
+    examples: Int[Tensor, " left"]
+    place: slice
+    weights: Float[Tensor, "left part"]
+    memory: Float[Tensor, "left part"]  # −(m⁻ⁱ − m), as its adjoint is −b
+    latest: Float[Tensor, "left part"] | None
+    largest: Float[Tensor, "left part"] | None
+
+    def felt(self, adjoint: Adjoint) -> Float[Tensor, "vector left"]:
+        """What it does to every output, as far as the adjoint of the state after the step tells."""
+        found = adjoint.weights[:, self.place] @ self.weights.T
+        beside = ((adjoint.memory, self.memory), (adjoint.latest, self.latest), (adjoint.largest, self.largest))
+        for rows, change in beside:
+            if rows is not None and change is not None:  # None: nobody felt anything of it yet, or there is no such
+                found += rows[:, self.place] @ change.T
+        return found
+
+
+def changes_without(step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean) -> list[Change]:
+    """What becomes of all that a step moves, update by update.
+
+    `gradient` is what the step took in, before it was clipped.
     """
     examples, without = gradients_without(step, mean)
     if step.heard is not None:
         without = without * step.heard
     p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
-    found = adjoint.weights.new_zeros(len(adjoint.weights), len(examples))
+    found = []
     for update in step.updates:
-        place = update.place
-        decay = update.coupled * step.weights[place]
-        found += felt(adjoint, update, p[0, place] + decay, left[:, place] + decay)
-    return examples, found
+        decay = update.coupled * step.weights[update.place]
+        found.append(change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay))
+    return found
 
 
 def gradients_without(step: TrainedStep, mean: AbstractMean) -> tuple[Tensor, Float[Tensor, "left weight"]]:
@@ -56,32 +76,26 @@ def clipped(gradient: Float[Tensor, "left weight"], norm: float | None) -> Float
     return gradient * factors
 
 
-def felt(
-    adjoint: Adjoint, update: Update, p: Float[Tensor, " part"], left: Float[Tensor, "left part"]
-) -> Float[Tensor, "vector left"]:
-    """What every output feels of an update that took in `left` in place of p."""
-    place, change = update.place, left - p
+def change_of(
+    examples: Int[Tensor, " left"], update: Update, p: Float[Tensor, " part"], left: Float[Tensor, "left part"]
+) -> Change:
+    """What an update does differently that takes in `left` in place of p."""
+    change = left - p
     remembered = update.intake * change
+    latest = largest = None
     by = update.denominator
     if by is None:
-        moved, found = -update.scale * remembered, adjoint.weights.new_zeros(())
+        moved = -update.scale * remembered
     else:
         u = (by.second * by.latest_before + (1 - by.second) * left.square()).sqrt()
         t = u if by.largest_before is None else torch.maximum(u, by.largest_before.sqrt())
         n = divided(by, by.latest.sqrt() if by.largest is None else by.largest.sqrt())
         moved = -update.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
-        found = through(adjoint.latest, place, u - by.latest.sqrt())
-        if by.largest is not None:
-            found = found + through(adjoint.largest, place, t - by.largest.sqrt())
-    found = found + through(adjoint.weights, place, moved - update.ahead * change)
-    return found - through(adjoint.memory, place, remembered)
+        latest = u - by.latest.sqrt()
+        largest = None if by.largest is None else t - by.largest.sqrt()
+    return Change(examples, update.place, moved - update.ahead * change, -remembered, latest, largest)
 
 
 def divided(by: Denominator, t: Tensor) -> Tensor:
     """The denominator n."""
     return t / by.root + by.eps
-
-
-def through(rows: Tensor | None, place: slice, change: Float[Tensor, "left part"]) -> Tensor:
-    """What is felt of a change; nothing where nobody felt anything yet."""
-    return change.new_zeros(()) if rows is None else rows[:, place] @ change.T

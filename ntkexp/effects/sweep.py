@@ -21,23 +21,25 @@ from torch import Tensor
 
 from ntkexp.effects.adjoint import Adjoint
 from ntkexp.effects.clipping import Clipping
-from ntkexp.effects.curvature import curvature, gradient
+from ntkexp.effects.curvature import recorded_gradient
 from ntkexp.effects.mean import AbstractMean
-from ntkexp.effects.one_step import one_step_effects
+from ntkexp.effects.one_step import changes_without
 from ntkexp.effects.trajectory import AbstractTrajectory, TrainedStep
 
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The sweep for some outputs; `left` steps are before it. `sizes[s]` is Σ‖a_s‖ over the outputs."""
+    """The sweep for some outputs; `left` steps are before it. `sizes[s]` is Σ‖a_s‖ over the outputs.
+
+    The outputs take a step back part by part, as what a small part feels stays at hand until the step is done with it.
+    """
 
     trajectory: AbstractTrajectory
     mean: AbstractMean
-    adjoint: Adjoint
+    adjoints: list[Adjoint]  # of each part
     effects: Float[Tensor, "vector example"]  # what would come of F without each example
     left: int
     one_step: bool = False
-    together: int | None = None  # vectors in one pass; None: all
     sizes: list[float] = field(default_factory=list)  # from the end on
 
     def steps_back(self) -> Iterator[int]:
@@ -50,43 +52,44 @@ class AdjointSweep:
     def take(self, index: int) -> None:
         """Take one step back."""
         step = self.trajectory.step(index)
-        clipping = Clipping(self.gradient(step), step.clip_norm)
-        if self.one_step and step.batches:
-            examples, found = one_step_effects(step, self.adjoint, clipping.gradient, self.mean)
-            self.effects.index_add_(1, examples, found)
-        pulled = clipping.back(self.adjoint.back(step, clipping.factor * clipping.gradient))
-        if step.batches:
-            self.take_in(step, pulled)
-        self.sizes.append(size(self.adjoint))
+        recorded = recorded_gradient(step.batches, step.weights)
+        clipping = Clipping(recorded.gradient if step.heard is None else recorded.gradient * step.heard, step.clip_norm)
+        taken, exact = clipping.factor * clipping.gradient, self.one_step and bool(step.batches)
+        without = changes_without(step, clipping.gradient, self.mean) if exact else []
+        for adjoint, effects in zip(self.adjoints, self.parts(self.effects), strict=True):
+            for change in without:
+                effects.index_add_(1, change.examples, change.felt(adjoint))
+            pulled = clipping.back(adjoint.back(step, taken))
+            curved, along = recorded.curvature(pulled)
+            adjoint.weights += curved
+            if not self.one_step:
+                self.leave(step, along, effects)
+        self.sizes.append(sum(map(size, self.adjoints)))
 
-    def gradient(self, step: TrainedStep) -> Float[Tensor, " weight"]:
-        """The gradient that the step took in."""
-        if not step.batches:
-            return torch.zeros_like(step.weights)
-        found = gradient(step.batches, step.weights)
-        return found if step.heard is None else found * step.heard
+    def parts(self, rows: Float[Tensor, "vector ..."]) -> tuple[Tensor, ...]:
+        """The rows of every part, of something that has one for each output."""
+        return torch.split(rows, [len(adjoint.weights) for adjoint in self.adjoints])
 
-    def take_in(self, step: TrainedStep, pulled: Float[Tensor, "vector weight"]) -> None:
-        """What is pulled on the gradient pulls on the examples, and on the weights that it was made at."""
-        curved, along = curvature(step.batches, step.weights, pulled, self.together)
-        self.adjoint.weights += curved
-        if self.one_step:
-            return
+    def leave(
+        self, step: TrainedStep, along: Float[Tensor, "vector row"], effects: Float[Tensor, "vector example"]
+    ) -> None:
+        """Add what comes of a step that examples leave, to the first order."""
         rows = torch.split(along, [len(batch.examples) for batch in step.batches], dim=1)
         for part, batch in zip(rows, step.batches, strict=True):
-            self.effects.index_add_(1, batch.examples, self.mean.removals(part, batch))
+            effects.index_add_(1, batch.examples, self.mean.removals(part, batch))
 
     @property
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs."""
-        return {"left": self.left, "sizes": self.sizes, "effects": self.effects, "adjoint": self.adjoint.state}
+        adjoints = [adjoint.state for adjoint in self.adjoints]
+        return {"left": self.left, "sizes": self.sizes, "effects": self.effects, "adjoints": adjoints}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
         self.left, self.sizes = state["left"], list(state["sizes"])
         self.effects = state["effects"].to(self.effects.device)
-        rows = {name: row.to(self.effects.device) for name, row in state["adjoint"].items()}
-        self.adjoint = Adjoint(**rows)
+        device = self.effects.device
+        self.adjoints = [Adjoint(**{name: row.to(device) for name, row in each.items()}) for each in state["adjoints"]]
 
 
 def sweep_from(
@@ -97,17 +100,16 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """The sweep before its first step back, from ∂F/∂θ_T."""
-    adjoint = Adjoint(weights=end.clone())
+    """The sweep before its first step back, from ∂F/∂θ_T; so many outputs go back together, all by default."""
+    adjoints = [Adjoint(weights=part.clone()) for part in torch.split(end, together or max(1, len(end)))]
     return AdjointSweep(
         trajectory=trajectory,
         mean=mean,
-        adjoint=adjoint,
+        adjoints=adjoints,
         effects=end.new_zeros(len(end), trajectory.examples),
         left=trajectory.length,
-        together=together,
         one_step=one_step,
-        sizes=[size(adjoint)],
+        sizes=[sum(map(size, adjoints))],
     )
 
 

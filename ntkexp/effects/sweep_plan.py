@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ntkexp.mistake import Mistake
 
-ROWS = 4  # of an output, beside its adjoints: what is pulled, what was moved, H γ, and one on the way
+BEGUN = 1  # row of an output beside its adjoints: ∂F/∂θ_T, of which the first is made
+ROWS = 4  # of an output in a pass: what is pulled, what was moved, H γ, and one on the way
 PASS = 6  # tapes of a pass: values, tangents, and gradients of both
 IN_CACHE = 2**20  # numbers in the γ of one pass: as many as a processor keeps at hand
 
@@ -46,13 +47,13 @@ class SweepPlan:
 
     @property
     def together(self) -> int:
-        """How many outputs go through one pass together."""
+        """How many outputs take a step back together."""
         return max(1, min(IN_CACHE // self.parameters, int(self.free / 2 / self.per_pass)))
 
     @property
     def per_output(self) -> float:
         """Bytes of an output throughout the sweep."""
-        return ((self.adjoints + ROWS) * self.parameters + self.train) * self.number_bytes
+        return ((self.adjoints + BEGUN) * self.parameters + self.train) * self.number_bytes
 
     @property
     def per_pass(self) -> float:
@@ -64,7 +65,7 @@ class SweepPlan:
         """What it costs, said before it begins."""
         vectors, bytes_held = self.points * self.outputs, self.chunk * self.outputs * self.per_output
         return (
-            f"effects: a sweep back of {self.steps} × {vectors} passes (steps × outputs), each of 2 to 30 gradients of "
+            f"effects: a sweep back of {self.steps} × {vectors} passes (steps × outputs), each of 1 to 5 gradients of "
             f"a batch; {self.chunk * self.outputs} outputs at a time take {bytes_held / 1e9:.2g} GB"
         )
 

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.adjoint import Adjoint
-from ntkexp.effects.curvature import curvature, gradient, scores
+from ntkexp.effects.curvature import gradient, recorded_gradient, scores
 from ntkexp.effects.mean import AbstractMean
 from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch
 from ntkexp.mistake import Mistake
@@ -87,7 +87,7 @@ class TrainingPair:
         """Take the secant of the gradient between both weights, with the mean of both shares, back to them; the
         magnitudes of that gradient, and of what examples add to it."""
         batches = tuple(self.averaged(pair, k) for k in range(len(pair.first.batches)))
-        curved, rows = curvature(batches, pair.weights.mean, pulled, self.together)
+        curved, rows = recorded_gradient(batches, pair.weights.mean).curvature(pulled, self.together)
         ends = Pair(*(gradient(batches, end) for end in pair.weights))
         adjoint.weights += secant(curved, pulled @ ends.change, pair.weights.change)
         added = torch.cat([batch.shares for batch in batches]).abs()

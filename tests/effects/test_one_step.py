@@ -38,7 +38,7 @@ class ALittle(AbstractMean):
 
 
 def effects(found: Trained, mean: AbstractMean, vectors: Tensor) -> Tensor:
-    sweep = sweep_from(found.trajectory, vectors, mean, one_step=True)
+    sweep = sweep_from(found.trajectory, vectors, mean, together=4, one_step=True)
     for _ in sweep.steps_back():
         continue
     return sweep.effects

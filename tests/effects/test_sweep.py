@@ -56,8 +56,8 @@ def outputs_of(found: Trained, weights: dict[str, Tensor]) -> Tensor:
     return points.reader.function(weights, points.inputs[points.train :]).flatten()
 
 
-def slopes(found: Trained, mean: MeanName, vectors: Tensor) -> Tensor:
-    sweep = sweep_from(found.trajectory, vectors, Infinitesimal(MEANS[mean]))
+def slopes(found: Trained, mean: MeanName, vectors: Tensor, together: int | None = None) -> Tensor:
+    sweep = sweep_from(found.trajectory, vectors, Infinitesimal(MEANS[mean]), together)
     for _ in sweep.steps_back():
         continue
     return -sweep.effects
@@ -83,18 +83,20 @@ def test_clipping_is_seen_at_work(tmp_path: Path) -> None:
 def test_outputs_swept_apart_are_swept_as_together(tmp_path: Path) -> None:
     found = trained(tmp_path, *OPTIMIZERS["adam"])
     end = end_gradient(found)
+    expected = slopes(found, "renormalised", end)
     apart = torch.cat([slopes(found, "renormalised", part) for part in torch.split(end, 5)])
-    assert distance(apart, slopes(found, "renormalised", end)) < 1e-12  # matrices of other sizes round otherwise
+    assert distance(apart, expected) < 1e-12  # matrices of other sizes round otherwise
+    assert torch.equal(slopes(found, "renormalised", end, together=5), apart)
 
 
 def test_a_sweep_that_was_left_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     found = trained(tmp_path, *OPTIMIZERS["amsgrad"])
     end = end_gradient(found)
-    left = sweep_from(found.trajectory, end, MEANS["fixed"])
+    left = sweep_from(found.trajectory, end, MEANS["fixed"], together=4)
     next(left.steps_back())
     state = deepcopy(left.state)
     resumed = sweep_from(found.trajectory, end, MEANS["fixed"])
     resumed.restore(state)
     for _ in resumed.steps_back():
         continue
-    assert torch.equal(-resumed.effects, slopes(found, "fixed", end))
+    assert torch.equal(-resumed.effects, slopes(found, "fixed", end, together=4))
