@@ -73,6 +73,8 @@ class Coarse:
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         """The fine offsets that coarse ones need."""
+        if self.trivial(pixels):
+            return tuple(offsets)
         return tuple(sorted(set().union(*(self.fine(shift, pixels) for shift in offsets))))
 
     def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:

@@ -35,14 +35,17 @@ def moved_sum(values: Tensor, pairs: Pairs, axis: int, place: int, reach: int, c
     n = pairs.pixels[axis]
     if circular:
         return sum((values.roll(-shift, place + 1) for shift in moves(reach)), start=values)
-    second = pairs.second(axis).to(values.device)
     total = values.clone()
+    second = None if pairs.offsets[axis] == (0,) else pairs.second(axis).to(values.device)
     for shift in moves(min(reach, n - 1)):
         start, end, length = max(0, -shift), max(0, shift), n - abs(shift)
+        here, there = total.narrow(place + 1, start, length), values.narrow(place + 1, end, length)
+        if second is None:  # equal pixels leave an image together
+            here += there
+            continue
         moved = second[:, start : start + length] + shift
         inside = ((moved >= 0) & (moved < n)).to(values.dtype)
-        inside = inside.view(*inside.shape, *(1,) * (values.dim() - place - 2))
-        total.narrow(place + 1, start, length).addcmul_(values.narrow(place + 1, end, length), inside)
+        here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - place - 2)))
     return total
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ntkexp.limit.fused.crossing import arrived, departed
 from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.layout import halos, laid_out, length, origins, padded
+from ntkexp.limit.fused.lent import lent
 from ntkexp.limit.fused.loops import total
 from ntkexp.limit.fused.tile import walked
 
@@ -112,10 +113,12 @@ def at_offset(
 ) -> None:
     """The tiles of all pairs at one offset; `counts` are fields, channels, and the pixels that arrive of others."""
     operations, weights, equal = program
-    one, two, inside, halo = laid
+    one, two, inside, halo = lent(laid[0]), lent(laid[1]), lent(laid[2]), lent(laid[3])
+    work, source, target, sums = lent(work), lent(source), lent(target), lent(sums)
     margin, size, stride, plane = extent
     fields, channels, start = counts
-    registers, shares, slots, order = departing
+    registers, shares, order = lent(departing[0]), lent(departing[1]), lent(departing[3])
+    slots = (lent(departing[2][0]), lent(departing[2][1]), lent(departing[2][2]))
     o0, o1, o2 = image[2]
     none, ways = np.zeros(0, work.dtype), np.zeros((2, image[0][2]), np.int64)
     for i in range(sums.shape[1]):

@@ -36,7 +36,7 @@ def place(pixel: int, pixels: int, offset: int, reach: int, around: bool) -> int
 @compiled
 def padded(count: int) -> int:
     """The smallest multiple of what a processor handles at a time that is no less."""
-    return (count + 63) // 64 * 64
+    return (count + 31) // 32 * 32
 
 
 @compiled

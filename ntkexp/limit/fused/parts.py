@@ -49,7 +49,7 @@ def laid_out(levels: Sequence[Tables], memory_gb: float) -> int:
 
 def shared(left: Side, right: Side, size: int, threads: int) -> int:
     """The sides of sub-blocks so short that every thread has some."""
-    return max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
+    return size if threads == 1 else max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
 
 
 def in_threads(

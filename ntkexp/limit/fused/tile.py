@@ -20,6 +20,7 @@ from ntkexp.covariance.operation import ADD, BEND, CLEAR, COPY, WEIGH, WRAP
 from ntkexp.limit.fused.arc_cosine import angle, gap
 from ntkexp.limit.fused.curves import curved
 from ntkexp.limit.fused.jit import compiled
+from ntkexp.limit.fused.lent import lent
 from ntkexp.limit.fused.loops import added, cleared, copied, summed, wrapped
 
 Array = np.ndarray[Any, Any]
@@ -121,6 +122,7 @@ def walked(
     Field f of the left side begins at first + f · pitch, and of the right side at second + f · pitch2. If the left side
     is one example its fields are numbers as well.
     """
+    weights, work, numbers, F1, F2 = lent(weights), lent(work), lent(numbers), lent(F1), lent(F2)
     last = work.shape[0]
     sums, lows, more, deep = work[last - 4], work[last - 3], work[last - 2], work[last - 1]
     for step in range(operations.shape[0]):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ntkexp.limit.fused.jit import compiled
+from ntkexp.limit.fused.lent import lent
 from ntkexp.limit.fused.loops import filled
 from ntkexp.limit.fused.tile import walked
 
@@ -33,6 +34,7 @@ def vectors(
     The left side's examples come first, the right side's fields do. If the sides are the `same`, the left one may have
     fewer examples, and pairs below the diagonal are left out.
     """
+    left, nngp, ntk = lent(left), lent(nngp), lent(ntk)
     fields, columns = right.shape
     work = np.zeros((2 * registers + 4, PIECE + 2 * MARGIN), left.dtype)
     one, inside = np.zeros(fields * PIECE, left.dtype), np.ones(PIECE, left.dtype)
