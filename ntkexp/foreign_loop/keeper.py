@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.records.folder import RunFolder
@@ -32,8 +33,9 @@ class AbstractKeeper(ABC):
         """Watching begins, at these weights, which may be written to later; parameters go by their names."""
 
     @abstractmethod
-    def take(self, step: FollowedStep, which: int, after: Weights) -> None:
-        """Keep a step that one of the optimizers took; its tensors, and those after it, may be written to later."""
+    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+        """Keep a step that one of the optimizers took; its tensors, and those after it, may be written to
+        later, its signatures not."""
 
     @abstractmethod
     def end(self, *, whole: bool) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
+from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.records.folder import RunFolder
@@ -69,7 +70,7 @@ class KeeperOfEnds(AbstractKeeper):
         self.kept.first = self.kept.latest = {name: weight.clone() for name, weight in weights.items()}
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 
-    def take(self, step: FollowedStep, which: int, after: Weights) -> None:
+    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         if self.count and joins(step, self.moved, self.count - 1):
             self.moved |= step.linear.keys()
         else:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.keeper import AbstractKeeper
+from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.members import Members, refuse_short
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.rule.base import IDLE, AbstractRule, LinearStep
 from ntkexp.foreign_loop.rule.choose import rule_of
-from ntkexp.foreign_loop.rule.proof import RuleProof
+from ntkexp.foreign_loop.rule.proof import RuleProof, numbers
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.unmoved import Unmoved
 from ntkexp.foreign_loop.untouched import Untouched
@@ -49,6 +50,7 @@ class Watch:
     untouched: Untouched = field(default_factory=Untouched)
     proof: RuleProof = field(default_factory=RuleProof)
     hooks: list[Any] = field(default_factory=list)
+    place: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Put up the hooks, at weights that no step has moved yet."""
@@ -60,7 +62,8 @@ class Watch:
         self.refuse_followed()
         for name, weight in self.members:
             refuse_short(name, weight)
-            self.untouched.keep(name, weight)
+            self.untouched.keep({name: weight})
+            self.proof.begin(name, weight)
         self.keeper.begin(self.weights, self.optimizers, self.members.names)
         self.remember()
         FOLLOWED.update(self.optimizers)
@@ -88,7 +91,7 @@ class Watch:
                         continue
                     self.proof.moved[name] = 1
                     if (kept := rule.remembered(group, optimizer.state[weight])) is not None:
-                        self.proof.memory[name] = kept.detach().clone()
+                        self.proof.remember(name, kept)
 
     def end(self, *, whole: bool) -> None:
         """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
@@ -117,7 +120,7 @@ class Watch:
         """A step begins: nobody else has moved its weights since the last one."""
         members = self.members.of(optimizer)
         self.refuse_sparse(members)
-        self.untouched.refuse_writes(self.keeper.count, members.items())
+        self.untouched.refuse_writes(self.keeper.count, members.items(), closely=True)
         self.unmoved.refuse_writes(self.keeper.count, self.untouched.weights)
 
     def refuse_sparse(self, members: Mapping[str, nn.Parameter]) -> None:
@@ -131,25 +134,36 @@ class Watch:
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step that was taken, and prove that it is the optimizer's."""
-        rule, linear, consumed, silent = self.rules[id(optimizer)], {}, {}, set()
-        before, settings, missed = self.weights, {}, 0.0
+        rule, linear, silent = self.rules[id(optimizer)], {}, set()
+        before, settings, missed, moved = self.weights, {}, 0.0, self.members.of(optimizer)
+        consumed = {name: torch.zeros_like(w) if w.grad is None else w.grad.detach() for name, w in moved.items()}
+        self.untouched.keep(moved)
+        of = self.proof.signatures.of
+        signed = Signed(of(consumed), of(moved))
+        came, ends = numbers(signed.gradient), numbers(signed.after)
         for group, members in self.members.groups(optimizer):
             used = settings_of(group)
             for name, weight in members.items():
                 state = optimizer.state.get(weight, {})
                 linear[name] = self.linear(rule, group, state, name, weight.grad is None)
-                consumed[name] = torch.zeros_like(weight) if weight.grad is None else weight.grad.detach()
-                self.untouched.keep(name, weight)
-                place, ends = f"step {self.keeper.count}: '{name}'", (before[name], self.untouched.weights[name])
                 kept = rule.remembered(group, state)
-                missed = max(missed, self.proof.hold(place, name, linear[name], consumed[name], ends, kept))
+                below = None if kept is None else rule.below(group, state, self.there(weight))
+                place, seen = f"step {self.keeper.count}: '{name}'", (came[name], ends[name])
+                missed = max(missed, self.proof.hold(place, name, linear[name], seen, weight, kept, below))
                 settings[name] = used
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
         calls, left = self.calls.consumed, frozenset(silent)
         step = FollowedStep(self.keeper.count, calls, before, consumed, linear, left, settings, missed)
-        self.keeper.take(step, self.optimizers.index(optimizer), self.weights)
+        self.keeper.take(step, self.optimizers.index(optimizer), self.weights, signed)
         self.untouched.forget(before)
+
+    def there(self, like: Tensor) -> Tensor:
+        """Where elements are formed: fresh memory for them costs more than they do."""
+        key = (like.dtype, like.device)
+        if key not in self.place or self.place[key].numel() < like.numel():
+            self.place[key] = torch.empty_like(like, memory_format=torch.contiguous_format).flatten().detach()
+        return self.place[key][: like.numel()].view(like.shape)
 
     def linear(
         self, rule: AbstractRule, group: Mapping[str, Any], state: Mapping[str, Any], name: str, idle: bool
@@ -158,7 +172,7 @@ class Watch:
         if idle:
             return IDLE
         times = self.proof.moved[name] = self.proof.moved.get(name, 0) + 1
-        linear = rule.step(group, state, times - 1)
+        linear = rule.common(group, state, times - 1)
         return linear if name in self.proof.memory else replace(linear, carry=0.0)
 
 

@@ -245,7 +245,7 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (decayed_twice, 1, "2.weight", OTHERWISE),
     (average_copied_back, 4, "0.weight", OTHERWISE),
     (frozen_layer_moves, 1, "0.weight", OTHERWISE),
-    (written_past_pytorch, 1, "0.weight", RULE),
+    (written_past_pytorch, 1, "0.weight", OTHERWISE),
     (momentum_forgotten, 5, "0.weight", RULE),
     (noisy, 0, "", GRADIENT),
     (clipped_by_value, 0, "", GRADIENT),

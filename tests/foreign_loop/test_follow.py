@@ -15,7 +15,7 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
 from tests.foreign_loop.bugs import RECORDED, REFUSED, loss_of_a_stale_graph
-from tests.foreign_loop.loops import LOOPS, Body, Loop, followed, loop, momentum, plain, sgd
+from tests.foreign_loop.loops import LOOPS, Body, Loop, Maker, adamw, followed, loop, momentum, nesterov, plain, sgd
 
 EXACT = 1e-12  # the bound of the project for secants
 EXACT_32 = 1e-5
@@ -138,10 +138,28 @@ def test_rounding_of_sums_that_cancel_is_no_change_by_hand() -> None:
 def test_writes_past_the_count_of_pytorch_are_seen() -> None:
     def clamps(given: Loop, batch: torch.Tensor) -> None:
         plain(given, batch)
-        given.model[0].weight.data.clamp_(-0.3, 0.3)  # type: ignore[operator]
+        row = given.model[0].get_parameter("weight").data[0]
+        row[0] = torch.nextafter(row[0], torch.ones_like(row[0]))  # of one element, by the least there is
 
-    with pytest.raises(Mistake, match=r"step 1: '0\.weight' is not where .* or by a write to its \.data"):
+    with pytest.raises(Mistake, match=r"step 1: '0\.weight' was changed by something else than the optimizer"):
         followed(loop(momentum), clamps)
+
+
+@pytest.mark.parametrize("optimizers", [momentum, nesterov, adamw], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("share", [1e-12, 1e-16])
+def test_what_a_step_does_besides_its_rule_is_seen_beyond_rounding(optimizers: Maker, share: float) -> None:
+    given = loop(optimizers)
+
+    def besides(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        weight = given.model[2].get_parameter("weight")
+        weight.data[0, 0] += share * weight.data.norm()
+
+    given.optimizers[0].register_step_post_hook(besides)  # before those of `follow`
+    if share < torch.finfo(torch.float64).eps:  # what escapes
+        followed(given, plain)
+        return
+    with pytest.raises(Mistake, match=r"step 0: '2\.weight' is not where its optimizer's rule leads"):
+        followed(given, plain)
 
 
 def test_buffers_that_are_assigned_anew_are_seen() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from ntkexp.foreign_loop.circumstances import Circumstances
-from ntkexp.foreign_loop.kept.signature import Signatures
+from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.model_call import ModelCall, digests
 from ntkexp.foreign_loop.rule.base import IDLE
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.inputs import map_tensors
-from ntkexp.shapes import Inputs, Weights
+from ntkexp.shapes import Inputs
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Taken:
     groups: Sequence[Sequence[str]]
 
 
-def event_of(step: FollowedStep, taken: Taken, signatures: Signatures, after: Weights) -> dict[str, Any]:
+def event_of(step: FollowedStep, taken: Taken, signed: Signed) -> dict[str, Any]:
     """What is to be kept of a step besides its calls; gradients in it are those that the loop has."""
-    heard = {name: step.gradient[name] for name in step.heard}
+    heard = set(step.heard)
     stale = any(call.at != taken.index for call in step.calls)
     left = {name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())}
     groups = [{"names": list(names), "settings": dict(step.settings[names[0]])} for names in taken.groups if names]
@@ -39,9 +39,9 @@ def event_of(step: FollowedStep, taken: Taken, signatures: Signatures, after: We
         "groups": groups,
         "idle": [name for name, linear in step.linear.items() if linear is IDLE],
         "silent": sorted(step.silent),
-        "gradient": signatures.of(heard),
+        "gradient": {name: signed.gradient[name] for name in step.heard},
         "whole": step.gradient if stale else left,
-        "after": signatures.of({name: after[name] for name in step.linear}),
+        "after": {name: signed.after[name] for name in step.linear},
         "rule_error": step.rule_error,
     }
 
@@ -60,15 +60,14 @@ class EventWriter:
     """Makes plain content of steps; a call and its gradient are part of the first step that uses them."""
 
     files: TraceFolder
-    signatures: Signatures = field(default_factory=Signatures)
     known: dict[int, KnownCall] = field(default_factory=dict)
     calls: int = 0
 
-    def event(self, step: FollowedStep, taken: Taken, after: Weights) -> dict[str, object]:
+    def event(self, step: FollowedStep, taken: Taken, signed: Signed) -> dict[str, object]:
         """What is to be kept of a step."""
         used = [self.call(call) for call in step.calls]
         self.known = {id(call.inputs): self.known[id(call.inputs)] for call in step.calls}
-        return {**event_of(step, taken, self.signatures, after), "calls": used}
+        return {**event_of(step, taken, signed), "calls": used}
 
     def call(self, call: ModelCall) -> dict[str, object]:
         """What is to be kept of a call that is not kept already."""

@@ -23,6 +23,7 @@ from ntkexp.foreign_loop.kept.replay import ended
 from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
 from ntkexp.foreign_loop.kept.resume import PlaceInTrace, begin_anew, drop_later, find_place, join_at, kept_steps
 from ntkexp.foreign_loop.kept.shards import refuse_absent
+from ntkexp.foreign_loop.kept.signature import Signatures, Signed
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
@@ -82,7 +83,7 @@ class KeeperOnDisk(AbstractKeeper):
     def opened(self) -> dict[str, int]:
         """Begin the trace, or go on with it, at the latest weights; what lies before."""
         self.claim.enter_context(self.files.own.claim())
-        here = self.events.signatures.of(self.latest)
+        here = Signatures().of(self.latest)
         place = find_place(self.files, self.config, here)
         if place is None:
             begin_anew(self.files, self.config, self.start)
@@ -121,14 +122,14 @@ class KeeperOnDisk(AbstractKeeper):
             )
         return plan
 
-    def take(self, step: FollowedStep, which: int, after: Weights) -> None:
+    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         self.behind.look()
         if joins(step, self.moved, self.steps - 1):
             index, self.moved = self.steps - 1, self.moved | step.linear.keys()
         else:
             index, self.moved = self.steps, frozenset(step.linear)
         taken = Taken(index, which, groups_of(self.optimizers[which], self.names))
-        entry = written(self.events.event(step, taken, after))
+        entry = written(self.events.event(step, taken, signed))
         if not self.told and not self.together.rank:
             refuse_absent(self.files)
             self.tell(after, sum(map(len, entry)))

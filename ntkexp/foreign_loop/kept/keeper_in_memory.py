@@ -16,7 +16,7 @@ from ntkexp.foreign_loop.kept.loop_in_memory import LoopInMemory
 from ntkexp.foreign_loop.kept.memories import groups_of, memories_of
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
 from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
-from ntkexp.foreign_loop.kept.signature import Signatures
+from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.mistake import Mistake
@@ -31,7 +31,6 @@ class KeeperInMemory(AbstractKeeper):
     output: str | int | None
     memory_gb: float
     kept: LoopInMemory = field(default_factory=LoopInMemory)
-    signatures: Signatures = field(default_factory=Signatures)
     moved: frozenset[str] = frozenset()
     latest: Weights = field(default_factory=dict)
     since: int = 0  # the step before which weights were kept last
@@ -55,13 +54,13 @@ class KeeperInMemory(AbstractKeeper):
         self.plan = KeepingPlan.of(None, size, size, inf, self.memory_gb)
         self.keep(weights)
 
-    def take(self, step: FollowedStep, which: int, after: Weights) -> None:
+    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         if joins(step, self.moved, self.count - 1):
             index, self.moved = self.count - 1, self.moved | step.linear.keys()
         else:
             index, self.moved = self.count, frozenset(step.linear)
         taken = Taken(index, which, groups_of(self.optimizers[which], self.names))
-        event = event_of(step, taken, self.signatures, after)
+        event = event_of(step, taken, signed)
         self.kept.put({**event, "calls": step.calls, "whole": cloned(event["whole"])})
         self.refuse_too_much(index)
         self.latest = after

@@ -20,6 +20,14 @@ PARTS = 16
 
 
 @dataclass(frozen=True)
+class Signed:
+    """The signatures of a step: of what it consumed, and of the weights after it."""
+
+    gradient: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
 class Signatures:
     """The numbers that were drawn so far, by how many they are."""
 
@@ -36,12 +44,13 @@ class Signatures:
     def of_one(self, tensor: Tensor) -> Float[Tensor, " part"]:
         """The signature of a tensor, what is left over from equal parts at its end."""
         flat = tensor.reshape(-1)
-        parts = max(1, min(PARTS, len(flat)))
-        wide = len(flat) // parts
-        whole = flat[: wide * parts].reshape(parts, wide) @ self.drawn(wide, tensor)
-        rest = flat[wide * parts :]
-        over = rest @ self.drawn(len(rest), tensor) if len(rest) else flat.new_zeros(1)
-        return torch.cat([whole, over.reshape(1)])
+        parts = max(1, min(PARTS, flat.numel()))
+        wide, rest = divmod(flat.numel(), parts)
+        found = flat.new_zeros(parts + 1)
+        torch.mv(flat[: wide * parts].view(parts, wide), self.drawn(wide, tensor), out=found[:parts])
+        if rest:
+            found[parts] = flat[wide * parts :] @ self.drawn(rest, tensor)
+        return found
 
     def drawn(self, count: int, like: Tensor) -> Tensor:
         """So many numbers."""

@@ -1,6 +1,6 @@
 """Adam, AdamW and their AMSGrad variants of PyTorch: see `rule.base`. With v as the state has it after the step,
 
-    S = η/(1 − β₁ᵗ) / (√(v/(1 − β₂ᵗ)) + ε),   β = β₁,   α = 1 − β₁
+    S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
 
 and decay λ in the gradient of Adam, d = ηλ past the memory of AdamW.
 """
@@ -22,19 +22,22 @@ class AdamRule(AbstractRule):
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]] = (torch.optim.Adam, torch.optim.AdamW)
 
-    def step(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
-        size, decay, (first, second) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
+    def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
+        rate, decay, (first, second) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
         count = float(state["step"])
-        square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        spread = square.sqrt().mul_(1 / sqrt(1 - second**count)).add_(group["eps"])
         decouples = bool(group["decoupled_weight_decay"])
         return LinearStep(
-            scale=spread.reciprocal_().mul_(size / (1 - first**count)),
+            scale=rate * sqrt(1 - second**count) / (1 - first**count),
             carry=float(first),
             intake=1 - float(first),
             coupled=0.0 if decouples else decay,
-            lost=size * decay if decouples else 0.0,
+            lost=rate * decay if decouples else 0.0,
         )
+
+    def below(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None = None) -> Tensor | None:
+        square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+        root = sqrt(1 - group["betas"][1] ** float(state["step"]))
+        return torch.sqrt(square, out=out).add_(group["eps"] * root)
 
     def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
         return state.get("exp_avg")  # none of a parameter that never got a gradient

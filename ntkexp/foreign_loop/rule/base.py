@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,35 +29,9 @@ class LinearStep:
     coupled: float = 0.0  # λ
     lost: float = 0.0  # d
 
-    def memory(self, gradient: Tensor, weight: Tensor, before: Tensor | None, out: Tensor | None = None) -> Tensor:
-        """m after the step, which may be written over m before it.
-
-        >>> one = torch.ones(1)
-        >>> LinearStep(0.1, carry=0.5, coupled=2.0).memory(one, 3 * one, 4 * one)
-        tensor([9.])
-        """
-        found = torch.zeros_like(gradient) if before is None else torch.mul(before, self.carry, out=out)
-        found.add_(gradient, alpha=self.intake)
-        return found.add_(weight, alpha=self.intake * self.coupled) if self.coupled else found
-
     def pulled(self, gradient: Tensor, weight: Tensor) -> Tensor:
         """g + λθ."""
         return gradient + self.coupled * weight if self.coupled else gradient
-
-    def after(self, gradient: Tensor, weight: Tensor, memory: Tensor, out: Tensor | None = None) -> Tensor:
-        """θ after the step.
-
-        >>> one = torch.ones(1)
-        >>> LinearStep(0.1, lost=0.5).after(one, 4 * one, 10 * one)
-        tensor([1.])
-        """
-        if isinstance(self.scale, Tensor):
-            found = torch.addcmul(weight, self.scale, memory, value=-1, out=out)
-        else:
-            found = torch.add(weight, memory, alpha=-self.scale, out=out)
-        if self.lost:
-            found.sub_(weight, alpha=self.lost)
-        return found.sub_(self.pulled(gradient, weight), alpha=self.ahead) if self.ahead else found
 
 
 IDLE = LinearStep(scale=0.0, carry=1.0, intake=0.0)
@@ -76,10 +50,19 @@ class AbstractRule(ABC):
             if group.get(name):
                 raise Mistake(f"{kind} with {name}={group[name]}: its steps are not followed; train without {name}")
 
-    @abstractmethod
     def step(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
         """The step that was taken, from the optimizer's settings and state after it; the parameter had moved `times`
         times before."""
+        linear, below = self.common(group, state, times), self.below(group, state)
+        return linear if below is None else replace(linear, scale=below.reciprocal_().mul_(linear.scale))
+
+    @abstractmethod
+    def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
+        """The same, with the part of its scale that all elements have in common."""
+
+    @abstractmethod
+    def below(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None = None) -> Tensor | None:
+        """What each element of the scale is divided by, where they differ; it may be written to `out`."""
 
     @abstractmethod
     def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:

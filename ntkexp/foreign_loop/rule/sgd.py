@@ -21,7 +21,7 @@ class SGDRule(AbstractRule):
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]] = (torch.optim.SGD,)
 
-    def step(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
+    def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
         size, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
         if not momentum:
             return LinearStep(size, coupled=decay)
@@ -29,6 +29,9 @@ class SGDRule(AbstractRule):
         if group["nesterov"]:
             return LinearStep(size * momentum, size, carry, intake, decay)
         return LinearStep(size, 0.0, carry, intake, decay)
+
+    def below(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None = None) -> Tensor | None:
+        return None
 
     def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
         found: Tensor | None = state.get("momentum_buffer")
