@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ntkexp.mistake import NoPlace
 
-AT_ONCE = 64_000_000  # bytes
+AT_ONCE = 32_000_000  # bytes
 LIBRARY = ctypes.CDLL(None)
 DONT_NEED = 4  # of madvise: a page of a shared file is read again from there
 

@@ -17,7 +17,7 @@ from math import isfinite, sqrt
 import torch
 from torch import Tensor
 
-PRODUCTS, SETTLED = 100, 1e-9  # at most so many, until one more changes the value by no more
+PRODUCTS, SETTLED = 100, 1e-7  # at most so many, until one more changes the value by no more
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:

@@ -19,7 +19,7 @@ from ntkexp.mistake import Mistake
 
 Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
 
-LARGEST_CHUNK = 64_000_000
+LARGEST_CHUNK = 32_000_000
 """The bytes that a reader takes at once, whatever it looks for."""
 
 

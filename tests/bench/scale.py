@@ -1,6 +1,6 @@
 """Training by secants where everything is large: processor seconds of a step, how they grow, and the largest memory.
 
-Each size runs in a process of its own; a growth is the exponent of the number that differs from the base.
+Each size runs in a process of its own. Exponents are fitted to all sizes together, the large one among them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log
-from statistics import linear_regression
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 
 from ntkexp.config.compose import compose
@@ -23,42 +25,47 @@ from ntkexp.run.state import begin
 from tests.bench.backward import Deaf
 from tests.bench.stopwatch import table
 
-BASE = {"N": 500, "Q": 500, "w": 512, "C": 1, "T": 3}
-LARGE = {"N": 2000, "Q": 2000, "w": 1024, "C": 1, "T": 3}
+SIZES = {
+    "all": ({"N": 500, "Q": 500, "w": 512, "C": 1, "T": 3}, {"N": 2000, "Q": 2000, "w": 1024, "C": 1, "T": 3}),
+    "none": ({"N": 2000, "Q": 250, "w": 512, "C": 5, "T": 3}, {"N": 10_000, "Q": 500, "w": 1024, "C": 10, "T": 3}),
+}
+"""By what is made of kernels: a base, and a run where everything is large."""
+TIMES = {"N": (0.5, 2), "Q": (0.5, 2), "w": (0.5, 2), "C": (2, 4), "T": (2,)}
 HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "growth", "GB")
 
 
 def report(quick: bool = False) -> str:
-    """Each number by itself at half, once and twice the base, and one to ten outputs, with the exponents that fit; the
-    same without kernels; and all large.
+    """Each number by itself around a base, and all large, with the exponents that fit; with kernels and without."""
+    return table("Scale: one thread", HEADER, quick_rows() if quick else [row for kept in SIZES for row in lines(kept)])
+
+
+def quick_rows() -> list[list[str]]:
+    """Two sizes that take no time."""
+    sizes = [{"N": n, "Q": 8, "w": 8, "C": 1, "T": 1} for n in (8, 16)]
+    return [cells(size, "none", row(size, "none"), "") for size in sizes]
+
+
+def lines(kept: str) -> list[list[str]]:
+    """The lines of one way to make kernels; the last says how the time of a run grows, in all lines together."""
+    base, large = SIZES[kept]
+    varied = [base | {name: round(base[name] * by)} for name, times in TIMES.items() for by in times]
+    sizes = [base, *varied, large]
+    found = [row(size, kept) for size in sizes]
+    grown = exponents(sizes, [seconds * size["T"] for size, (seconds, _) in zip(sizes, found, strict=True)])
+    said = [*("" for _ in varied), "", " ".join(f"{name}^{power:.2f}" for name, power in grown.items())]
+    return [cells(size, kept, one, growth) for size, one, growth in zip(sizes, found, said, strict=True)]
+
+
+def exponents(sizes: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> dict[str, float]:
+    """The powers p of log(seconds) = log(c) + Σ p log(size), by least squares.
+
+    >>> found = exponents([{"N": 1, "w": 1}, {"N": 2, "w": 1}, {"N": 1, "w": 2}], [3.0, 12.0, 6.0])
+    >>> {name: round(power, 6) for name, power in found.items()}
+    {'N': 2.0, 'w': 1.0}
     """
-    base, half = ({"N": 8, "Q": 8, "w": 8, "C": 1, "T": 1}, 1) if quick else (BASE, 2)
-    rows = []
-    for name in ("N",) if quick else ("N", "Q", "w", "T"):
-        rows += varied(base, name, [base[name] // half, base[name], 2 * base[name]], "all")
-    if not quick:
-        for kept in ("all", "none"):
-            rows += varied(base | {"N": 250, "Q": 250}, "C", [3, 5, 10], kept)
-        rows.append(cells(LARGE, "all", row(LARGE, "all"), ""))
-    return table("Scale: one thread", HEADER, rows)
-
-
-def varied(base: Mapping[str, int], name: str, values: Sequence[int], kernels: str) -> list[list[str]]:
-    """Lines of one number at these values; the last says how the time of a step grows."""
-    sizes = [dict(base) | {name: value} for value in dict.fromkeys(values)]
-    found = [row(size, kernels) for size in sizes]
-    growth = exponent([size[name] for size in sizes], [seconds for seconds, _ in found])
-    lines = [cells(size, kernels, one, "") for size, one in zip(sizes[:-1], found[:-1], strict=True)]
-    return [*lines, cells(sizes[-1], kernels, found[-1], f"{name}^{growth:.2f}")]
-
-
-def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """The slope of log(seconds) over log(size), by least squares.
-
-    >>> round(exponent([1, 2, 4], [3.0, 12.0, 48.0]), 6)
-    2.0
-    """
-    return linear_regression([log(size) for size in sizes], [log(second) for second in seconds]).slope
+    rows = torch.tensor([[1.0, *(log(number) for number in size.values())] for size in sizes], dtype=torch.float64)
+    aims = torch.tensor([[log(second)] for second in seconds], dtype=torch.float64)
+    return dict(zip(sizes[0], torch.linalg.lstsq(rows, aims).solution[1:, 0].tolist(), strict=True))
 
 
 def row(sizes: Mapping[str, int], kernels: str) -> tuple[float, float]:
@@ -77,18 +84,23 @@ def measured(sizes: Mapping[str, int], kernels: str) -> tuple[float, float]:
     torch.set_num_threads(1)
     made = (f"model.width={sizes['w']}", f"data.train={sizes['N']}", f"data.probe={sizes['Q']}", "data.test=0")
     read = ("path.rule=[secant]", "path.error_samples=0", f"path.kernels={kernels}", "path.probes=[probe]")
-    data = (
-        ("data=teacher", "data.dimension=64")
-        if sizes["C"] == 1
-        else ("data=digits", f"data.classes={[*range(sizes['C'])]}")
-    )
-    setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
+        data = classified(Path(folder), sizes) if sizes["C"] > 1 else ("data=teacher", "data.dimension=64")
+        setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))
         listener = Timed(folder, ends)
         go(begin(setting, listener.trajectory, listener.scratch), listener)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return min(after - before for before, after in pairwise(ends)), memory
+
+
+def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """So many classes of random points."""
+    draw, count = np.random.default_rng(0), sizes["N"] + sizes["Q"]
+    points = pd.DataFrame(draw.standard_normal((count, 64)).round(4), columns=[f"x{k}" for k in range(64)])
+    points["label"] = [f"class {k % sizes['C']}" for k in range(count)]
+    points.to_csv(folder / "points.csv", index=False)
+    return ("data=table", f"data.path={folder / 'points.csv'}", "data.target=label")
 
 
 class Timed(Deaf):

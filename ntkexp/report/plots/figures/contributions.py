@@ -103,8 +103,8 @@ def answer(parts: xr.DataArray, facts: dict[str, Any]) -> str:
     top, total, most = min(10, parts.shape[-1]), 0.0, 0.0
     for block in blocks(parts):
         rows = np.abs(block).reshape(-1, block.shape[-1])
-        sizes = np.sort(rows[read_at(rows)], axis=1)[:, ::-1]
-        total, most = total + sizes.sum(), most + sizes[:, :top].sum()
+        sizes = np.partition(rows[read_at(rows)], -top, axis=1)
+        total, most = total + sizes.sum(), most + sizes[:, -top:].sum()
     part = percent(most / total) if total > 0 else "0 %"
     where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
     return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{known(facts)}"
