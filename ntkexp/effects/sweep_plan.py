@@ -69,10 +69,11 @@ class SweepPlan:
             f"a batch; {self.chunk * self.outputs} outputs at a time take {bytes_held / 1e9:.2g} GB"
         )
 
-    @property
-    def spared(self) -> str:
-        """What is said instead where trainings cost less."""
-        return (
-            f"effects: {self.train} trainings, each without one example, take less than a sweep back for "
-            f"{self.points * self.outputs} outputs and are the truth: no sweep is made"
+    def spared(self, *, swept: bool = True) -> str:
+        """What is said instead where trainings cost less; or where no sweep could be made, but they cost as little."""
+        why = (
+            f"take less than a sweep back for {self.points * self.outputs} outputs and are the truth: no sweep is made"
         )
+        if not swept:
+            why = "are the truth; there is no other way, as nobody knows the derivative of what this optimizer does"
+        return f"effects: {self.train} trainings, each without one example, {why}"

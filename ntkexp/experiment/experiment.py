@@ -110,19 +110,25 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_unknown_effects(self) -> Self:
-        """An effect is a derivative through steps, whose rule is known."""
+        """An effect is a derivative through steps whose rule is known, or is found by trainings where these are few."""
         asked = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
                 f"{asked}: optimizer={self.optimizer.option} follows a curve and takes no steps that could be "
                 "differentiated; use optimizer=gd with a small optimizer.step_size"
             )
-        if self.path.effects and not is_own(type(self.optimizer).update.__module__):
+        if self.path.effects and not self.knows_derivative and not self.path.may_retrain:
             raise Mistake(
                 f"{asked}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
-                "use one of ntkexp's optimizers"
+                "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
+                "few trainings, or one of ntkexp's optimizers"
             )
         return self
+
+    @property
+    def knows_derivative(self) -> bool:
+        """Whether the derivative of the optimizer's update is written down."""
+        return is_own(type(self.optimizer).update.__module__)
 
     @model_validator(mode="after")
     def refuse_sketched_trace(self) -> Self:

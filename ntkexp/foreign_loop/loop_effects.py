@@ -85,7 +85,7 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
 
 def trained_alone(plan: SweepPlan, alone: TrainedAlone) -> LoopEffects:
     """Carry the loop out without each example, which is the truth."""
-    LOG.warning("ntkexp: %s", plan.spared)
+    LOG.warning("ntkexp: %s", plan.spared())
     values = alone.effects()
     check = groups_left_out(values, SEED, alone.loop.changes, range(len(values)))
     told = told_of_trainings(plan.train, [], check)

@@ -64,6 +64,11 @@ class Path(Component):
         return self.kernels == "all"
 
     @property
+    def may_retrain(self) -> bool:
+        """Whether trainings without an example find the effects that are asked for, as these do."""
+        return self.effects is True and self.mean == "renormalised"
+
+    @property
     def closing(self) -> AbstractRule | None:
         """The first rule that closes every step, which says how well the network was read."""
         return next((rule for rule in self.rule if rule.closes), None)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ntkexp.diagnostics.kinks import kinks
 from ntkexp.effects.sweep_plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.mistake import Mistake
 from ntkexp.path.attributed_points import shares
 from ntkexp.run.survey import Survey
 
@@ -26,6 +27,7 @@ class SweepSetting:
     plan: SweepPlan
     kinks: tuple[str, ...]
     retrains: bool = False
+    differentiated: bool = True  # whether a sweep could be made
 
     @property
     def costs_more(self) -> bool:
@@ -35,7 +37,7 @@ class SweepSetting:
     @property
     def sentence(self) -> str:
         """What effects cost, said before they are begun."""
-        return self.plan.spared if self.retrains else self.plan.sentence
+        return self.plan.spared(swept=self.differentiated) if self.retrains else self.plan.sentence
 
 
 def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
@@ -45,11 +47,26 @@ def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
     points = torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
     kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
     asked = SweepSetting(
-        points=points.to(experiment.device), plan=plan(experiment, found, len(points)), kinks=tuple(kinked)
+        points=points.to(experiment.device),
+        plan=plan(experiment, found, len(points)),
+        kinks=tuple(kinked),
+        differentiated=experiment.knows_derivative,
     )
-    path = experiment.path
-    leaves = path.effects is True and path.mean == "renormalised"  # which is what trainings without somebody do
-    return replace(asked, retrains=leaves and asked.costs_more)
+    asked = replace(asked, retrains=experiment.path.may_retrain and asked.costs_more)
+    if not (experiment.knows_derivative or asked.retrains):
+        raise Mistake(undifferentiated(experiment, asked))
+    return asked
+
+
+def undifferentiated(experiment: Experiment, asked: SweepSetting) -> str:
+    """Say why there are no effects, where steps have no derivative and trainings are many."""
+    most = RETRAININGS * asked.plan.points * asked.plan.outputs
+    return (
+        f"path.effects=true: nobody knows the derivative of what optimizer={experiment.optimizer.option} does to a "
+        f"gradient, and {asked.plan.train} trainings, each without one example, are more than the {most} that effects "
+        f"on {asked.plan.points * asked.plan.outputs} outputs are worth; lower data.train, raise path.attributed, or "
+        "use one of ntkexp's optimizers"
+    )
 
 
 def plan(experiment: Experiment, found: Survey, points: int) -> SweepPlan:

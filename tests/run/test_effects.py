@@ -154,6 +154,27 @@ def test_an_optimizer_from_elsewhere_has_no_effects() -> None:
         Experiment(**dict(experiment) | {"optimizer": OfMyOwn()})
 
 
+def of_my_own(*words: str) -> Experiment:
+    return Experiment(**dict(small(*QUICK, "optimizer=sgd", "path.effects=true", *words)) | {"optimizer": OfMyOwn()})
+
+
+def test_but_where_trainings_are_few_they_find_them() -> None:
+    setting = prepare(of_my_own())
+    assert setting.sweep is not None
+    assert "12 trainings, each without one example, are the truth; there is no other way" in setting.sweep.sentence
+    found = effects_of(setting)
+    assert found.facts == {"kind": "retrained", "mean": "renormalised"}
+    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    ends = trained(rerun, torch.stack([rerun.everyone, rerun.without([3])]))
+    whole, without = (rerun.outputs(end, setting.problem.inputs) for end in ends)
+    known = found.values.isfinite().all(2).all(1)
+    changed = (without - whole)[known]
+    assert changed.abs().max() > 1e-3  # its steps are signs
+    assert torch.allclose(found.values[known][:, :, 3], changed, rtol=1e-9, atol=1e-12)
+    with pytest.raises(Mistake, match=r"12 trainings, .* are more than the 6 that effects on 3 outputs are worth"):
+        prepare(of_my_own("path.attributed=1"))
+
+
 def test_a_flow_has_no_effects() -> None:
     with pytest.raises(Mistake, match=r"path.effects=derivative: optimizer=flow"):
         small(*QUICK, "optimizer=flow", "loss=squared")
