@@ -45,6 +45,10 @@ class Sequence(AbstractSource):
     def refuse_contradictions(self) -> Self:
         """What a phase cannot say, and steps without a phase."""
         for source in self.sources:
+            if isinstance(source, Sequence):
+                raise Mistake(
+                    "data.phases: a phase that is a sequence itself would be learned at once; list its phases"
+                )
             for name in OWN:
                 if getattr(source, name) != type(source).model_fields[name].default:
                     raise Mistake(
@@ -97,7 +101,7 @@ class Sequence(AbstractSource):
 
     def examples(self, generator: torch.Generator) -> Examples:
         sources = self.sources
-        parts = [drawn(source, generator) for source in sources]
+        parts = [drawn(source, generator, number) for number, source in enumerate(sources, start=1)]
         called = [" ".join(part.classes) or source.option for source, part in zip(sources, parts, strict=True)]
         refuse_unlike(parts, self.outputs)
         names, targets = labelled(parts, self.outputs)
@@ -118,13 +122,16 @@ class Sequence(AbstractSource):
         )
 
 
-def drawn(source: AbstractSource, generator: torch.Generator) -> Examples:
-    """The examples of a phase, the same ones wherever its source stands."""
-    if source.seed is not None:
-        return source.examples(examples_stream(source.seed))
+def drawn(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
+    """The examples of a phase, the same ones wherever its source stands; a mistake in it is said with its number."""
     same = torch.Generator()
     same.set_state(generator.get_state())
-    return source.examples(same)
+    try:
+        return source.examples(same if source.seed is None else examples_stream(source.seed))
+    except Mistake as mistake:
+        if type(mistake) is not Mistake:  # which the command line knows how to put right
+            raise
+        raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake
 
 
 def told_apart(names: Several[str]) -> tuple[str, ...]:

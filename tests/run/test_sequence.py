@@ -202,7 +202,8 @@ def test_a_run_that_ends_too_soon_knows_the_phases_it_reached() -> None:
         ("data.steps=[5,5]", r"data.steps=\[5, 5\] are 10 steps in all, and steps=20; give steps=10$"),
         ("data.steps=[5,5,10]", "there are 2 phases; give the steps of each"),
         ("data.phases=[]", "data.phases"),
-        ("data.phases=[[0,1],[2,12]]", "there is no class 12"),
+        ("data.phases=[[0,1],[2,12]]", "data.phases, phase 2: data.classes=.* there is no class 12"),
+        ("data.phases=[{_target_:ntkexp.data.Sequence},[4,5]]", "a phase that is a sequence itself"),
         ("data.phases=[[0,1],[2,3,4]]", "which cannot share outputs; choose as many, or data.outputs=own"),
         (
             "data.phases=[[3,8],[3,5]] data.test=300",
