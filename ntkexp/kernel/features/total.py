@@ -28,18 +28,23 @@ class Total:
     begun: bool = False
 
     @cached_property
-    def strips(self) -> list[tuple[slice, slice]]:
-        """Places of whole examples to which products are added, in which every entry is, or its mirror image."""
+    def strips(self) -> list[tuple[Float[Tensor, "row row_"], range, range]]:
+        """Parts of whole examples to which products are added, in which every entry is, or its mirror image; and which
+        rows and columns each is of.
+        """
+        rows, columns = self.matrix.shape
         if not self.halved:
-            return [(slice(None), slice(None))]
-        least, out = max(STRIP, -(-len(self.matrix) // STRIPS)), self.outputs[0]
+            return [(self.matrix, range(rows), range(columns))]
+        least, out = max(STRIP, -(-rows // STRIPS)), self.outputs[0]
         step = -(-least // out) * out
-        return [(slice(at, at + step), slice(at, None)) for at in range(0, len(self.matrix), step)]
+        places = [(range(at, min(at + step, rows)), range(at, columns)) for at in range(0, rows, step)]
+        return [(part(part(self.matrix, 0, some), 1, others), some, others) for some, others in places]
 
     def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
         """R R′ᵀ."""
-        for rows, columns in self.strips:
-            place, factors = self.matrix[rows, columns], (left[rows], right[columns].t())
+        right = right.t()
+        for place, rows, columns in self.strips:
+            factors = part(left, 0, rows), part(right, 1, columns)
             place.addmm_(*factors) if self.begun else torch.mm(*factors, out=place)
         self.begun = True
 
@@ -49,21 +54,28 @@ class Total:
         inputs, outputs = matrices(left)
         inputs_, outputs_ = (inputs, outputs) if right is left else matrices(right)
         inputs_, outputs_ = inputs_.t(), outputs_.t()
-        for rows, columns in self.strips:
-            place, features = self.matrix[rows, columns], torch.mm(outputs[rows], outputs_[:, columns])
-            if self.outputs == (1, 1):  # torch goes through axes of one element one by one
-                products = torch.mm(inputs[rows], inputs_[:, columns]).add_(shift)
+        single = self.outputs == (1, 1)
+        alike = outputs[:1] @ outputs_[:, :1] if single and is_one_row(left) and is_one_row(right) else None
+        for strip, rows, columns in self.strips:
+            place = strip
+            features = torch.mm(part(outputs, 0, rows), part(outputs_, 1, columns)) if alike is None else alike
+            if single:  # torch goes through axes of one element one by one
+                products = torch.mm(part(inputs, 0, rows), part(inputs_, 1, columns)).add_(shift)
             else:
-                products = torch.mm(inputs[self.examples(rows, 0)], inputs_[:, self.examples(columns, 1)]).add_(shift)
+                examples, examples_ = (
+                    part(inputs, 0, self.examples(rows, 0)),
+                    part(inputs_, 1, self.examples(columns, 1)),
+                )
+                products = torch.mm(examples, examples_).add_(shift)
                 shape = (len(products), self.outputs[0], products.shape[1], self.outputs[1])
                 place, features, products = place.view(shape), features.view(shape), products[:, None, :, None]
             place.addcmul_(features, products) if self.begun else torch.mul(features, products, out=place)
         self.begun = True
 
-    def examples(self, rows: slice, side: int) -> slice:
+    def examples(self, rows: range, side: int) -> range:
         """The examples that rows belong to."""
         out = self.outputs[side]
-        return slice(*(None if end is None else -(-end // out) for end in (rows.start, rows.stop)))
+        return range(rows.start // out, rows.stop // out)
 
     def add(self, share: Float[Tensor, "row row_"]) -> None:
         """A share as it is."""
@@ -72,11 +84,22 @@ class Total:
 
     def whole(self) -> Float[Tensor, "row row_"]:
         """The kernel, when all shares are in it."""
-        for rows, _ in self.strips if self.halved else ():
-            self.matrix[rows.stop :, rows] = self.matrix[rows, rows.stop :].t()
+        for _, rows, columns in self.strips if self.halved else ():
+            if rows.stop < columns.stop:
+                self.matrix[rows.stop :, rows.start : rows.stop] = self.matrix[rows.start : rows.stop, rows.stop :].t()
         return self.matrix
 
 
 def matrices(block: Factored) -> tuple[Float[Tensor, "example in_"], Float[Tensor, "row features"]]:
     """The factors of a single use, a row of β for each example and output."""
     return block.inputs[:, 0], block.outputs[:, :, 0].flatten(0, 1)
+
+
+def is_one_row(block: Factored) -> bool:
+    """Whether the β of all examples are known to be one, as those of a readout are."""
+    return block.outputs.stride(0) == 0
+
+
+def part(value: Float[Tensor, "..."], axis: int, where: range) -> Float[Tensor, "..."]:
+    """Some rows, or columns, for which an index takes twice as long."""
+    return value.narrow(axis, where.start, len(where))
