@@ -6,19 +6,19 @@ other numbers. Whatever could make it another function is looked at each time: h
 attributes that were put on a layer, buffers, modes of torch, and whether torch's own code is as it was.
 
 >>> net = nn.Sequential(nn.Linear(2, 1), nn.LeakyReLU(0.1))
->>> before = fingerprint(net)
+>>> before = plain_module(net)
 >>> net[1].negative_slope = 0.2
->>> before is not None and fingerprint(net) not in (before, None)
-True
+>>> plain_module(net).told == before.told
+False
 >>> net[1].forward = torch.tanh
->>> fingerprint(net) is None
+>>> plain_module(net) is None
 True
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,22 +49,33 @@ LAYERS = frozenset(
 )
 """Layers whose outputs follow from an input, their parameters and their attributes, in evaluation."""
 
-DECLARED = {kind: declared(kind) | {"training"} for kind in (nn.Sequential, *LAYERS)}
 OF_ALL = frozenset(vars(nn.Module()))
+DECLARED = {kind: ("training", *sorted(declared(kind) - OF_ALL)) for kind in (nn.Sequential, *LAYERS)}
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 NUMBERS = frozenset((bool, int, float, str, type(None)))
 
 
-def fingerprint(module: nn.Module) -> Hashable | None:
-    """All that decides what a call of the module does with numbers, and None where some code may decide as well."""
+class PlainModule(NamedTuple):
+    """All that decides what a call of a module does with numbers, and its parameters, each once."""
+
+    told: Hashable
+    parameters: Sequence[nn.Parameter]
+
+
+def plain_module(module: nn.Module) -> PlainModule | None:
+    """A module in which all Python is torch's own, and None where some other code may decide as well."""
     if is_watched():
         return None
     kinds: set[type[nn.Module]] = set()
-    told: list[Hashable] = [torch.are_deterministic_algorithms_enabled()]
-    if not tell(module, told, kinds, {}):
+    places: dict[nn.Parameter, int] = {}
+    told: list[Hashable] = []
+    if not tell(module, told, kinds, places):
         return None
     code = code_of(frozenset(kinds))
-    return tuple(told) if code is not None and code.is_unchanged() else None
+    if code is None or not code.is_unchanged():
+        return None
+    trained = tuple([weight.requires_grad for weight in places])
+    return PlainModule((torch.are_deterministic_algorithms_enabled(), trained, *told), list(places))
 
 
 def is_watched() -> bool:
@@ -81,22 +92,24 @@ def is_watched() -> bool:
     )
 
 
-def tell(module: nn.Module, told: list[Hashable], kinds: set[type[nn.Module]], places: dict[int, int]) -> bool:
+def tell(module: nn.Module, told: list[Hashable], kinds: set[type[nn.Module]], places: dict[nn.Parameter, int]) -> bool:
     """Say what a layer is and holds, and those inside it; False if that is not all that decides."""
     kind: type[nn.Module] = type(module)
+    names = DECLARED.get(kind)
     holds = vars(module)
-    if kind not in DECLARED or any(holds[hooks] for hooks in HOOKS):
+    if names is None or not holds.keys() >= OF_ALL or any(map(holds.get, HOOKS)):
         return False
-    attributes = [(name, value) for name, value in holds.items() if name not in OF_ALL or name == "training"]
-    if not all(name in DECLARED[kind] and is_plain(value) for name, value in attributes):
-        return False
-    parameters, inside = holds["_parameters"], holds["_modules"]
+    attributes = {name: holds[name] for name in names if name in holds}
+    if len(attributes) + len(OF_ALL) < len(holds) + 1 or not all(map(is_plain, attributes.values())):
+        return False  # there is something that torch's layers have not, such as a method of its own
+    parameters = {name: value for name, value in holds["_parameters"].items() if value is not None}
     others = [value for value in holds["_buffers"].values() if value is not None]
-    if others or not all(value is None or type(value) is nn.Parameter for value in parameters.values()):
+    if others or not {nn.Parameter}.issuperset(map(type, parameters.values())):
         return False
-    met = [(name, places.setdefault(id(value), len(places))) for name, value in parameters.items() if value is not None]
+    met = [(name, places.setdefault(value, len(places))) for name, value in parameters.items()]
     kinds.add(kind)
-    told.append((kind, repr((attributes, met)), tuple(inside)))
+    inside = holds["_modules"]
+    told.append((kind, repr((attributes, met)), *inside))
     if kind is not nn.Sequential:
         return not inside
     return all(tell(each, told, kinds, places) for each in inside.values())
@@ -104,6 +117,6 @@ def tell(module: nn.Module, told: list[Hashable], kinds: set[type[nn.Module]], p
 
 def is_plain(value: Any) -> bool:
     """Whether a value is a number, a word, or several of them."""
-    if type(value) in (tuple, list, torch.Size):
-        return all(map(is_plain, value))
-    return type(value) in NUMBERS
+    if type(value) in NUMBERS:
+        return True
+    return type(value) in (tuple, list, torch.Size) and all(map(is_plain, value))

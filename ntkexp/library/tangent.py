@@ -13,8 +13,8 @@ from ntkexp.kernel.read.sketched import SketchedKernel
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.library.blocks import kernel
-from ntkexp.library.module import named, reader_of, warn_of
-from ntkexp.library.point import point
+from ntkexp.library.module import warn_of
+from ntkexp.library.point import Points
 from ntkexp.library.sketched import sketched_tangent
 from ntkexp.shapes import Inputs
 
@@ -79,13 +79,11 @@ def tangent_kernel(
     >>> bool((kernel - tangent_kernel(layer, x)).norm() < error_bar)
     True
     """
-    reader, own = reader_of(module, output, casts)
-    chosen = own | named(module, weights or {}, "weights")
+    points = Points(module, weights or {}, output, casts, may_be_known=outputs != "trace")
     if sketch is not None:
-        return sketched_tangent(reader, chosen, x1, x2, outputs, sketch, seed)
-    plainly = casts == "keep" and output is None and outputs != "trace"
-    left = point(module, reader, chosen, x1, may_be_known=plainly)
+        return sketched_tangent(*points.subject, x1, x2, outputs, sketch, seed)
+    left = points.at(x1)
     if casts == "ignore":
         warn_of(module, output, left.record(), casts)
-    right = left if x2 is None else point(module, reader, chosen, x2, may_be_known=plainly)
+    right = left if x2 is None else points.at(x2)
     return kernel(left, right, outputs)

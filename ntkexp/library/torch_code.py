@@ -21,6 +21,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -49,8 +50,8 @@ class Code:
         return (
             all(known.items() <= space.items() for space, known in self.names.values())
             and all(space.keys().isdisjoint(absent) for space, absent in self.absent.values())
-            and all(parts(function) == known for function, known in self.functions.items())
-            and all(vars(kind) == known for kind, known in self.classes.items())
+            and list(map(parts, self.functions)) == list(self.functions.values())
+            and list(map(vars, self.classes)) == list(self.classes.values())
         )
 
 
@@ -113,9 +114,8 @@ def looked_up(code: CodeType) -> Iterator[str]:
             yield from looked_up(each)
 
 
-def parts(function: FunctionType) -> tuple[Any, ...]:
-    """What can be exchanged in a function."""
-    return function.__code__, function.__defaults__, function.__kwdefaults__
+parts = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+"""What can be exchanged in a function."""
 
 
 def is_own(value: Any) -> bool:

@@ -24,7 +24,7 @@ from ntkexp.kernel.read.answers import Answers
 from ntkexp.kernel.read.program_cache import TRIALS, Written
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.library import point as chapter
-from ntkexp.library.plain_module import LAYERS, fingerprint
+from ntkexp.library.plain_module import LAYERS, plain_module
 from ntkexp.library.torch_code import code_of
 from tests.kernel import oracle
 from tests.kernel.compare import agree
@@ -250,7 +250,7 @@ def test_a_module_that_changed_its_mind_is_asked(name: str) -> None:
 def test_all_modules_that_changed_their_mind_are_asked(name: str) -> None:
     net, x, before = in_its_place()
     with EVERYWHERE[name]():
-        assert fingerprint(net) is None
+        assert plain_module(net) is None
         found = tangent_kernel(net, x)
         agree(found, oracle.tangent(net, x, x), ROUNDING)
     assert not torch.equal(found, before)
@@ -281,18 +281,18 @@ class Lower(DispatchMode):
 )
 def test_nothing_is_known_under_a_mode(around: Callable[[], AbstractContextManager[Any]]) -> None:
     net = subject()
-    assert fingerprint(net) is not None
+    assert plain_module(net) is not None
     with around():
-        assert fingerprint(net) is None
+        assert plain_module(net) is None
     found: list[object] = []
-    torch.vmap(lambda x: found.append(fingerprint(net)) or x)(points())  # type: ignore[func-returns-value]
+    torch.vmap(lambda x: found.append(plain_module(net)) or x)(points())  # type: ignore[func-returns-value]
     assert found == [None]
 
 
 def test_what_gradients_pass_by_on_their_way_is_seen() -> None:
     net = subject()
     net[1].register_full_backward_hook(lambda *_: None)
-    assert fingerprint(net) is None
+    assert plain_module(net) is None
 
 
 def test_what_is_no_layer_of_torchs_is_not_known() -> None:
@@ -303,8 +303,8 @@ def test_what_is_no_layer_of_torchs_is_not_known() -> None:
     odd = nn.Sequential(nn.LeakyReLU())
     odd[0].negative_slope = torch.tensor(0.1)
     for net in (one, buffered, named, within, odd):
-        assert fingerprint(net) is None
-    assert fingerprint(nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Tanh()))) is not None
+        assert plain_module(net) is None
+    assert plain_module(nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Tanh()))) is not None
 
 
 def test_code_that_was_changed_before_anybody_asked_is_not_torchs() -> None:

@@ -26,7 +26,6 @@ from ntkexp.kernel.record.program import trace
 from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.shapes import Weights
 
 LATEST = 4  # programs, each of other outputs
 CONSTANTS = 2**20  # bytes that a program may hold
@@ -42,17 +41,21 @@ class KnownPoint:
     programs: Programs[Features] = field(default_factory=lambda: Programs(Answers(LATEST)), repr=False)
 
     def read(
-        self, reader: Reader, weights: Weights, inputs: Tensor, chosen: Sequence[int], usual: Callable[[], Features]
+        self,
+        fed: Sequence[Tensor],
+        chosen: Sequence[int],
+        usual: Callable[[], Features],
+        recorded: Callable[[], tuple[Reader, Tape]],
     ) -> Features:
-        """What `usual` reads."""
+        """What `usual` reads, from weights and inputs."""
 
         def write() -> tuple[Features, Written[Features] | None]:
             try:
-                return write_point(reader, reader.record(weights, inputs), chosen)
+                return write_point(*recorded(), chosen)
             except NoRule:
                 return usual(), None
 
-        return self.programs.result(tuple(chosen), [*weights.values(), inputs], usual, write)
+        return self.programs.result(tuple(chosen), fed, usual, write)
 
 
 def write_point(reader: Reader, tape: Tape, chosen: Sequence[int]) -> tuple[Features, Written[Features] | None]:

@@ -10,7 +10,8 @@ from operator import attrgetter
 
 import torch
 
-MULTIPLYING = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
+NAMES = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
+MULTIPLYING = [attrgetter(name)(torch.backends) for name in NAMES]
 
 
 def keep_full_precision() -> list[str]:
@@ -35,9 +36,8 @@ def full_precision() -> Iterator[None]:
 
 def choose(precisions: list[str]) -> list[str]:
     """Choose a precision for each kind of product; those that were chosen before."""
-    found = []
-    for path, precision in zip(MULTIPLYING, precisions, strict=True):
-        kind = attrgetter(path)(torch.backends)
-        found.append(kind.fp32_precision)
-        kind.fp32_precision = precision
+    found = [kind.fp32_precision for kind in MULTIPLYING]
+    for kind, before, precision in zip(MULTIPLYING, found, precisions, strict=True):
+        if before != precision:
+            kind.fp32_precision = precision
     return found
