@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 from ntkexp.foreign_loop import together
 from ntkexp.foreign_loop.example_loss import SeenCall
 from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.held_open import HeldOpen
 from ntkexp.foreign_loop.kept.load import loaded, trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
 from ntkexp.foreign_loop.together import Together
@@ -325,3 +326,14 @@ def test_a_call_around_others_is_none(tmp_path: Path) -> None:
     found = trace.attribute()
     assert found.sizes["example"] == len(batch)
     assert float(found["gradient_error"].max()) < CLOSE
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_what_a_library_broke_off_has_not_come_to_its_end(error: BaseException | None, tmp_path: Path) -> None:
+    given = loop(loops.sgd)
+    held = HeldOpen(queries=given.queries, to=tmp_path / "run")
+    held.begin(given.model, given.optimizers)
+    loops.plain(given, torch.arange(4))
+    held.end(error)
+    assert len(held.trace.steps) == 1
+    assert trace_in(tmp_path / "run").ended.is_file() == (error is None)

@@ -53,7 +53,7 @@ class Shards:
 
     def events(self) -> list[dict[str, Any]]:
         """What is known of each event that all have written."""
-        found = [list(whole_events(shard)) for shard in self.each]
+        found = [whole_events(shard) for shard in self.each]
         taken = [events[-1]["step"] + 1 if events else 0 for events in found]
         if min(taken) < max(taken):
             self.tell_short(taken.index(min(taken)), min(taken), max(taken))
