@@ -61,6 +61,7 @@ REPORTS: dict[str, Callable[..., str]] = {
 MORE = {
     "peers": ("infinite", "attribution"),
     "plot": ("reading",),
+    "only": ("infinite",),
     **dict.fromkeys(("cells", "minutes", "full"), ("attribution",)),
 }
 
@@ -90,6 +91,7 @@ def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--peers", type=Path, help="a folder for environments of other programs, to compare with")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that a call of another program may take")
+    parser.add_argument("--only", default="", help="rows of `infinite` whose names have these words: `stride, flatten`")
     parser.add_argument("--plot", type=Path, help="where `reading` draws cost against error")
     parser.add_argument("--cells", type=Path, help="a folder where `attribution` keeps what it measured, and goes on")
     parser.add_argument("--minutes", type=float, help="when `attribution` stops to measure; 0: tables of what is kept")

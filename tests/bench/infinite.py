@@ -7,6 +7,7 @@ the first of them, in which it compiles, is told apart.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -120,27 +121,28 @@ QUICK = (
 )
 
 
-def report(*, quick: bool, peers: Path | None = None) -> str:
-    """A row for every network, and more of neural_tangents where it is asked for."""
+def report(*, quick: bool, peers: Path | None = None, only: str = "") -> str:
+    """A row for every network whose name has these words, and more of neural_tangents where it is asked for."""
     threads = torch.get_num_threads()
-    rows = [row(case, threads, 1 if quick else 3, peers) for case in (QUICK if quick else CASES)]
+    cases = [case for case in (QUICK if quick else CASES) if only in case.name]
+    with in_turns(peers, "neural_tangents", "infinite", threads) if peers else nullcontext() as theirs:
+        rows = [row(case, threads, 1 if quick else 3, theirs) for case in cases]
     header = (*HEADER, *(("neural_tangents 64", "32", "×, 64", "×, 32", "compiling, s") if peers else ()))
     return table("Kernels of infinite width, ms of CPU per pair of examples", header, rows)
 
 
-def row(case: Case, threads: int, times: int, peers: Path | None) -> list[str]:
+def row(case: Case, threads: int, times: int, theirs: Callable[[object], float] | None) -> list[str]:
     """One network; a symmetric kernel counts all its pairs."""
-    words = (case.head, case.depth, case.shape, case.few, case.kind, threads)
     turns = {name: partial(seconds, act(case, name, threads), pairs(case, name)) for name in ENGINES}
-    with in_turns(peers, "neural_tangents", "infinite", *words) if peers else nullcontext() as theirs:
-        if theirs:
-            turns |= {f"neural_tangents {bits}": partial(theirs, bits) for bits in (64, 32)}
-        first, *rounds = [{name: turn() for name, turn in turns.items()} for _ in range(times + 1)]
+    if theirs:
+        words = (case.head, case.depth, case.shape, case.few, case.kind)
+        turns |= {f"neural_tangents {bits}": partial(theirs, json.dumps((*words, bits))) for bits in (64, 32)}
+    first, *rounds = [{name: turn() for name, turn in turns.items()} for _ in range(times + 1)]
     found = {name: median(each[name] for each in rounds) for name in turns}
     ratios = [f"{found[f'torch {bits}'] / found[f'fused {bits}']:.1f}×" for bits in (64, 32)]
     floor = milliseconds(FLOOR * case.pixel_pairs)
     shown = [case.name, *(milliseconds(found[name]) for name in ENGINES), floor, *ratios]
-    if not peers:
+    if not theirs:
         return shown
     names = [f"neural_tangents {bits}" for bits in (64, 32)]
     gains = [f"{found[f'neural_tangents {bits}'] / found[f'fused {bits}']:.1f}×" for bits in (64, 32)]

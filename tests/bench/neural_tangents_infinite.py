@@ -1,6 +1,7 @@
-"""Run by an interpreter that has neural_tangents: one network's kernels, jitted, once for every line that it reads.
+"""Run by an interpreter that has neural_tangents: a network's kernels, jitted, once for every line that it reads.
 
-A line says how many bits a number has; the answer is the seconds of CPU per pair, as JSON.
+A line says which network, for how many examples, and how many bits a number has; the answer is the seconds of CPU per
+pair, as JSON. A network stays compiled until there is another.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 
-def main(head: str, depth: int, shape: list[int], count: int, kind: str, threads: int) -> None:
+def main(threads: int) -> None:
     """Answer until there are no more lines; XLA has as many threads as processors that it may use."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  another environment has it
 
     jax.config.update("jax_enable_x64", True)
-    kernel = jax.jit(network(head, depth, len(shape) - 1, kind))
-    size = (count, *shape[1:], shape[0])  # channels last
+    jitted = lru_cache(1)(lambda *words: jax.jit(network(*words)))
     for line in sys.stdin:
-        x1, x2 = (jax.random.normal(key, size, f"float{int(line)}") for key in jax.random.split(jax.random.PRNGKey(0)))
+        head, depth, shape, count, kind, bits = json.loads(line)
+        kernel, size = jitted(head, depth, len(shape) - 1, kind), (count, *shape[1:], shape[0])  # channels last
+        x1, x2 = (jax.random.normal(key, size, f"float{bits}") for key in jax.random.split(jax.random.PRNGKey(0)))
         start = time.process_time()
         jax.block_until_ready(kernel(x1, None if head == "dense" else x2))
         sys.stdout.write(json.dumps((time.process_time() - start) / count**2) + "\n")

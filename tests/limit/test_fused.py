@@ -195,8 +195,11 @@ def test_many_vectors_are_cut_into_pieces_that_fit() -> None:
     layers, shape = NETWORKS["vectors"]
     x = points(1300, shape, torch.float64)
     fused = ntkexp.infinite_kernel(layers, x, engine="fused", threads=2)
-    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x, engine="torch"), strict=True):
+    rows = ntkexp.infinite_kernel(layers, x[600:670], x, engine="fused", threads=1)
+    for one, two, part in zip(fused, ntkexp.infinite_kernel(layers, x, engine="torch"), rows, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(part, two[600:670], rtol=1e-12, atol=0.0)
+        assert torch.equal(one, one.t())
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:

@@ -131,6 +131,20 @@ def test_copies_are_recognised_however_they_are_written() -> None:
     torch.testing.assert_close(apart.diagonal(), 3.0 * alone.diagonal(), rtol=1e-13, atol=0.0)
 
 
+def test_constant_images_that_go_around_are_vectors() -> None:
+    """All their pixels are copies of one another, at whatever offset: layers whose windows see equal pixels only."""
+    x, ends = points(3, (5,)), {"W_std": 1.4, "b_std": 0.1}
+    images = x[:, :, None, None].expand(-1, -1, 3, 4)
+    for activation in (ReLU(), GELU()):
+        dense, conv = Dense(features=2, **ends), Conv(features=2, circular=True, **ends)
+        deep = (*(layer for _ in range(6) for layer in (conv, activation)), GlobalAvgPool(), dense)
+        flat = (*(layer for _ in range(6) for layer in (dense, activation)), dense)
+        for found, expected in zip(
+            ntkexp.infinite_kernel(deep, images, images.clone()), ntkexp.infinite_kernel(flat, x), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-13, atol=0.0)  # the arc cosine of rounding gives 1e-8
+
+
 def test_kernels_have_derivatives_by_inputs_and_scales() -> None:
     W, b = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (1.3, 0.4))
     x, y = points(2, (1, 3, 3)).requires_grad_(), points(2, (1, 3, 3), 1).requires_grad_()
