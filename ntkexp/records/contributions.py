@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.records.store import Facts, Rows, create_store, open_store, put_array
+from ntkexp.records.store import Facts, ManyRows, create_store, open_store, put_array
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 STEP, LAST_STEP = "step", "last_step"
@@ -53,7 +53,7 @@ class ByStep(NamedTuple):
 class ContributionsByRule:
     """What a rule says of a run, and what is known of that."""
 
-    parts: Rows
+    parts: ManyRows
     decay: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
     by_step: ByStep | None = None

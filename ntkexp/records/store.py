@@ -44,7 +44,7 @@ def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of i
     return found
 
 
-class Rows(Protocol):
+class ManyRows(Protocol):
     """An array, or something larger than the memory of which a few rows are looked at at a time."""
 
     @property
@@ -60,7 +60,13 @@ class Rows(Protocol):
 
 
 def put_array(
-    store: zarr.Group, name: str, array: Rows, dims: Sequence[str], facts: Facts, *, kind: np.dtype[Any] | None = None
+    store: zarr.Group,
+    name: str,
+    array: ManyRows,
+    dims: Sequence[str],
+    facts: Facts,
+    *,
+    kind: np.dtype[Any] | None = None,
 ) -> None:
     """Put one array as one chunk, or a large one in chunks of rows, in place of an older one of this name."""
     count, *others = array.shape
