@@ -50,7 +50,10 @@ def sinc(d: Tensor) -> Tensor:
 
 
 def relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    return quotient(torch.relu(z1) - torch.relu(z0), z1 - z0, torch.relu(z0).sign())
+    """The mean of relu(z) over that of |z| = 2 relu(z) − z; nothing where both ends are zero."""
+    mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
+    size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
+    return mean / (size + torch.finfo(size.dtype).tiny)
 
 
 def leaky_relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""Maps that are given with their transposes pull many vectors back at once as they pull back one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ntkexp.kernel.features.arrange import arrange
+from ntkexp.kernel.features.differentiate import differentiate
+from ntkexp.kernel.read.parts import parts
+from ntkexp.kernel.secant.linear_map import inner_products
+from ntkexp.kernel.secant.replay import Replay
+from ntkexp.library import reader_of
+from tests.kernel.compare import agree
+
+EPS = torch.finfo(torch.float64).eps
+SHAPE, OUTPUTS = (2, 5, 4), 3
+BRANCHES = {
+    "convolution": nn.Conv2d(4, 6, 3, stride=2, padding=1),
+    "of single pixels": nn.Conv2d(4, 6, 1),
+    "of single pixels in groups": nn.Conv2d(4, 6, 1, groups=2),
+    "of some pixels": nn.Conv2d(4, 6, 1, stride=2),
+    "transposed": nn.ConvTranspose2d(4, 6, 3, stride=2),
+    "group norm": nn.GroupNorm(2, 4),
+    "group norm without gains": nn.GroupNorm(2, 4, affine=False),
+    "layer norm": nn.LayerNorm(SHAPE[1:]),
+    "layer norm of rows": nn.LayerNorm(SHAPE[2:]),
+    "batch norm": nn.BatchNorm2d(4),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_many_vectors_at_once(name: str) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 4, 1), nn.Tanh(), BRANCHES[name], nn.Flatten(), nn.LazyLinear(OUTPUTS))
+    module, x = nn.Sequential(*layers).eval(), torch.randn(3, *SHAPE, dtype=torch.float64)
+    module(x.float())  # how wide the last layer is follows from what comes before
+    reader, start = reader_of(module.double())
+    end = {name: weight + 0.3 * torch.randn_like(weight) for name, weight in start.items()}
+    tapes = reader.record(start, x), reader.record(end, x)
+    replay, owned = Replay(*tapes, reader.trained), reader.owned(tapes[0])
+    mixtures = torch.randn(4, 3, OUTPUTS, dtype=torch.float64)
+
+    def read(*, at_once: bool) -> list[Tensor]:
+        given = (replay.delta, replay.uses, owned, replay.leaves, mixtures)
+        return parts(differentiate(arrange, *given, at_once=at_once))
+
+    for found, expected in zip(read(at_once=True), read(at_once=False), strict=True):
+        agree(found, expected, 100 * EPS)
+
+
+def test_inner_products_are_those_of_rows() -> None:
+    vectors, fixed = torch.arange(24.0).view(2, 3, 1, 4), torch.ones(5, 3, 1, 4) * torch.arange(5.0).view(5, 1, 1, 1)
+    assert torch.equal(inner_products(vectors, fixed), (vectors * fixed[:, None]).sum(-1, keepdim=True))
