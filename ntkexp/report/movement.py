@@ -31,7 +31,7 @@ class Movement:
 
     @property
     def most_by(self) -> int | None:
-        """After so many steps most of the change was there, and stayed; None where nothing has changed.
+        """The number of steps after which most of the change was there, and stayed; None where nothing has changed.
 
         >>> Movement(np.array([1.0, -3.0, 4.0, 0.5]), np.arange(4)).most_by
         3
