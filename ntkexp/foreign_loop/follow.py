@@ -46,8 +46,8 @@ def follow(
     several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, or a function
     of its inputs that gives them. All steps are held in memory, up to `memory_gb`; or written to a folder as they
     happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there when it is resumed.
-    Weights are kept there `every` so many steps, or as often as there is room; those between are replayed. Of several
-    processes that train one model, each follows, into the same folder; the first attributes.
+    Weights are kept `every` so many steps, by itself 8 in memory and as often as there is room on disk; those between
+    are replayed. Of several processes that train one model, each follows, into the same folder; the first attributes.
 
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
@@ -72,7 +72,7 @@ def follow(
     module, asked = deepcopy(inner).eval(), as_inputs(queries)
     now, ours, whole = altered_loop(), together(), False
     refuse_apart(ours, to, now)
-    place, keeper = to if now is None else now.place, keeper_without_folder(now, output, memory_gb)
+    place, keeper = to if now is None else now.place, keeper_without_folder(now, output, every, memory_gb)
     if place is not None:
         keeper = keeper_in(place, ours, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
     watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module), None if now is None else now.weighing)
@@ -103,6 +103,8 @@ def refuse_apart(ours: Together, to: Path | str | None, now: AlteredLoop | None)
         )
 
 
-def keeper_without_folder(now: AlteredLoop | None, output: str | int | None, memory_gb: float) -> AbstractKeeper:
+def keeper_without_folder(
+    now: AlteredLoop | None, output: str | int | None, every: int | None, memory_gb: float
+) -> AbstractKeeper:
     """Who keeps steps that go to no folder."""
-    return KeeperInMemory(output, memory_gb) if now is None else KeeperOfEnds()
+    return KeeperInMemory(output, every, memory_gb) if now is None else KeeperOfEnds()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -133,6 +134,12 @@ def test_rounding_of_sums_that_cancel_is_no_change_by_hand() -> None:
             net(factor * pull).sum().backward()
             optimizer.step()
     assert len(trace.steps) == 3
+
+
+@pytest.mark.parametrize("optimizers", [momentum, adamw], ids=lambda each: each.__name__)
+def test_steps_taken_again_are_those_whose_weights_are_kept(optimizers: Maker) -> None:
+    some, all_of_them = (followed(loop(optimizers), plain, every=every).attribute() for every in (None, 1))
+    np.testing.assert_allclose(some["by_step"], all_of_them["by_step"], rtol=1e-9, atol=1e-13)
 
 
 def test_writes_past_the_count_of_pytorch_are_seen() -> None:

@@ -52,17 +52,18 @@ def seed() -> Iterator[None]:
         yield
 
 
-def test_lightning_with_clipping_and_one_cycle(tmp_path: Path) -> None:
+def by_lightning(folder: Path, kind: torch.dtype, **settings: Any) -> tuple[Trace, Tensor]:
+    """Train as the first page of Lightning has it; the trace, and what that changed at the queries."""
     import ntkexp.lightning  # noqa: PLC0415  slow; it puts torchvision in order
 
     lightning = import_module("lightning")
 
     class Classifier(lightning.LightningModule):  # type: ignore[name-defined, misc]
-        """As the first page of Lightning has it."""
+        """A network and its loss."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).to(kind)
 
         def training_step(self, batch: list[Tensor], _: int) -> Tensor:
             x, y = batch
@@ -73,21 +74,39 @@ def test_lightning_with_clipping_and_one_cycle(tmp_path: Path) -> None:
             cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=8)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
-    x, queries, module = torch.randn(16, 4).double(), torch.randn(3, 4).double(), Classifier()
+    x, queries, module = torch.randn(16, 4, dtype=kind), torch.randn(3, 4, dtype=kind), Classifier()
     loader = DataLoader(TensorDataset(x, torch.randint(3, (16,))), batch_size=4, shuffle=True)
     before, seen = deepcopy(module.net), ntkexp.lightning.Follow(queries=queries, model="net")
     with pytest.raises(Mistake, match="no training has begun"):
         _ = seen.trace
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = lightning.Trainer(
-        max_epochs=2, gradient_clip_val=0.2, callbacks=[seen], accelerator="cpu", default_root_dir=tmp_path, **quiet
+        max_epochs=2, callbacks=[seen], accelerator="cpu", default_root_dir=folder, **quiet, **settings
     )
     trainer.fit(module, loader)
     assert len(seen.trace.steps) == 8
-    with torch.no_grad():
-        closes(seen.trace, module.net(queries) - before(queries), EXACT)
-    assert seen.trace.attribute()["gradient_factor"].values.max() < 1  # it clips
     assert not module.net._forward_hooks
+    with torch.no_grad():
+        return seen.trace, module.net(queries) - before(queries)
+
+
+def test_lightning_with_clipping_and_one_cycle(tmp_path: Path) -> None:
+    trace, change = by_lightning(tmp_path, torch.float64, gradient_clip_val=0.2)
+    closes(trace, change, EXACT)
+    assert trace.attribute()["gradient_factor"].values.max() < 1  # it clips
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])  # on a CPU Lightning takes bfloat16 for both
+def test_lightning_under_autocast(precision: str, tmp_path: Path) -> None:
+    trace, change = by_lightning(tmp_path, torch.float32, precision=precision, gradient_clip_val=0.2)
+    closes(trace, change, CLIPPED)
+    assert trace.attribute()["casts_error"].values.max() > 0
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_lightning_with_short_weights_is_refused(precision: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"'0\.weight' is in b?float16, to whose rounding nothing can be proved"):
+        by_lightning(tmp_path, torch.float32, precision=precision)
 
 
 @pytest.mark.parametrize("name", ["lightning", "transformers"])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.cli.main import run as command
+from ntkexp.effects.adjoint import Adjoint
 from ntkexp.effects.mean import MEANS, MeanName
 from ntkexp.foreign_loop.altered_loop import trained_again
 from ntkexp.foreign_loop.followed_training import FollowedTraining
@@ -25,6 +26,7 @@ from ntkexp.kernel.record.inputs import part
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.removal import Removal
+from ntkexp.removal import between
 from ntkexp.removal.between import TrainingPair
 from ntkexp.removal.ledger import Ledger
 from ntkexp.removal.pair import Pair
@@ -90,8 +92,8 @@ def test_a_mean_that_keeps_its_shares_closes_too(tmp_path: Path) -> None:
     assert not np.allclose(found.actual, other.actual, rtol=1e-3)
 
 
-def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:
-    """The ledger between the loop and itself with other weights of examples."""
+def paired(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[TrainingPair, OutputsAt, Trace]:
+    """The loop and itself with other weights of examples, and what is asked of both."""
     train = partial(again, optimizers, body, to)
     first, weighed = train(), Weighing(weights)
     second = trained_again(train, weighed, to / "second")
@@ -103,7 +105,13 @@ def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
     both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
     pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
     queries = [part(first.queries, slice(k, k + 1)) for k in range(3)]
-    return pair.ledger(OutputsAt(pair, first.function, queries), lambda _: None), first
+    return pair, OutputsAt(pair, first.function, queries), first
+
+
+def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:
+    """The ledger between both."""
+    pair, outputs, first = paired(to, optimizers, body, weights)
+    return pair.ledger(outputs, lambda _: None), first
 
 
 @pytest.mark.slow
@@ -122,6 +130,48 @@ def test_without_the_correction_shares_would_not_add_up(tmp_path: Path, monkeypa
     names = digests(loop(loops.sgd).x)
     found, _ = ledger(tmp_path / "run", loops.sgd, loops.plain, {names[3]: 0.0, names[5]: 0.0})
     assert found.closure > 1e-4
+
+
+def scaled(patch: pytest.MonkeyPatch) -> None:
+    """What examples did in a batch is a little too much."""
+    right = between.parts
+    patch.setattr(between, "parts", lambda *of: (1 + 1e-9) * right(*of))
+
+
+def skipped(patch: pytest.MonkeyPatch) -> None:
+    """A step in the middle is not gone back over."""
+    right = TrainingPair.take
+
+    def take(pair: TrainingPair, index: int, adjoint: Adjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
+        return shares.new_zeros(len(shares)) if index == 4 else right(pair, index, adjoint, shares, magnitude)
+
+    patch.setattr(TrainingPair, "take", take)
+
+
+def flat(patch: pytest.MonkeyPatch) -> None:
+    """The loss has no curvature: a change of the weights changes no later gradient."""
+    patch.setattr(TrainingPair, "curve", lambda pair, step, adjoint, pulled: pulled.new_zeros(len(pulled)))
+
+
+@pytest.fixture(scope="module")
+def left_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingPair, OutputsAt]:
+    """A loop, and itself without two examples."""
+    names = digests(loop(loops.adamw).x)
+    pair, outputs, _ = paired(tmp_path_factory.mktemp("loop"), loops.adamw, loops.plain, {names[3]: 0.0, names[5]: 0.0})
+    assert pair.ledger(outputs, lambda _: None).closed().closure < CLOSES
+    return pair, outputs
+
+
+@pytest.mark.parametrize("plant", [scaled, skipped, flat], ids=lambda plant: plant.__name__)
+def test_a_ledger_with_an_error_in_it_is_refused(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    left_out: tuple[TrainingPair, OutputsAt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair, outputs = left_out
+    plant(monkeypatch)
+    with pytest.raises(Mistake, match=r"shares of the examples miss the actual change by .*, more than rounding"):
+        pair.ledger(outputs, lambda _: None).closed()
 
 
 def learning_less_where_it_went_well(given: Loop, batch: Tensor) -> None:

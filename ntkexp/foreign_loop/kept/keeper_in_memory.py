@@ -29,6 +29,7 @@ class KeeperInMemory(AbstractKeeper):
     """All steps are held, up to `memory_gb`."""
 
     output: str | int | None
+    every: int | None
     memory_gb: float
     kept: LoopInMemory = field(default_factory=LoopInMemory)
     moved: frozenset[str] = frozenset()
@@ -51,7 +52,7 @@ class KeeperInMemory(AbstractKeeper):
         self.optimizers, self.names = optimizers, names
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
         size = sum(weight.nbytes for weight in weights.values())
-        self.plan = KeepingPlan.of(None, size, size, inf, self.memory_gb)
+        self.plan = KeepingPlan.of(self.every, size, size, inf, self.memory_gb)
         self.keep(weights)
 
     def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
