@@ -31,7 +31,7 @@ KNOWN: WeakKeyDictionary[nn.Module, Answers[KnownPoint]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Points:
+class ModulePoints:
     """A module at some weights, whose own are taken where none are given."""
 
     module: nn.Module

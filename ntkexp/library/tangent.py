@@ -14,7 +14,7 @@ from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.library.blocks import kernel
 from ntkexp.library.module import warn_of
-from ntkexp.library.point import Points
+from ntkexp.library.point import ModulePoints
 from ntkexp.library.sketched import sketched_tangent
 from ntkexp.shapes import Inputs
 
@@ -79,7 +79,7 @@ def tangent_kernel(
     >>> bool((kernel - tangent_kernel(layer, x)).norm() < error_bar)
     True
     """
-    points = Points(module, weights or {}, output, casts, may_be_known=outputs != "trace")
+    points = ModulePoints(module, weights or {}, output, casts, may_be_known=outputs != "trace")
     if sketch is not None:
         return sketched_tangent(*points.subject, x1, x2, outputs, sketch, seed)
     left = points.at(x1)

@@ -62,7 +62,8 @@ def code_of(kinds: frozenset[type[nn.Module]]) -> Code | None:
     for kind in kinds:
         lineage = [each for each in kind.__mro__ if each is not object]
         code.classes |= {each: dict(vars(each)) for each in lineage}
-        if not all(follow(code, lineage, each) for each in methods(lineage, ("__call__", "forward"))):
+        whole = all(is_own(value) for each in lineage for value in vars(each).values())
+        if not whole or not all(follow(code, lineage, each) for each in methods(lineage, ("__call__", "forward"))):
             return None
     return code
 
