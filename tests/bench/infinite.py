@@ -110,7 +110,7 @@ CASES = (
     Case("gap", 5, (3, 128), 6, 24),
     Case("flatten", 11, (3, 32, 32), 50, 100),
     *(Case("flatten", 5, (3, 16, 16), 40, 80, kind) for kind in OF_IMAGES),
-    Case("dense", 4, (784,), 5000, 5000),
+    Case("dense", 4, (784,), 2000, 5000),
     *(Case("dense", 4, (784,), 500, 2000, kind) for kind in OF_VECTORS),
 )
 QUICK = (
