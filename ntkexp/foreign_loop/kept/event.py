@@ -19,7 +19,7 @@ from ntkexp.shapes import Inputs
 
 
 @dataclass(frozen=True)
-class Taken:
+class EventPlace:
     """Which step it was, in order; the `which`-th optimizer's; and its groups of parameters, by their names."""
 
     index: int
@@ -27,7 +27,7 @@ class Taken:
     groups: Sequence[Sequence[str]]
 
 
-def event_of(step: FollowedStep, taken: Taken, signed: Signed) -> dict[str, Any]:
+def event_of(step: FollowedStep, taken: EventPlace, signed: Signed) -> dict[str, Any]:
     """What is to be kept of a step besides its calls; gradients in it are those that the loop has."""
     heard = set(step.heard)
     stale = any(call.at != taken.index for call in step.calls)
@@ -63,7 +63,7 @@ class EventWriter:
     known: dict[int, KnownCall] = field(default_factory=dict)
     calls: int = 0
 
-    def event(self, step: FollowedStep, taken: Taken, signed: Signed) -> dict[str, object]:
+    def event(self, step: FollowedStep, taken: EventPlace, signed: Signed) -> dict[str, object]:
         """What is to be kept of a step."""
         used = [self.call(call) for call in step.calls]
         self.known = {id(call.inputs): self.known[id(call.inputs)] for call in step.calls}

@@ -15,7 +15,7 @@ from torch import nn
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
 from ntkexp.foreign_loop.kept.behind import Behind
 from ntkexp.foreign_loop.kept.content import written
-from ntkexp.foreign_loop.kept.event import EventWriter, Taken
+from ntkexp.foreign_loop.kept.event import EventPlace, EventWriter
 from ntkexp.foreign_loop.kept.loop_on_disk import LoopOnDisk
 from ntkexp.foreign_loop.kept.memories import copies_of, groups_of, memories_of
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
@@ -128,7 +128,7 @@ class KeeperOnDisk(AbstractKeeper):
             index, self.moved = self.steps - 1, self.moved | step.linear.keys()
         else:
             index, self.moved = self.steps, frozenset(step.linear)
-        taken = Taken(index, which, groups_of(self.optimizers[which], self.names))
+        taken = EventPlace(index, which, groups_of(self.optimizers[which], self.names))
         entry = written(self.events.event(step, taken, signed))
         if not self.told and not self.together.rank:
             refuse_absent(self.files)

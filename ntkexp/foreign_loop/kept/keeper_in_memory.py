@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
-from ntkexp.foreign_loop.kept.event import Taken, event_of
+from ntkexp.foreign_loop.kept.event import EventPlace, event_of
 from ntkexp.foreign_loop.kept.loop_in_memory import LoopInMemory
 from ntkexp.foreign_loop.kept.memories import groups_of, memories_of
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
@@ -60,7 +60,7 @@ class KeeperInMemory(AbstractKeeper):
             index, self.moved = self.count - 1, self.moved | step.linear.keys()
         else:
             index, self.moved = self.count, frozenset(step.linear)
-        taken = Taken(index, which, groups_of(self.optimizers[which], self.names))
+        taken = EventPlace(index, which, groups_of(self.optimizers[which], self.names))
         event = event_of(step, taken, signed)
         self.kept.put({**event, "calls": step.calls, "whole": cloned(event["whole"])})
         self.refuse_too_much(index)
