@@ -25,6 +25,7 @@ from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
 from ntkexp.foreign_loop.unwrapped import called_model, unwrapped_model
 from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.kernel.record.inputs import as_inputs, map_tensors
+from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.chosen_output import choose_output
 
 
@@ -78,6 +79,11 @@ class WatchedCalls:
         if not output.requires_grad:
             return
         self.refuse_writes()
+        if not output.dim():
+            raise Mistake(
+                f"step {self.keeper.count}: the model gives one number for all examples of a call, such as their loss; "
+                "follow one that gives a row for each, or name the part of its answer that does, such as output='logits'"
+            )
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
         how = Circumstances.of(self.inner, self.generators, self.autocast)
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how)

@@ -156,7 +156,7 @@ def attributing() -> None:
         (other_order, "saw other examples, or in another order"),
         (other_sizes, "ends .* from where it did"),
         (attributing, "would do so for ever"),
-        (lambda: None, "followed no loop"),
+        (lambda: None, "followed 0 loops"),
         (twice, "followed 2 loops"),
     ],
 )

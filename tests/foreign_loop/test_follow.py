@@ -194,6 +194,16 @@ def test_sparse_gradients_are_refused_by_name() -> None:
             optimizer.step()
 
 
+def test_one_number_for_all_examples_is_refused() -> None:
+    loss = MeanOfSquares(2, 1)
+    optimizer = torch.optim.SGD(loss.parameters())
+    with (
+        pytest.raises(Mistake, match="step 0: the model gives one number for all examples"),
+        ntkexp.follow(loss, optimizer, queries=torch.zeros(1, 2)),
+    ):
+        loss(torch.ones(4, 2))
+
+
 def test_what_has_diverged_is_called_so() -> None:
     with pytest.raises(Mistake, match=r"step \d: '.*' is no longer finite; training has diverged"):
         followed(loop(lambda model: [torch.optim.SGD(model.parameters(), lr=1e200)]), plain)
@@ -227,6 +237,13 @@ def test_examples_may_have_names() -> None:
 def test_what_is_not_followed_is_refused_in_one_line(act: Callable[[], object], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         act()
+
+
+class MeanOfSquares(torch.nn.Linear):
+    """A model that gives its loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
 
 
 class Own(torch.optim.SGD):
