@@ -82,7 +82,7 @@ class WatchedCalls:
         if not output.dim():
             raise Mistake(
                 f"step {self.keeper.count}: the model gives one number for all examples of a call, such as their loss; "
-                "follow one that gives a row for each, or name the part of its answer that does, such as output='logits'"
+                "follow one that gives a row for each, or name the part of its answer that does, as output='logits'"
             )
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
         how = Circumstances.of(self.inner, self.generators, self.autocast)
