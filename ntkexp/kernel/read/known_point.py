@@ -72,7 +72,7 @@ def write_point(reader: Reader, tape: Tape, chosen: Sequence[int]) -> tuple[Feat
     try:
         written = trace(act, [tape[slot] for slot in fed_slots(tape)], [tape], whole=True)
     except NotStraight:
-        return found[0], None
+        return reader.factored(tape, chosen), None
     if sum(constant.nbytes for constant in written.constants) > CONSTANTS:
         return found[0], None
     return found[0], Written(written, features_mould(found[0]), fill_features)

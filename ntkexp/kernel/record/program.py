@@ -129,7 +129,7 @@ def trace(
 
     Either all values on tapes are fed, or the `whole` begins with the operations on them.
     """
-    with Recorder() as recorder:
+    with Recorder(rewrites=not whole) as recorder:
         slots = [recorder.slot(value) for value in fed]
         before = [told(entry, tape, recorder) for tape in tapes for entry in tape.entries]
         results = [recorder.slot(result) for result in act()]
