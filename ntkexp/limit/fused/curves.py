@@ -56,6 +56,7 @@ def curved(
         gated(K, theta, margin, size, itself, F1, F2, a, b, a + pitch, b + pitch2)
     elif kind == SERIES:
         first, step = int(weights[5]), int(weights[6])
+        sums, lows, more = sums[margin:], lows[margin:], more[margin:]  # margins stay zero, for windows
         correlated(K, sums, lows, more, margin, size, step, F1, F2, a, b)
         for k in range(terms - TOGETHER, -1, -TOGETHER):
             shares = weights.dtype.type(1) / (first + 1 + step * np.arange(k, k + TOGETHER)).astype(weights.dtype)
