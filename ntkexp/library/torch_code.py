@@ -43,6 +43,7 @@ class Code:
     names: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = field(default_factory=dict)
     absent: dict[int, tuple[Mapping[str, Any], set[str]]] = field(default_factory=dict)  # names of Python's own
     functions: dict[FunctionType, tuple[Any, ...]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)  # all names that are looked up
     classes: dict[type, dict[str, Any]] = field(default_factory=dict)
 
     def is_unchanged(self) -> bool:
@@ -51,21 +52,26 @@ class Code:
             all(known.items() <= space.items() for space, known in self.names.values())
             and all(space.keys().isdisjoint(absent) for space, absent in self.absent.values())
             and list(map(parts, self.functions)) == list(self.functions.values())
-            and list(map(vars, self.classes)) == list(self.classes.values())
+            and all(self.used(kind) == known for kind, known in self.classes.items())
         )
+
+    def used(self, kind: type) -> dict[str, Any]:
+        """What a class holds under names that are looked up, or that Python looks up by itself. Libraries put methods
+        of their own beside these."""
+        return {name: value for name, value in vars(kind).items() if name in self.asked or name.startswith("__")}
 
 
 @cache
 def code_of(kinds: frozenset[type[nn.Module]]) -> Code | None:
     """What is reached from calling layers of these classes, and None if some of it is not torch's."""
-    code = Code()
+    code, met = Code(), set[type]()
     for kind in kinds:
         lineage = [each for each in kind.__mro__ if each is not object]
-        code.classes |= {each: dict(vars(each)) for each in lineage}
-        whole = all(is_own(value) for each in lineage for value in vars(each).values())
-        if not whole or not all(follow(code, lineage, each) for each in methods(lineage, ("__call__", "forward"))):
+        if not all(follow(code, lineage, each) for each in methods(lineage, ("__call__", "forward"))):
             return None
-    return code
+        met.update(lineage)
+    code.classes = {each: code.used(each) for each in met}
+    return code if all(is_own(value) for held in code.classes.values() for value in held.values()) else None
 
 
 def follow(code: Code, lineage: Sequence[type], function: FunctionType) -> bool:
@@ -76,6 +82,7 @@ def follow(code: Code, lineage: Sequence[type], function: FunctionType) -> bool:
     if not is_own(function):
         return False
     names = tuple(dict.fromkeys(looked_up(function.__code__)))
+    code.asked.update(names)
     found = [*(cell.cell_contents for cell in function.__closure__ or ())]
     for space in spaces(function, names):
         known = {name: space[name] for name in names if name in space}

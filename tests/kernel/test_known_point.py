@@ -181,6 +181,12 @@ def tripled(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) 
     return 3 * input
 
 
+def another_found(layer: nn.Linear, name: str) -> Any:
+    """What is put in the place of Python's own look for an attribute."""
+    found = object.__getattribute__(layer, name)
+    return (lambda z: found(z).sin()) if name == "forward" else found
+
+
 @contextmanager
 def recoded() -> Iterator[None]:
     """Torch's function itself, with other code in it."""
@@ -209,6 +215,7 @@ EVERYWHERE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a function of layers": lambda: mock.patch.object(nn.functional, "linear", lambda z, w, b: 2 * (z @ w.t()) + b),
     "a function of torch": lambda: mock.patch.object(torch, "tanh", torch.sin),
     "the code of a function": recoded,
+    "how attributes are found": lambda: mock.patch.object(nn.Linear, "__getattribute__", another_found, create=True),
 }
 
 
@@ -255,6 +262,16 @@ def test_all_modules_that_changed_their_mind_are_asked(name: str) -> None:
         agree(found, oracle.tangent(net, x, x), ROUNDING)
     assert not torch.equal(found, before)
     assert torch.equal(tangent_kernel(net, x), before)
+
+
+def test_methods_that_libraries_put_beside_torchs_decide_nothing() -> None:
+    net = subject()
+    with mock.patch.object(nn.Module, "smart_apply", tripled, create=True):
+        code_of.cache_clear()
+        assert plain_module(net) is not None
+    assert plain_module(net) is not None
+    with mock.patch.object(nn.Module, "_call_impl", tripled):
+        assert plain_module(net) is None
 
 
 class Plain(TorchFunctionMode):
