@@ -60,6 +60,8 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
         (conv(), Tanh(), conv(1), LayerNorm(), SiLU(), conv(), Generic(fn="cos"), GlobalAvgPool(), DENSE),
         (2, 4, 5),
     ),
+    "series beside margins": ((conv(), Tanh(), conv(), SiLU(), conv(), GlobalAvgPool(), DENSE), (1, 8, 8)),
+    "series in long rows": ((conv(), Tanh(), conv(), SiLU(), conv(), Flatten(), DENSE), (1, 4, 64)),
     "curves": (
         (
             *(conv(), LayerNorm(eps=0.1), Erf(), conv(), Residual(branch=(GELU(), conv()))),
@@ -172,6 +174,10 @@ def points(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
 @pytest.mark.parametrize("name", ["levels", "nested strides", "passing through", "steps that differ"])
 def test_strides_and_pools_inside_a_network_are_those_of_torch(name: str) -> None:
     agree(name, same=False, dtype=torch.float64)
+
+
+def test_what_a_series_sums_stays_within_the_image() -> None:
+    agree("series beside margins", same=False, dtype=torch.float64)
 
 
 @pytest.mark.slow
