@@ -154,7 +154,8 @@ def test_ranks_leave_the_trace_of_one_process(ranks: Ranks, tmp_path: Path) -> N
         assert found["gradient_factor"].to_numpy() == pytest.approx(1 / ranks.world, rel=1e-10)  # rounding of sums
 
 
-@pytest.mark.parametrize("clip", [pytest.param(0.2, marks=pytest.mark.slow), 1e9])
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", [0.2, 1e9])
 def test_effects_are_those_of_one_process(clip: float, tmp_path: Path) -> None:
     """Each rank has a mean of its own, which is renormalised; a third is no scale that a scaler takes back."""
     targets = {tuple(row.tolist()): y for row, y in zip(*both(loop(loops.adamw)), strict=True)}

@@ -31,7 +31,10 @@ def undisturbed(*words: str) -> Ran:
     return ran(*QUICK, *words)
 
 
-@pytest.mark.parametrize("case", CASES)
+SOME = ("clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "clipped"))
+
+
+@pytest.mark.parametrize("case", SOME)
 def test_it_is_the_change_of_the_outputs(case: str) -> None:
     found = undisturbed(*CASES[case])
     points, domain = found.setting.points, found.setting.domain
@@ -45,7 +48,7 @@ def test_it_is_the_change_of_the_outputs(case: str) -> None:
         assert (sums.sum(2) - together).abs().max() < 100 * eps * path.contributions.abs().sum(2).max()
 
 
-@pytest.mark.parametrize("words", [(), (BACK,)], ids=["online", "back"])
+@pytest.mark.parametrize("words", [(), pytest.param((BACK,), marks=pytest.mark.slow)], ids=["online", "back"])
 def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     exact = undisturbed(*words).by_step("secant")
     monkeypatch.setattr(step_totals, "MOST", 1)
