@@ -64,8 +64,9 @@ def half(given: Loop, batch: Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def generator() -> Iterator[None]:
-    """Whatever is drawn here, others do not hear of it."""
+    """Masks do not hang on what was drawn before: by some, casts move a unit past its kink, which is no rounding."""
     with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
         yield
 
 
