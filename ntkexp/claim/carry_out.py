@@ -53,8 +53,8 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     home, logs = str(Path.cwd()), str(planned.out / "sweeps")
     if not left:
         return
-    clock = RemainingTime({job.name: 1.0 for job in left}, workshop.engine.workers, believed=0.0)
     done, workers = len(planned.trials) - len(left), workshop.engine.workers
+    clock = RemainingTime({job.name: 1.0 for job in left}, workers, believed=0.0)
     workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
     try:
         for event in workshop.engine.perform(Task(job.name, job, home, logs) for job in left):

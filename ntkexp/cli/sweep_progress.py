@@ -37,13 +37,15 @@ class Lines(AbstractSweepListener):
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         self.runs, self.ended = runs, done
         known = f", {done} of them done" if done else ""
-        self.say(f"{name}: {counted(runs, 'run')}{known}; {about(seconds)}with {counted(workers, 'worker')}")
+        takes = [about(seconds), f"with {counted(workers, 'worker')}"]
+        self.say(f"{name}: {counted(runs, 'run')}{known}; {' '.join(filter(None, takes))}")
 
     def see(self, event: Event, ahead: float | None) -> None:
         if isinstance(event, Ended) and event.how != "held":
             self.ended += 1
             how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
-            self.say(f"{self.ended}/{self.runs}  {event.name} is {how}{to_go(ahead)}")
+            told = [f"{self.ended}/{self.runs}  {event.name} is {how}", to_go(ahead)]
+            self.say("; ".join(filter(None, told)))
 
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop
@@ -58,18 +60,18 @@ def about(seconds: float | None) -> str:
     """Say how long something takes, if that is known.
 
     >>> about(200.0), about(None)
-    ('about 3.3 min ', '')
+    ('about 3.3 min', '')
     """
-    return "" if seconds is None else f"about {duration(seconds)} "
+    return "" if seconds is None else f"about {duration(seconds)}"
 
 
 def to_go(ahead: float | None) -> str:
     """Say how long is still to go, if that is known.
 
     >>> to_go(60.0), to_go(None)
-    ('; about 60 s to go', '')
+    ('about 60 s to go', '')
     """
-    return "" if ahead is None else f"; about {duration(ahead)} to go"
+    return "" if ahead is None else f"{about(ahead)} to go"
 
 
 class Board(AbstractSweepListener):
@@ -106,7 +108,7 @@ class Board(AbstractSweepListener):
                 if event.name in self.running:
                     self.bars.remove_task(self.running.pop(event.name))
                 self.bars.advance(self.whole, event.how != "held")
-        self.bars.update(self.whole, now=to_go(ahead).removeprefix("; "))
+        self.bars.update(self.whole, now=to_go(ahead))
 
     def say(self, text: str) -> None:
         if self.bars is not None:

@@ -71,9 +71,9 @@ class SweepPlan:
 
     def spared(self, *, swept: bool = True) -> str:
         """What is said instead where trainings cost less; or where no sweep could be made, but they cost as little."""
-        why = (
-            f"take less than a sweep back for {self.points * self.outputs} outputs and are the truth: no sweep is made"
-        )
+        trainings = f"effects: {self.train} trainings, each without one example,"
         if not swept:
-            why = "are the truth; there is no other way, as nobody knows the derivative of what this optimizer does"
-        return f"effects: {self.train} trainings, each without one example, {why}"
+            why = "nobody knows the derivative of what this optimizer does"
+            return f"{trainings} are the truth; there is no other way, as {why}"
+        outputs = self.points * self.outputs
+        return f"{trainings} take less than a sweep back for {outputs} outputs and are the truth: no sweep is made"

@@ -46,7 +46,9 @@ class AbstractKeeper(ABC):
         """The steps that are kept, of a module of the kind that is watched."""
 
 
-def joins(step: FollowedStep, moved: frozenset[str], index: int) -> bool:
-    """Whether a step belongs to the last one, which had this index and moved these parameters: several optimizers that
-    take in the same gradients make one step."""
-    return not moved & step.linear.keys() and all(call.at <= index for call in step.calls)
+def placed(step: FollowedStep, moved: frozenset[str], count: int) -> tuple[int, frozenset[str]]:
+    """The index of what an optimizer did, after so many steps of which the last moved these parameters, and all that
+    the step moved by now: several optimizers that take in the same gradients make one step."""
+    if count and not moved & step.linear.keys() and all(call.at < count for call in step.calls):
+        return count - 1, moved | step.linear.keys()
+    return count, frozenset(step.linear)

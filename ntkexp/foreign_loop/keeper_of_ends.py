@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.autocast import Autocast
-from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
+from ntkexp.foreign_loop.keeper import AbstractKeeper, placed
 from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
@@ -71,10 +71,8 @@ class KeeperOfEnds(AbstractKeeper):
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 
     def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
-        if self.count and joins(step, self.moved, self.count - 1):
-            self.moved |= step.linear.keys()
-        else:
-            self.moved = frozenset(step.linear)
+        index, self.moved = placed(step, self.moved, self.count)
+        if index == self.count:
             self.kept.seen.append(tuple(name for call in step.calls for name in call.names))
         self.kept.latest = after
 

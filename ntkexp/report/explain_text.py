@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ntkexp.report.explain import Example, Explanation, Part
+from ntkexp.report.examples import Example
+from ntkexp.report.explain import Explanation, Part
 from ntkexp.text import MISSING, aligned, counted, percent, short
 
 LONGEST = 60  # letters of an example's text

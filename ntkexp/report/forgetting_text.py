@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ntkexp.report.explain import example
+from ntkexp.report.examples import example
 from ntkexp.report.explain_text import signed
 from ntkexp.report.forgetting import Forgetting, forgettings
 from ntkexp.report.run import Run

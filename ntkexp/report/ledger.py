@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ntkexp.records.json_file import Json
 from ntkexp.records.removal import Removal
 from ntkexp.report.effects import effects
-from ntkexp.report.explain import Example, example, output_name, outputs_of
+from ntkexp.report.examples import Example, example, output_name
+from ntkexp.report.explain import outputs_of
 from ntkexp.report.group import example_names
 from ntkexp.report.run import Run
 

@@ -24,7 +24,7 @@ EXACT = 1e-12  # relative to the change that training made
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes leave."""
     folder = tmp_path_factory.mktemp("played")
-    spawn(processes.play, (folder,), nprocs=WORLD)  # type: ignore[no-untyped-call]
+    spawn(processes.play, (folder,), nprocs=WORLD)  # type: ignore[no-untyped-call]  # torch's own
     return folder
 
 
@@ -67,7 +67,7 @@ def test_and_others_are_refused_in_the_loop(name: str, rank: int, said: str, pla
 
 
 def test_a_killed_process_leaves_the_steps_that_all_have_written(tmp_path: Path) -> None:
-    context = spawn(processes.die, (tmp_path,), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]
+    context = spawn(processes.die, (tmp_path,), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]  # torch's own
     assert context is not None
     for process in context.processes:
         process.join()

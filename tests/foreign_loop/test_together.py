@@ -321,7 +321,7 @@ def test_a_call_around_others_is_none(tmp_path: Path) -> None:
     with follow(given.model, given.optimizers, queries=given.queries) as trace:
         for _ in range(2):
             given.zero()
-            given.model.forward = loss  # type: ignore[method-assign]
+            given.model.forward = loss  # type: ignore[method-assign]  # the same
             given.model("batch").backward()
             given.step()
     found = trace.attribute()

@@ -37,8 +37,8 @@ POINTWISE = (
     *(nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Identity, nn.Dropout),
 )
 VECTORS: dict[str, Callable[[], list[nn.Module]]] = {
-    **{kind.__name__: lambda kind=kind: [kind()] for kind in POINTWISE},  # type: ignore[misc]
-    **{kind.__name__: lambda kind=kind: [kind(1)] for kind in (nn.GLU, nn.LogSoftmax, nn.Softmax)},  # type: ignore[misc]
+    **{kind.__name__: lambda kind=kind: [kind()] for kind in POINTWISE},  # type: ignore[misc]  # the kind of now
+    **{kind.__name__: lambda kind=kind: [kind(1)] for kind in (nn.GLU, nn.LogSoftmax, nn.Softmax)},  # type: ignore[misc]  # the kind of now
     "LayerNorm": lambda: [nn.LayerNorm(6)],
     "GroupNorm": lambda: [nn.GroupNorm(2, 6)],
     "Conv1d": lambda: [nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 2, 2, padding=1), nn.Flatten()],
@@ -302,7 +302,7 @@ def test_nothing_is_known_under_a_mode(around: Callable[[], AbstractContextManag
     with around():
         assert plain_module(net) is None
     found: list[object] = []
-    torch.vmap(lambda x: found.append(plain_module(net)) or x)(points())  # type: ignore[func-returns-value]
+    torch.vmap(lambda x: found.append(plain_module(net)) or x)(points())  # type: ignore[func-returns-value]  # it has none
     assert found == [None]
 
 

@@ -12,7 +12,7 @@ from shutil import disk_usage
 import torch
 from torch import nn
 
-from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
+from ntkexp.foreign_loop.keeper import AbstractKeeper, placed
 from ntkexp.foreign_loop.kept.behind import Behind
 from ntkexp.foreign_loop.kept.content import written
 from ntkexp.foreign_loop.kept.event import EventPlace, EventWriter
@@ -124,10 +124,7 @@ class KeeperOnDisk(AbstractKeeper):
 
     def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         self.behind.look()
-        if joins(step, self.moved, self.steps - 1):
-            index, self.moved = self.steps - 1, self.moved | step.linear.keys()
-        else:
-            index, self.moved = self.steps, frozenset(step.linear)
+        index, self.moved = placed(step, self.moved, self.steps)
         taken = EventPlace(index, which, groups_of(self.optimizers[which], self.names))
         entry = written(self.events.event(step, taken, signed))
         if not self.told and not self.together.rank:

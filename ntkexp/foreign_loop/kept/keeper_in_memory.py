@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.keeper import AbstractKeeper, joins
+from ntkexp.foreign_loop.keeper import AbstractKeeper, placed
 from ntkexp.foreign_loop.kept.event import EventPlace, event_of
 from ntkexp.foreign_loop.kept.loop_in_memory import LoopInMemory
 from ntkexp.foreign_loop.kept.memories import groups_of, memories_of
@@ -56,10 +56,7 @@ class KeeperInMemory(AbstractKeeper):
         self.keep(weights)
 
     def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
-        if joins(step, self.moved, self.count - 1):
-            index, self.moved = self.count - 1, self.moved | step.linear.keys()
-        else:
-            index, self.moved = self.count, frozenset(step.linear)
+        index, self.moved = placed(step, self.moved, self.count)
         taken = EventPlace(index, which, groups_of(self.optimizers[which], self.names))
         event = event_of(step, taken, signed)
         self.kept.put({**event, "calls": step.calls, "whole": cloned(event["whole"])})

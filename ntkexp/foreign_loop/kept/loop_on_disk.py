@@ -47,7 +47,8 @@ class LoopOnDisk(AbstractKeptLoop):
 
     @cached_property
     def borders(self) -> list[int]:
-        found = [event for event in self.files.kept if event in set(self.firsts)]
+        begin = set(self.firsts)
+        found = [event for event in self.files.kept if event in begin]
         if found[:1] != self.firsts[:1]:
             raise Damaged(f"{self.files.path} is damaged: its first weights are missing; follow anew")
         return found

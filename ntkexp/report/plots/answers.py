@@ -123,9 +123,5 @@ def bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
 
 def name_of(part: Part) -> str:
     """Name an example beside its bar."""
-    example = part.example
-    return (
-        fitting(example.name)
-        if example.text
-        else f"#{example.index} {replace(example, name=fitting(example.name)).label}"
-    )
+    shown = replace(part.example, name=fitting(part.example.name))
+    return shown.label if shown.text else f"#{shown.index} {shown.label}"

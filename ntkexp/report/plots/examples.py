@@ -15,7 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ntkexp.report.explain import Example
+from ntkexp.report.examples import Example
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, VERMILION, WIDE
 from ntkexp.text import short
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 
-from ntkexp.report.explain import Example, Explanation
+from ntkexp.report.examples import Example
+from ntkexp.report.explain import Explanation
 from ntkexp.report.plots.examples import TOP, Explained, draw, fitting, minus
 from ntkexp.report.plots.run_plots import write
 from ntkexp.report.plots.style import RC, heading

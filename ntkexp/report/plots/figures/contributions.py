@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
-from ntkexp.report.explain import Example, example, largest_known, output_name, phase_of, read_at, where_read
+from ntkexp.report.examples import Example, example, output_name, phase_of
+from ntkexp.report.explain import largest_known, read_at, where_read
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import TOP, Explained, fitting, minus
 from ntkexp.report.plots.style import heading
