@@ -156,11 +156,14 @@ class FollowedTraining(AbstractTrajectory):
 
     def same_norm(self, index: int, factor: float, size: float) -> float:
         """The norm to which the gradient was clipped, if that is what happened."""
+        multiplied = f"step {index}: the gradient was multiplied with {factor:.4g}, which is no power of two"
+        if not 0 < factor < 1:
+            raise Mistake(f"{multiplied} and does not clip; effects know clipping and the scale of a scaler")
         norm = factor * (size + GUARD)
         if self.norm is not None and not isclose(norm, self.norm, rel_tol=SAME_NORM):
             raise Mistake(
-                f"step {index}: the gradient was multiplied with {factor:.4g}, which is no power of two and clips to "
-                f"{norm:.4g} where another step clips to {self.norm:.4g}; effects know one norm for all steps"
+                f"{multiplied} and clips to {norm:.4g} where another step clips to {self.norm:.4g}; effects know one "
+                "norm for all steps"
             )
         self.norm = norm if self.norm is None else self.norm
         return norm

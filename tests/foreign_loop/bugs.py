@@ -27,6 +27,15 @@ def clipped_in_part(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
+def normalised(given: Loop, batch: Tensor) -> None:
+    """Gradients are made longer too, all to one length, where clipping makes them shorter."""
+    given.zero()
+    given.back(batch)
+    gradients = [weight.grad for weight in given.model.parameters() if weight.grad is not None]
+    torch._foreach_div_(gradients, nn.utils.get_total_norm(gradients) / 50)
+    given.step()
+
+
 def never_zeroed(given: Loop, batch: Tensor) -> None:
     """`zero_grad` is forgotten."""
     given.back(batch)
@@ -224,6 +233,7 @@ def loss_of_a_stale_graph(given: Loop, batch: Tensor) -> None:
 RECORDED: tuple[Body, ...] = (
     clipped_after,
     clipped_in_part,
+    normalised,
     never_zeroed,
     shifted_labels,
     wrong_divisor,

@@ -118,7 +118,11 @@ def test_without_a_loss_nothing_is_guessed() -> None:
 
 @pytest.mark.parametrize(
     ("body", "said"),
-    [(bugs.clipped_in_part, "multiplied with other factors"), (bugs.never_zeroed, "effects do not know")],
+    [
+        (bugs.clipped_in_part, "multiplied with other factors"),
+        (bugs.normalised, "and does not clip"),
+        (bugs.never_zeroed, "effects do not know"),
+    ],
 )
 def test_what_effects_do_not_know_is_refused(body: Body, said: str) -> None:
     given = loop(loops.momentum)
