@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 
+import torch
+
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, identity
+from ntkexp.kernel.read.threads import threads_by_size
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
@@ -22,12 +25,13 @@ from ntkexp.records.timings import MACHINE, Took, write_timings
 from ntkexp.report.painter import Paint, painter
 from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, Checkpoint
 from ntkexp.run.clock import Clock
-from ntkexp.run.environment import fix_circumstances, provenance
+from ntkexp.run.environment import all_threads, fix_circumstances, provenance
 from ntkexp.run.folder_listener import listen
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.save import arrays, write
-from ntkexp.run.setting import Setting, prepare
+from ntkexp.run.setting import Setting, setting_of
+from ntkexp.run.survey import Survey, survey
 
 SAME_BYTES = (
     "config.json",
@@ -52,6 +56,7 @@ class RunRequest:
     repeat: str
     progress: AbstractProgress
     pictures: bool = True
+    most_threads: int | None = None  # if not one for every core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +89,11 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
         clock.parts["earlier"] = Took(*saved.get("took", (nan, nan)))
     with clock.times("prepare"):
         of = identity(experiment)
-        threads = fix_circumstances(experiment, saved["threads"] if saved else None)
-        setting = prepare(experiment)
+        fix_circumstances(experiment, 1)  # until it is known how much there is to do
+        found = survey(experiment)
+        threads = saved["threads"] if saved else choose_threads(asked, found)
+        torch.set_num_threads(threads)
+        setting = setting_of(experiment, found)
     if saved is None:
         begin(folder, setting, asked.overrides)
     make_room(folder, setting)
@@ -97,6 +105,11 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
     with clock.times("draw"):
         pictures = draw(folder, paint)
     return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)
+
+
+def choose_threads(asked: RunRequest, found: Survey) -> int:
+    """As many as the experiment says; else by what a step takes, which is the same whenever the run is begun."""
+    return asked.experiment.threads or threads_by_size(found.operations, asked.most_threads or all_threads())
 
 
 def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:

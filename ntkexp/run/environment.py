@@ -31,15 +31,18 @@ def commit() -> str | None:
     return asked.stdout.strip() or None if beside else None
 
 
-def fix_circumstances(experiment: Experiment, threads: int | None = None) -> int:
-    """Fix the number of threads (that of a checkpoint, if given); demand full numbers, and the same bits each time."""
-    count = threads or experiment.threads or len(os.sched_getaffinity(0))
+def fix_circumstances(experiment: Experiment, threads: int | None = None) -> None:
+    """Fix the number of threads: so many, or what is asked for; demand full numbers, and the same bits each time."""
     check_device(experiment.device)
-    torch.set_num_threads(count)
+    torch.set_num_threads(threads or experiment.threads or all_threads())
     keep_full_precision()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS may not be deterministic
     torch.set_deterministic_debug_mode("error")  # what use_deterministic_algorithms does, without loading a compiler
-    return count
+
+
+def all_threads() -> int:
+    """One for every core that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def check_device(name: str) -> None:

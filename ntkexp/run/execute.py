@@ -32,6 +32,7 @@ def execute(
     progress: AbstractProgress,
     options: Sequence[str] = (),
     pictures: bool = True,
+    most_threads: int | None = None,
 ) -> Path:
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
@@ -49,6 +50,7 @@ def execute(
                 repeat=repeat,
                 progress=progress,
                 pictures=pictures,
+                most_threads=most_threads,
             )
             attempt_twice(asked, None if force else state_left(asked))
     return folder.path

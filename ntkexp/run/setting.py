@@ -58,7 +58,11 @@ class Setting:
 
 def prepare(experiment: Experiment) -> Setting:
     """Draw the data and the network, and look at them once."""
-    found = survey(experiment)
+    return setting_of(experiment, survey(experiment))
+
+
+def setting_of(experiment: Experiment, found: Survey) -> Setting:
+    """Look once at what was drawn, unless training would outlast its user."""
     refuse_long(experiment, found.budget)
     problem, points = found.problem, found.points
     start = look(experiment, problem, points)

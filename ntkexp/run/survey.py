@@ -9,6 +9,7 @@ from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.kernel.read.cost import Cost, costs
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read.threads import work
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
@@ -27,6 +28,11 @@ class Survey:
     points: Points
     budget: Budget
     tape: Tape
+
+    @property
+    def operations(self) -> float:
+        """About how many operations the kernel of all points with the training examples takes."""
+        return work(self.tape).of_kernel((len(self.points.inputs), self.points.train), self.problem.outputs)
 
     @property
     def costs(self) -> list[Cost]:

@@ -15,6 +15,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.folder import CONFIG, DONE, RunFolder
 from ntkexp.records.predictions import read_predictions
+from ntkexp.records.provenance import PROVENANCE
 from ntkexp.records.removal import FOLDER, Removal, read_removal, write_removal
 from ntkexp.records.seal import read_sealed
 from ntkexp.removal.again import again
@@ -41,7 +42,7 @@ def without(
     experiment = build(folder.read_json(CONFIG), trusted)
     if digits(folder_name(experiment)) != digits(run.resolve().name):
         raise Mistake(f"{run} is of other data, or of another version: run the experiment anew")
-    fix_circumstances(experiment)
+    fix_circumstances(experiment, read_sealed(run / PROVENANCE)["threads"])  # so that rounding repeats
     with folder.claim():
         found = carry_out(folder, experiment, sorted(group), points, progress)
         write_removal(run, found)

@@ -41,16 +41,16 @@ class RunJob(AbstractJob):
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
         with pointing_at_folder():
-            experiment, out = self.experiment(name, threads), Path(self.out)
-            execute(experiment, self.overrides, out, False, relay, self.options, pictures=self.pictures)
+            experiment, out = self.experiment(name), Path(self.out)
+            execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads)
         return "done" if relay.begun else "found"
 
-    def experiment(self, name: str, threads: int) -> Experiment:
+    def experiment(self, name: str) -> Experiment:
         """Build the experiment, if it means the same here as where it was composed."""
         made = build(self.fields, admit(self.trust))
         if folder_name(made) != name:
             raise Mistake(f"{name} would be {folder_name(made)} here: this worker has other data or another version")
-        return made if made.threads else made.model_copy(update={"threads": threads})
+        return made
 
 
 @contextmanager
