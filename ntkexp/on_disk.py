@@ -32,16 +32,20 @@ LIBRARY = ctypes.CDLL(None)
 DONT_NEED = 4  # of madvise: a page of a shared file is read again from there
 
 
+def refuse_small_disk(folder: Path, room: int) -> None:
+    """Refuse a folder whose disk has less room than contributions need, before the first is computed."""
+    if (free := disk_usage(folder).free) < room:
+        raise NoPlace(
+            f"contributions, their checkpoints and results take {room / 1e9:.2g} GB of disk and {folder} has "
+            f"{free / 1e9:.2g} GB free; raise memory_gb, lower data.train, data.probe or data.test, or choose another "
+            "place"
+        )
+
+
 def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros in a file of this folder, which need no memory; the room on the disk is taken at once."""
-    count, free = prod(shape), disk_usage(folder).free
-    if free < (room := count * dtype.itemsize):
-        raise NoPlace(
-            f"contributions take {room / 1e9:.2g} GB and {folder} has {free / 1e9:.2g} GB free; raise memory_gb, lower "
-            "data.train, data.probe or data.test, or choose another place"
-        )
     with NamedTemporaryFile(dir=folder, prefix=".sums-") as file:
-        os.posix_fallocate(file.fileno(), 0, room)
+        os.posix_fallocate(file.fileno(), 0, (count := prod(shape)) * dtype.itemsize)
         return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(*shape)
 
 
@@ -76,17 +80,63 @@ def summed(numbers: Tensor) -> Tensor:
     return torch.cat([block.sum(-1) for block in blocks(numbers)])
 
 
-def take(numbers: Tensor, others: Tensor) -> None:
+@dataclass(frozen=True)
+class RowsInFile:
+    """Numbers that were kept in a file of their own: rows are read when they are asked for.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.arange(6.0).tofile(place := Path(folder) / "numbers")
+    ...     RowsInFile(place, (3, 2), np.dtype(float))[1:2]
+    tensor([[2., 3.]], dtype=torch.float64)
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Read some rows."""
+        start, stop, _ = rows.indices(self.shape[0])
+        row, bounds = prod(self.shape[1:]), (stop - start, *self.shape[1:])
+        found = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize)
+        return torch.from_numpy(found.reshape(bounds))
+
+
+def take(numbers: Tensor, others: Tensor | RowsInFile) -> None:
     """Copy other numbers into a tensor."""
     for place in places(numbers):
         numbers[place].copy_(others[place])
+        if isinstance(others, Tensor):
+            put_back(others)
+
+
+def placed(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
+    """Copy numbers to where another tensor lies: into a file beside its own, or onto its device.
+
+    >>> placed(torch.ones(2), like=torch.zeros(3))
+    tensor([1., 1.])
+    """
+    whole = numbers[:0]
+    if is_on_disk(like):
+        made = zeros_on_disk(Path(like.untyped_storage().filename or "").parent, numbers.shape, whole.dtype)
+    else:
+        made = whole.new_empty(tuple(numbers.shape), device=like.device)
+    take(made, numbers)
+    return made
 
 
 @dataclass(frozen=True)
-class RowsOnDisk:
-    """A tensor in a file is an array of numpy for whoever looks at a few rows."""
+class RowsOfArray:
+    """A tensor, less another if there is one, is an array of numpy for whoever looks at a few rows; either may lie in a
+    file.
+
+    >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]
+    array([4.], dtype=float32)
+    """
 
     numbers: Tensor
+    less: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,10 +146,13 @@ class RowsOnDisk:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The kind of its numbers."""
-        return self.numbers[:0].numpy().dtype
+        return self.numbers[:0].cpu().numpy().dtype
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Look at some rows."""
-        found = self.numbers[rows].numpy().copy()
+        found = self.numbers[rows].cpu().numpy().copy()
         put_back(self.numbers)
+        if self.less is not None:
+            found -= self.less[rows].cpu().numpy()
+            put_back(self.less)
         return found

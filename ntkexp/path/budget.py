@@ -68,7 +68,7 @@ class Budget:
     @property
     def spills(self) -> bool:
         """Whether contributions, where they are all that is summed up, lie on disk: in memory they would not fit."""
-        may = self.disk and self.kernels == "none" and self.phases == 1
+        may = self.disk and self.kernels == "none"
         return may and self.memory_gb * 1e9 < self.always + self.sums + 2 * self.per_point
 
     @property
@@ -84,7 +84,7 @@ class Budget:
     def sums(self) -> float:
         """Bytes of kernels, and of what is summed up along the path."""
         row = self.read_outputs * self.train * self.number_bytes
-        shares = self.rules * (2 * self.phases if self.phases > 1 else 1)
+        shares = self.rules * self.phases
         tangents = 3 * (self.read if self.kernels == "none" else self.points)
         return row * (self.kernel_outputs * (tangents + self.rules * self.read) + shares * self.read)
 

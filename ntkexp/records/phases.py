@@ -13,7 +13,7 @@ What an example adds outside its own phase it does by what an optimizer remember
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import called, explained_rule
-from ntkexp.records.store import open_store, put_array
+from ntkexp.records.store import ManyRows, open_store, put_array, put_stacked
 
 BY_PHASE, DECAY_BY_PHASE, CHANGE = "by_phase", "decay_by_phase", "change"
 EXAMPLE_PHASE, POINT_PHASE = "example_phase", "point_phase"
@@ -37,7 +37,7 @@ class ContributionsByPhase:
     examples: NDArray[np.int64]
     points: NDArray[np.int64]
     change: NDArray[np.float64]
-    parts: Mapping[str, NDArray[np.float64]]
+    parts: Mapping[str, Sequence[ManyRows]]  # an array for each phase
     decay: Mapping[str, NDArray[np.float64]]
 
 
@@ -48,9 +48,7 @@ def add_phases(path: Path, found: ContributionsByPhase) -> None:
     put_array(store, CHANGE, np.asarray(found.change, dtype=np.float64), ("phase", "probe", "out"), {})
     put_array(store, EXAMPLE_PHASE, found.examples, ("example",), {})
     put_array(store, POINT_PHASE, found.points, ("probe",), {})
-    for kind, dims, by_rule in (
-        (BY_PHASE, ("phase", "probe", "out", "example"), found.parts),
-        (DECAY_BY_PHASE, ("phase", "probe", "out"), found.decay),
-    ):
-        for rule, array in by_rule.items():
-            put_array(store, called(kind, rule, first or rule), np.asarray(array, dtype=np.float64), dims, {})
+    for rule, parts in found.parts.items():
+        put_stacked(store, called(BY_PHASE, rule, first or rule), parts, ("phase", "probe", "out", "example"))
+    for rule, decay in found.decay.items():
+        put_array(store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {})

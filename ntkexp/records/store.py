@@ -69,22 +69,39 @@ def put_array(
     kind: np.dtype[Any] | None = None,
 ) -> None:
     """Put one array as one chunk, or a large one in chunks of rows, in place of an older one of this name."""
-    count, *others = array.shape
-    row = prod(others) * (dtype := kind or array.dtype).itemsize
-    step = max(1, min(count, LARGEST_CHUNK // max(1, row)))
+    step = rows_at_once(array, dtype := kind or array.dtype)
     place = store.create_array(
         name,
         shape=array.shape,
-        chunks=tuple(max(1, length) for length in (step, *others)),
+        chunks=tuple(max(1, length) for length in (step, *array.shape[1:])),
         dtype=dtype,
         compressors=None,
         dimension_names=list(dims),
         attributes=dict(facts),
         overwrite=True,
     )
-    for start in range(0, count, step):
-        rows = slice(start, min(start + step, count))
+    for start in range(0, array.shape[0], step):
+        rows = slice(start, min(start + step, array.shape[0]))
         place[rows] = array[rows]
+
+
+def put_stacked(store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]) -> None:
+    """Put arrays of one shape as one array of numbers in double precision, in chunks of rows of each."""
+    count, *others = arrays[0].shape
+    step = rows_at_once(arrays[0], np.dtype(np.float64))
+    shape, chunks = (len(arrays), count, *others), (1, step, *others)
+    preallocate(store, name, shape, chunks=chunks, dims=dims, fill=np.float64(0))
+    place = get_array(store, name)
+    for number, array in enumerate(arrays):
+        for start in range(0, count, step):
+            rows = slice(start, min(start + step, count))
+            place[number, rows] = array[rows]
+
+
+def rows_at_once(array: ManyRows, dtype: np.dtype[Any]) -> int:
+    """How many rows of an array go into a chunk."""
+    count, *others = array.shape
+    return max(1, min(count, LARGEST_CHUNK // max(1, prod(others) * dtype.itemsize)))
 
 
 def preallocate(

@@ -27,6 +27,7 @@ from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, Checkpoint
 from ntkexp.run.clock import Clock
 from ntkexp.run.environment import all_threads, fix_circumstances, provenance
 from ntkexp.run.folder_listener import listen
+from ntkexp.run.kept_sums import drop_sums
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.save import arrays, write
@@ -167,3 +168,4 @@ def remove_leftovers(folder: RunFolder) -> None:
     """Remove what a finished run needs no more; a kill right after its last word may have left it."""
     for leftover in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
         (folder.path / leftover).unlink(missing_ok=True)
+    drop_sums(folder.path)

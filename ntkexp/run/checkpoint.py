@@ -9,25 +9,17 @@ same bytes, or begins anew.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from ntkexp.on_disk import is_on_disk, put_back
 from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
 from ntkexp.records.seal import Damaged, Seals, being_sealed, broken, sealed_for
+from ntkexp.run.kept_sums import drop_sums, found_sums, keep_sums
 from ntkexp.text import several
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 CHECKPOINT, TRAJECTORY, METRICS = "checkpoint.pt", "trajectory.bin", "metrics.csv"
-
-LARGE = 2**20  # bytes that are written at once of a tensor
 
 BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 """What is written before the first step."""
@@ -36,35 +28,12 @@ Checkpoint: TypeAlias = Mapping[str, Any]
 """A state in plain tensors and numbers, with the seals."""
 
 
-def save(folder: RunFolder, state: Checkpoint, of: str) -> None:
-    """Keep a state; `seals` is part of it."""
+def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
+    """Keep a state after so many steps; `seals` is part of it."""
+    run, sums = keep_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, of) as file:
-        torch.save(dict(state), cast(BinaryIO, ReleasingFile(file, tuple(found_on_disk(state)))))
-
-
-def found_on_disk(state: Checkpoint) -> Iterator[Tensor]:
-    """The tensors of a state that lie on disk."""
-    return (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor) and is_on_disk(leaf))
-
-
-@dataclass(frozen=True)
-class ReleasingFile:
-    """A file to which tensors on disk are copied, each of which is put back when it is written."""
-
-    file: BinaryIO
-    sources: tuple[Tensor, ...]
-
-    def write(self, content: ReadableBuffer) -> int:
-        """Write the next bytes."""
-        written = self.file.write(content)
-        if written >= LARGE:
-            for source in self.sources:
-                put_back(source)
-        return written
-
-    def flush(self) -> None:
-        """Let nothing be kept back."""
-        self.file.flush()
+        torch.save({**state, "run": run, "sums": sums}, file)
+    drop_sums(folder.path, sums)
 
 
 def load(folder: RunFolder, of: str) -> Checkpoint | None:
@@ -74,11 +43,11 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
         return None
     refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
     state: Checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    seals: Seals = state["seals"]
+    seals: Seals = {**state["seals"], **state["sums"]}
     cut(folder, seals[METRICS][0])
     refuse(folder, broken(folder.path, seals))
     folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals])
-    return state
+    return {**state, "run": found_sums(folder.path, state["run"])}
 
 
 def refuse(folder: RunFolder, wrong: list[str]) -> None:

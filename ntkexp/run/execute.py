@@ -1,7 +1,8 @@
 """An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn.
 
 provenance.json, timings.csv, progress.json   what the clock and the machine say
-BEGUN.json, checkpoint.pt, trajectory.bin     where the run stands, and its weights; gone when it is finished
+BEGUN.json, checkpoint.pt, sums-*.bin,        where the run stands, its sums if they lie on disk, and its weights; gone
+    trajectory.bin                            when it is finished
 everything else                               the same bytes each time, at the same number of threads
 """
 

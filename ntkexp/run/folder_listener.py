@@ -28,6 +28,9 @@ from ntkexp.run.save import array
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState
 
+PATIENCE = 20
+"""How often as long as it took to save sums on disk nothing is saved: so checkpoints take a twentieth of the time."""
+
 
 @dataclass(kw_only=True)
 class FolderListener(AbstractListener):
@@ -47,6 +50,7 @@ class FolderListener(AbstractListener):
     way: str = ""  # on which the run is, when it has gone forwards
     drift: float | None = None
     saved_at: float = field(default_factory=time.monotonic)
+    took: float = 0.0  # to save
     shown_at: float = 0.0
 
     def on_row(self, row: Row) -> None:
@@ -116,12 +120,22 @@ class FolderListener(AbstractListener):
             self.folder.write_sealed("progress.json", state)
 
     def checkpoint(self, state: RunState) -> None:
-        """Save now and then, and when the run is asked to stop."""
-        if self.interrupt.asked or time.monotonic() - self.saved_at >= self.setting.experiment.checkpoint_seconds:
+        """Save now and then, and when the run is asked to stop; after one of sums on disk, which takes long, so much
+        later that most of the time is the run's.
+        """
+        if self.interrupt.asked or time.monotonic() - self.saved_at >= self.interval:
+            begun = time.monotonic()
             self.save(state)
             self.saved_at = time.monotonic()
+            self.took = self.saved_at - begun
         if self.interrupt.asked:
             raise KeyboardInterrupt
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one checkpoint to the next."""
+        wanted = self.setting.experiment.checkpoint_seconds
+        return max(wanted, PATIENCE * self.took) if self.setting.domain.spills else wanted
 
     def save(self, state: RunState) -> None:
         """The checkpoint; what it counts is on disk before it."""
@@ -134,7 +148,7 @@ class FolderListener(AbstractListener):
             "snapshots": self.taken,
             "seals": self.snapshots | {METRICS: self.metrics.mark},
         }
-        save(self.folder, kept, self.of)
+        save(self.folder, kept, state.step, self.of)
 
 
 @contextmanager

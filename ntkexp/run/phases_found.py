@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,17 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.accumulate.mark import Sums, by_phase, mark_of
+from ntkexp.path.accumulate.mark import Share, Sums, by_phase
 from ntkexp.run.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasesFound:
-    """Every array begins with an axis of phases, and has the outputs at which the path was integrated; a phase that was
-    not reached changed nothing.
-    """
+    """Every phase has the outputs at which the path was integrated; one that was not reached changed nothing."""
 
-    sums: Mapping[str, Sums]  # by rule
+    shares: Mapping[str, Sequence[Share]]  # by rule, one for each phase
     change: Float[Tensor, "phase point out"]
 
 
@@ -30,10 +28,10 @@ def phases_found(state: RunState, outputs: Float[Tensor, "point out"]) -> Phases
     if not count:
         return None
     outs = state.setting.domain.integrated
-    end, marks = mark_of(state.accumulator.integrals), state.accumulator.marks
+    end = {rule: Sums(found.contributions, found.decay) for rule, found in state.accumulator.integrals.items()}
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return PhasesFound(
-        sums={rule: by_phase(marks, end, rule, count) for rule in end},
+        shares={rule: by_phase(state.accumulator.marks, end, rule, count) for rule in end},
         change=torch.stack([after - before for before, after in pairwise(ends)])[..., list(outs)],
     )

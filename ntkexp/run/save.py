@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor
 from ntkexp.machine.base import Prediction
 from ntkexp.machine.evidence import PathKernel
 from ntkexp.machine.ladder import results
-from ntkexp.on_disk import RowsOnDisk, is_on_disk
+from ntkexp.on_disk import RowsOfArray
+from ntkexp.path.accumulate.mark import Share
 from ntkexp.path.accumulate.step_totals import StepTotals
 from ntkexp.records.atomic import being_written
 from ntkexp.records.contributions import ByStep, ContributionsByRule, add_effect, write_contributions
@@ -60,7 +62,7 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
 def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
     """What a rule says of the points that were read, on a path of so many steps."""
     return ContributionsByRule(
-        parts=RowsOnDisk(whole) if is_on_disk(whole := integral.contributions) else array(whole),
+        parts=RowsOfArray(integral.contributions),
         decay=array(integral.decay) if decays else None,
         half_by=None if integral.half_by is None else array(integral.half_by),
         by_step=ByStep(array(totals.stacked().movedim(0, 2)), totals.until(steps)),
@@ -79,9 +81,14 @@ def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool
         examples=points[: problem.train],
         points=points[read],
         change=array(found.change[:, read]),
-        parts={rule: array(sums.contributions) for rule, sums in found.sums.items()},
-        decay={rule: array(sums.decay) for rule, sums in found.sums.items()} if decays else {},
+        parts={rule: [share.contributions for share in shares] for rule, shares in found.shares.items()},
+        decay={rule: decay_of(shares) for rule, shares in found.shares.items()} if decays else {},
     )
+
+
+def decay_of(shares: Sequence[Share]) -> np.ndarray[Any, Any]:
+    """What decay of the weights took away in each phase."""
+    return array(torch.stack([share.decay for share in shares]))
 
 
 def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.secant.closure import Closure
+from ntkexp.on_disk import refuse_small_disk
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.accumulate.base import AbstractAccumulator
 from ntkexp.path.accumulate.marked import Marked
@@ -119,12 +121,24 @@ class RunState:
         return {name: weight.to(self.summed_gradient.device) for name, weight in weights.items()}
 
 
+def spilled(setting: Setting) -> int:
+    """Bytes on disk of sums that do not fit into the memory: as they are, in two checkpoints at the moment when one
+    replaces the other, and as what the run leaves, before which there is one checkpoint less.
+    """
+    experiment, phases = setting.experiment, len(setting.experiment.switches) + 1
+    rules = len(experiment.path.rule)
+    summed, left = rules * phases + bool(experiment.path.finer), rules * (1 + phases if phases > 1 else 1)
+    return (2 * summed + max(summed, left)) * prod(setting.domain.shape[:3]) * torch.float64.itemsize
+
+
 def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState:
     """The state before the first step; an integration that goes back takes room for its recording, and what does not
     fit into the memory lies in a folder, if there is one.
     """
     experiment, weights = setting.experiment, setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
+    if domain.scratch is not None:
+        refuse_small_disk(domain.scratch, spilled(setting))
     accumulator, asked = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)

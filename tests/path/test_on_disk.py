@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ntkexp import on_disk
 from ntkexp.mistake import NoPlace
-from ntkexp.on_disk import blocks, is_on_disk, put_back, summed, zeros_on_disk
+from ntkexp.on_disk import blocks, is_on_disk, put_back, refuse_small_disk, summed, zeros_on_disk
+from ntkexp.run.kept_sums import drop_sums, found_sums, keep_sums
 from ntkexp.run.loop import go, run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import begin
 from tests.run.small import Memory, small
 
-ASKED = ("data.classes=[1,3,8]", "path.kernels=none", "steps=4", "path.error_samples=2", "optimizer.weight_decay=0.1")
+ASKED = ("path.kernels=none", "steps=4", "path.error_samples=2", "optimizer.weight_decay=0.1")
+CLASSES, SEQUENCE = ("data.classes=[1,3,8]",), ("data=sequence", "data.phases=[[0,1,2],[3,4,5]]")
 ROUNDING = 1e-13  # sums in another order
 
 
@@ -32,9 +36,9 @@ def outcome(*more: str, spills: bool) -> Outcome:
 
 
 def test_a_run_says_the_same_wherever_its_sums_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    within = outcome(spills=False).evidence.paths
+    within = outcome(*CLASSES, spills=False).evidence.paths
     monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)  # blocks of seven points
-    found = outcome(spills=True).evidence.paths
+    found = outcome(*CLASSES, spills=True).evidence.paths
     assert found.keys() == within.keys() == {"secant", "left"}
     for rule, path in found.items():
         assert is_on_disk(path.contributions)
@@ -48,31 +52,56 @@ def test_a_run_says_the_same_wherever_its_sums_lie(monkeypatch: pytest.MonkeyPat
 
 def test_machines_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = "ladder.machine=[secant,left,rbf_identity,random_identity]"
-    within = {rung.name: rung.outcome for rung in outcome(machines, spills=False).rungs}
+    within = {rung.name: rung.outcome for rung in outcome(*CLASSES, machines, spills=False).rungs}
     monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)
-    for rung in outcome(machines, spills=True).rungs:
+    for rung in outcome(*CLASSES, machines, spills=True).rungs:
         expected = within[rung.name]
         assert not isinstance(rung.outcome, Exception)
         assert not isinstance(expected, Exception)
         assert torch.equal(rung.outcome.outputs, expected.outputs), rung.name
 
 
-def test_a_checkpoint_holds_what_lies_on_disk(tmp_path: Path) -> None:
-    """The file has no name: a run that was killed leaves nothing of it, and goes on to the same bits."""
-    chosen, listener = setting(spills=True), Memory()
+@pytest.mark.parametrize(("more", "after"), [(CLASSES, 2), (SEQUENCE, 1), (SEQUENCE, 3)])
+def test_a_run_goes_on_from_sums_that_were_kept(tmp_path: Path, more: tuple[str, ...], after: int) -> None:
+    """The files at work have no name: a run that was killed leaves nothing of them."""
+    chosen, listener = setting(*more, spills=True), Memory()
     whole = begin(chosen, listener.trajectory, tmp_path)
     go(whole, listener)
     assert list(tmp_path.iterdir()) == []
-    half = begin(replace(chosen, descent=replace(chosen.descent, steps=2)), listener.trajectory, tmp_path)
+    half = begin(replace(chosen, descent=replace(chosen.descent, steps=after)), listener.trajectory, tmp_path)
     go(half, listener)
+    state, seals = keep_sums(tmp_path, after, half.state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(seals)
+    assert not any(isinstance(leaf, Tensor) and is_on_disk(leaf) for leaf in tree_leaves(state))
     kept = io.BytesIO()
-    torch.save(half.state, kept)
+    torch.save(state, kept)
     rest = begin(chosen, listener.trajectory, tmp_path)
-    rest.restore(torch.load(io.BytesIO(kept.getvalue()), weights_only=True))
+    rest.restore(found_sums(tmp_path, torch.load(io.BytesIO(kept.getvalue()), weights_only=True)))
+    drop_sums(tmp_path)
     go(rest, listener)
+    assert list(tmp_path.iterdir()) == []
     for rule, integrals in whole.accumulator.integrals.items():
         assert torch.equal(integrals.contributions, rest.accumulator.integrals[rule].contributions)
         assert is_on_disk(rest.accumulator.integrals[rule].contributions)
+    for mark, other in zip(whole.accumulator.marks, rest.accumulator.marks, strict=True):
+        for rule, sums in mark.items():
+            assert torch.equal(sums.contributions, other[rule].contributions)
+            assert is_on_disk(other[rule].contributions)
+
+
+def test_phases_say_the_same_wherever_their_sums_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    within = outcome(*SEQUENCE, spills=False).phases
+    monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)
+    found = outcome(*SEQUENCE, spills=True).phases
+    assert within is not None
+    assert found is not None
+    for rule, shares in found.shares.items():
+        for share, expected in zip(shares, within.shares[rule], strict=True):
+            assert is_on_disk(share.end.contributions)
+            assert not is_on_disk(expected.end.contributions)
+            assert (share.contributions[:] == expected.contributions[:]).all()
+            assert share.contributions[:].any()
+            assert torch.equal(share.decay, expected.decay)
 
 
 def resident() -> int:
@@ -103,5 +132,5 @@ def test_looking_at_all_of_it_takes_a_block_at_a_time(tmp_path: Path, monkeypatc
 
 
 def test_a_disk_that_is_too_small_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NoPlace, match="contributions take"):
-        zeros_on_disk(tmp_path, (2**20, 2**20, 2**20), torch.float64)
+    with pytest.raises(NoPlace, match=r"contributions, their checkpoints and results take 9\.2e\+09 GB of disk and "):
+        refuse_small_disk(tmp_path, 2**63)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
+from ntkexp.path.budget import Budget
 from ntkexp.report.plots import run_plots
 from ntkexp.run.folder_listener import FolderListener
 from tests.run.commands import TINY, obey, only_run, promised, started
+from tests.torture.kind.kills import no_pictures
 
 STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
 OPTIMIZERS = (
@@ -98,6 +105,65 @@ def test_three_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
 @pytest.mark.parametrize("undisturbed", [OPTIMIZERS[1]], ids=["back"], indirect=True)
 def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
     hunt(tmp_path, undisturbed, 20)
+
+
+SPILLED = (*TINY, "data=sequence", "path.kernels=none", "optimizer=sgd", "optimizer.batch=5", "steps=20")
+MOMENTS = (
+    ("ntkexp.path.accumulate.integrals.put_back", 43),  # a block of a step is added, others are not
+    ("ntkexp.run.kept_sums.written", 14),  # some sums of a checkpoint are written
+    ("ntkexp.run.checkpoint.being_sealed", 5),  # all of them, but not what names them
+    ("ntkexp.run.checkpoint.drop_sums", 2),  # those of the checkpoint before are there as well
+)
+"""A function that is called at such a moment, and how many calls go before."""
+
+
+def on_disk(moment: tuple[str, int] | None, arguments: list[str], said: Path) -> None:
+    """The command, whose sums lie on disk and are kept after every step; killed at such a moment."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Budget, "spills", new=True))
+        stack.enter_context(mock.patch("ntkexp.run.folder_listener.PATIENCE", 0))
+        if moment is not None:
+            stack.enter_context(dying(*moment))
+        stack.enter_context(mock.patch("ntkexp.run.attempt.painter", no_pictures))
+        obey(arguments, said)
+
+
+@contextmanager
+def dying(name: str, before: int) -> Iterator[None]:
+    """This process is killed at a call of a function after so many others."""
+    module, _, attribute = name.rpartition(".")
+    told: Callable[..., Any] = getattr(import_module(module), attribute)
+    calls = count()
+
+    def called(*about: Any) -> Any:
+        if next(calls) == before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return told(*about)
+
+    with mock.patch(name, called):
+        yield
+
+
+def exit_code(out: Path, moment: tuple[str, int] | None) -> int | None:
+    """How the command ended."""
+    process = started(SPILLED, out, out.with_suffix(".txt"), partial(on_disk, moment))
+    process.join()
+    return process.exitcode
+
+
+@pytest.mark.slow
+def test_sums_on_disk_survive_a_kill_at_any_moment(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert exit_code(whole, None) == 0
+    done = [0]
+    for moment in MOMENTS:
+        assert exit_code(killed, moment) == -signal.SIGKILL, moment
+        saved = torch.load(only_run(killed) / "checkpoint.pt")
+        done.append(len(saved["run"]["step_sizes"]))
+        assert done[-1] > done[-2], moment  # it went on, and did not begin anew
+    assert exit_code(killed, None) == 0
+    assert promised(only_run(killed)) == promised(only_run(whole))
+    assert not list(only_run(killed).glob("*sums-*"))
 
 
 def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> None:

@@ -37,7 +37,8 @@ def learned(optimizer: str, activation: str) -> Ran:
 def by_phase(run: Ran) -> Tensor:
     """[phase, point, out, train], at the points where the path is integrated."""
     assert run.outcome.phases is not None
-    return run.outcome.phases.sums["secant"].contributions[:, run.setting.domain.attributed]
+    parts = [torch.from_numpy(share.contributions[:]) for share in run.outcome.phases.shares["secant"]]
+    return torch.stack(parts)[:, run.setting.domain.attributed]
 
 
 def of_phase(run: Ran, number: int) -> slice:
@@ -57,7 +58,7 @@ def test_what_a_phase_changes_is_what_examples_add_in_it(name: str, activation: 
     found = learned(name, activation)
     assert found.outcome.phases is not None
     read = found.setting.domain.attributed
-    decay = found.outcome.phases.sums["secant"].decay[:, read]
+    decay = torch.stack([share.decay for share in found.outcome.phases.shares["secant"]])[:, read]
     change = found.outcome.phases.change[:, read]
     assert change.norm(dim=(1, 2)).min() > 0.1
     assert (by_phase(found).sum(3) + decay - change).abs().max() < ROUNDING

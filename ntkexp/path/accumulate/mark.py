@@ -9,13 +9,12 @@ too: 𝒮(·; T) is then the sum over the gradients until T of what they did unt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.on_disk import RowsInFile, RowsOfArray, placed
 from ntkexp.path.accumulate.integrals import Integrals
 
 
@@ -32,7 +31,10 @@ Mark: TypeAlias = Mapping[str, Sums]
 
 def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
     """The sums as they are now."""
-    return {name: Sums(found.contributions.clone(), found.decay.clone()) for name, found in integrals.items()}
+    return {
+        name: Sums(placed(found.contributions, like=found.contributions), found.decay.clone())
+        for name, found in integrals.items()
+    }
 
 
 def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
@@ -40,25 +42,43 @@ def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
     return [{name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks]
 
 
-def marks_from(state: Sequence[Mapping[str, Sequence[Tensor]]], like: Tensor) -> list[Mark]:
-    """Marks of a checkpoint, on the device of the run."""
-    return [{name: Sums(*(part.to(like.device) for part in sums)) for name, sums in mark.items()} for mark in state]
+def marks_from(state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor) -> list[Mark]:
+    """Marks of a checkpoint, where the sums of the run lie."""
+    return [
+        {
+            name: Sums(placed(contributions, like), decay.to(like.device))
+            for name, (contributions, decay) in mark.items()
+        }
+        for mark in state
+    ]
 
 
-def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> Sums:
+class Share(NamedTuple):
+    """What was added in one phase by one rule: the sums at its end, but for those at its beginning."""
+
+    end: Sums
+    begin: Sums | None  # of the first phase, zero
+
+    @property
+    def contributions(self) -> RowsOfArray:
+        """What each example added."""
+        return RowsOfArray(self.end.contributions, None if self.begin is None else self.begin.contributions)
+
+    @property
+    def decay(self) -> Float[Tensor, "point out"]:
+        """What decay of the weights took away."""
+        return self.end.decay if self.begin is None else self.end.decay - self.begin.decay
+
+
+def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
     """The shares of so many phases by a rule, from the sums at their ends; a phase that was not reached did nothing.
 
+    >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))
     >>> shares = by_phase([{"left": ones}], {"left": Sums(3 * ones.contributions, ones.decay)}, "left", 3)
-    >>> shares.contributions.flatten().tolist()
+    >>> [share.contributions[:].item() for share in shares]
     [1.0, 2.0, 0.0]
     """
     ends = [mark[rule] for mark in (*marks, end)]
     ends += [ends[-1]] * (phases - len(ends))
-    first = Sums(*(torch.zeros_like(part) for part in ends[0]))
-    return Sums(
-        *(
-            torch.stack([after - before for before, after in pairwise(parts)])
-            for parts in zip(first, *ends, strict=True)
-        )
-    )
+    return [Share(end, begin) for end, begin in zip(ends, (None, *ends), strict=False)]
