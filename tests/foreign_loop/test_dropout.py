@@ -93,6 +93,12 @@ def selfish(net: Net, x: Tensor) -> Tensor:
     return net.read(functional.alpha_dropout(functional.selu(net[0](x)), 0.3, net.training))
 
 
+def turned(net: Net, x: Tensor) -> Tensor:
+    """Features and examples lie in another order in memory, as the words of a transformer's texts do."""
+    hidden: Tensor = net[0](x).t()
+    return net.read(functional.dropout(hidden, 0.3, net.training).t().tanh())
+
+
 def forgetting_one_way(net: Net, x: Tensor) -> Tensor:
     return forgetting(net, x, reentrant=True)
 
@@ -101,7 +107,7 @@ def forgetting_the_other(net: Net, x: Tensor) -> Tensor:
     return forgetting(net, x, reentrant=False)
 
 
-WAYS = (attending, passing_over, noisy, masked, selfish, forgetting_one_way, forgetting_the_other)
+WAYS = (attending, turned, passing_over, noisy, masked, selfish, forgetting_one_way, forgetting_the_other)
 
 
 def random_loop(optimizers: loops.Maker, forward: Forward = dropping, seed: int = 0) -> Loop:
@@ -143,7 +149,8 @@ def test_parts_add_up_with_the_masks_that_were_drawn(optimizers: loops.Maker) ->
     proved(random_loop(optimizers), with_other_draws)
 
 
-KINDS = [pytest.param(way, marks=() if way is attending else pytest.mark.slow, id=way.__name__) for way in WAYS]
+FAST = {attending, turned}
+KINDS = [pytest.param(way, marks=() if way in FAST else pytest.mark.slow, id=way.__name__) for way in WAYS]
 
 
 @pytest.mark.parametrize("way", KINDS)

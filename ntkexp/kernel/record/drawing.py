@@ -13,7 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn import functional
 
 from ntkexp.kernel.record.arguments import leaves
 from ntkexp.mistake import Mistake
@@ -49,6 +51,37 @@ def refuse_passing(op: OpOverload) -> None:
     """Refuse numbers through which gradients pass."""
     if base_name(op) not in FREE:
         raise Mistake(f"the module draws random numbers through which gradients pass ({op}); put another layer there")
+
+
+def dropped(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of torch, but dropout by one operation, which writes nothing in place. It draws in the order of memory,
+    which `functionalize` does not keep.
+
+    >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
+    >>> one = functional.dropout(x)
+    >>> torch.set_rng_state(state)
+    >>> torch.equal(one, dropped(functional.dropout, (x,), {}))
+    True
+    """
+    if func is not functional.dropout and func is not torch.dropout:
+        return func(*args, **kwargs)
+    value, rate, training, in_place = of_dropout(*args, **kwargs)
+    if not training or not rate:
+        return func(*args, **kwargs)
+    found = torch.native_dropout(value, rate, True)[0]
+    return value.copy_(found) if in_place else found
+
+
+def of_dropout(
+    input: Tensor,  # noqa: A002  as torch calls it
+    p: float = 0.5,
+    training: bool | None = None,
+    inplace: bool = False,
+    *,
+    train: bool = True,
+) -> tuple[Tensor, float, bool, bool]:
+    """The arguments of dropout, as they are given to the layer's function, or to that of torch."""
+    return input, p, train if training is None else training, inplace
 
 
 def base_name(op: OpOverload) -> str:

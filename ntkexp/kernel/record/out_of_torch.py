@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ntkexp.kernel.record.drawing import dropped
+
 WAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 
 
@@ -27,7 +29,7 @@ class OutOfTorch(TorchFunctionMode):
             if not self.in_memory:
                 raise RuntimeError("numbers leave torch")
             note(args[0])
-        return func(*args, **(kwargs or {}))
+        return dropped(func, args, kwargs or {})
 
 
 def note(value: Tensor) -> None:

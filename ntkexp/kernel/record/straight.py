@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ntkexp.kernel.record.drawing import dropped
 from ntkexp.kernel.record.out_of_torch import WAYS
 
 READS = frozenset({*WAYS, Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__})
@@ -25,4 +26,4 @@ class StraightOn(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise NotStraight
-        return func(*args, **(kwargs or {}))
+        return dropped(func, args, kwargs or {})
