@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ntkexp.data.breast_cancer import BreastCancer as BreastCancer
     from ntkexp.data.cifar10 import CIFAR10 as CIFAR10
     from ntkexp.data.circle import Circle as Circle
+    from ntkexp.data.cued import Cued as Cued
     from ntkexp.data.diabetes import Diabetes as Diabetes
     from ntkexp.data.digits import Digits as Digits
     from ntkexp.data.fashion_mnist import FashionMnist as FashionMnist

@@ -42,6 +42,7 @@ MEASURES = {
     "pattern_change": "share of units that switched",
     "stability": "largest eigenvalue, as a share of the edge of stability",
     "closure": "error of one step's sum",
+    "selectivity": "selectivity of the hidden units",
 }
 LAYER = "weights_moved."
 

@@ -10,7 +10,7 @@ import torch
 
 from ntkexp.claim.trial import AfterKernel, SilentAlignment
 from ntkexp.claim.trial.scaled_descent import length
-from ntkexp.claim.trial.task_by_task import LearnedTask, ScaledNetwork
+from ntkexp.claim.trial.scaled_network import LearnedTask, ScaledNetwork
 from ntkexp.data import Circle, Digits
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake
@@ -94,6 +94,18 @@ def test_a_step_is_no_longer_than_its_stride() -> None:
         for step in path
     ]
     assert max(moved) == pytest.approx(0.02, rel=1e-9)  # a quotient of rounded sums
+
+
+def test_a_linear_model_learns_alike_at_every_scale() -> None:
+    """Its kernel does not move, and the scale cancels in every step."""
+    x = torch.randn(5, 3, generator=stream("examples", 0), dtype=torch.float64)
+    module = MLP(width=4, depth=0).module(INIT, (3,), 1, stream("weights", 0)).eval()
+
+    def outputs(alpha: float) -> torch.Tensor:
+        network = ScaledNetwork(module, alpha)
+        return network.outputs(network.learned(network.start, LearnedTask(x, x[:, 0]), 25, 0.2, until=0.0), x)
+
+    torch.testing.assert_close(outputs(0.01), outputs(100.0), rtol=1e-10, atol=1e-10)  # differences of large outputs
 
 
 def test_a_model_without_a_name_is_refused() -> None:

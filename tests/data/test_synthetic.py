@@ -10,6 +10,7 @@ import torch
 
 from ntkexp.data.base import AbstractSource
 from ntkexp.data.circle import Circle
+from ntkexp.data.cued import Cued
 from ntkexp.data.moons import Moons
 from ntkexp.data.parity import Parity, corners
 from ntkexp.data.sphere import Sphere, hermite
@@ -111,3 +112,16 @@ def test_more_examples_than_corners_are_refused(refusal: Callable[[AbstractSourc
 
 def test_more_factors_than_coordinates_are_refused(refusal: Callable[[AbstractSource], str]) -> None:
     assert "data.order=11" in refusal(Parity(order=11))
+
+
+def test_cued_tasks_are_two_orthogonal_directions_at_the_same_points() -> None:
+    parts = [draw(Cued(task=task, dimension=4, cue=3.0)) for task in (1, 2)]
+    points = parts[0][0][:, :4]
+    found = [torch.linalg.lstsq(points, target).solution[:, 0] for _, target in parts]
+    assert torch.allclose(
+        torch.stack(found) @ torch.stack(found).t(), torch.eye(2).double(), atol=1e-12
+    )  # 512 equations
+    for number, (inputs, target) in enumerate(parts):
+        assert torch.equal(inputs[:, :4], points)
+        assert torch.allclose(points @ found[number], target[:, 0], rtol=0, atol=1e-12)
+        assert torch.equal(inputs[:, 4:], 3.0 * torch.eye(2)[number].double().expand(len(inputs), 2))

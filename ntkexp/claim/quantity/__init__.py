@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.quantity.column import Column as Column
     from ntkexp.claim.quantity.columns import Columns as Columns
     from ntkexp.claim.quantity.crossing import Crossing as Crossing
+    from ntkexp.claim.quantity.later_task import LaterTask as LaterTask
     from ntkexp.claim.quantity.machine_error import MachineError as MachineError
     from ntkexp.claim.quantity.path_fact import PathFact as PathFact
     from ntkexp.claim.quantity.stored_examples import StoredExamples as StoredExamples

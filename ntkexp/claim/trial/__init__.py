@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.first_kernels import FirstKernels as FirstKernels
     from ntkexp.claim.trial.first_outputs import FirstOutputs as FirstOutputs
     from ntkexp.claim.trial.fluctuations import Fluctuations as Fluctuations
-    from ntkexp.claim.trial.interference import Interference as Interference
     from ntkexp.claim.trial.kernel_movement import KernelMovement as KernelMovement
     from ntkexp.claim.trial.kernel_times import KernelTimes as KernelTimes
     from ntkexp.claim.trial.late_generalising import LateGeneralising as LateGeneralising
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ntkexp.claim.trial.other_runs import OtherRuns as OtherRuns
     from ntkexp.claim.trial.removal_scores import RemovalScores as RemovalScores
     from ntkexp.claim.trial.scalar_curve import ScalarCurve as ScalarCurve
-    from ntkexp.claim.trial.selective_units import SelectiveUnits as SelectiveUnits
     from ntkexp.claim.trial.side_by_side import SideBySide as SideBySide
     from ntkexp.claim.trial.silent_alignment import SilentAlignment as SilentAlignment
     from ntkexp.claim.trial.summed_outputs import SummedOutputs as SummedOutputs

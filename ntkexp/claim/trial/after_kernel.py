@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.claim.trial.network_of_width import network_of_width
-from ntkexp.claim.trial.task_by_task import ScaledNetwork, task_of
+from ntkexp.claim.trial.scaled_network import ScaledNetwork, task_of
 from ntkexp.closed_form.gain import FOREVER
 from ntkexp.closed_form.modes import modes_of
 from ntkexp.component import Count

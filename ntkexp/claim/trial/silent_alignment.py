@@ -32,7 +32,7 @@ from ntkexp.claim.named import refuse_unnamed
 from ntkexp.claim.trial.after_kernel import regression
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.claim.trial.scaled_descent import LearningStep
-from ntkexp.claim.trial.task_by_task import LearnedTask, ScaledNetwork, task_of
+from ntkexp.claim.trial.scaled_network import LearnedTask, ScaledNetwork, task_of
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.diagnostics.drift import alignment

@@ -1,4 +1,4 @@
-"""A network of one output learns one task after another, by descent on all examples of the task."""
+"""A network of one output learns a task, scaled by α, by descent on all examples of the task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True)
 class LearnedTask:
-    """What is learned before something else is, or after."""
+    """Inputs, and what is learned of them."""
 
     inputs: Float[Tensor, "train *shape"]
     targets: Float[Tensor, " train"]
