@@ -9,11 +9,13 @@ kernel of the secant, K̃ = J̄(x) J(x′)ᵀ, and unlike k it is not symmetric.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.kernel.record.taping import columns
 from ntkexp.library.module import named
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
@@ -28,7 +30,8 @@ def finite_step_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "probe out train out_"]:
-    """k̃_η for all outputs, a step at a time; of weights that are not given, the module's own.
+    """k̃_η for all outputs, a step at a time; of weights that are not given, the module's own. Axes of the outputs but
+    the first are flattened.
 
     A function that is linear in its weights has the kernel of its tangent at any step:
 
@@ -39,15 +42,15 @@ def finite_step_kernel(
     """
     if not step_size:
         raise Mistake("step_size=0: a finite step has a size; tangent_kernel is its limit")
-    function, start = function_of(module), start_of(module, weights)
+    function, start = partial(columns, function_of(module)), start_of(module, weights)
     before = function(start, x1)
-    columns = [
+    found = [
         torch.stack(
             [(function(moved(start, step_size, g), x1) - before) / step_size for g in gradients(function, start, x)]
         )
         for x in torch.split(x2, 1)
     ]
-    return torch.stack(columns).permute(2, 3, 0, 1)
+    return torch.stack(found).permute(2, 3, 0, 1)
 
 
 def ascend(
@@ -65,7 +68,7 @@ def ascend(
     >>> [round((ascended[name] - weight).item(), 9) for name, weight in line.named_parameters()]
     [6.0, 3.0]
     """
-    function, reached = function_of(module), start_of(module, weights)
+    function, reached = partial(columns, function_of(module)), start_of(module, weights)
     for _ in range(steps):
         (gradient,) = gradients(function, reached, point)
         reached = moved(reached, step_size, gradient)

@@ -123,3 +123,12 @@ def test_an_operation_without_a_rule_is_named() -> None:
     given = problem("running products")
     with pytest.raises(Mistake, match=r"aten\.cumprod"):
         ntkexp.secant_kernel(given.module, {}, given.end(0.1), given.x, given.x)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_that_nothing_depends_on(groups: int) -> None:
+    """The share of one class is 1 whatever its logit, so that no pixel belongs to any example."""
+    layers = [nn.Conv1d(2, 2, 2, groups=groups), nn.Flatten(), nn.LayerNorm(6, elementwise_affine=False)]
+    module = nn.Sequential(*layers, nn.Linear(6, 1), nn.LogSoftmax(1), nn.Linear(1, 2)).double()
+    x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    agree(ntkexp.tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * EPS)

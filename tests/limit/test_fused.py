@@ -72,6 +72,7 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
     "mean": ((*BODY, GlobalAvgPool(), DENSE), (3, 6, 7)),
     "flattened": ((*BODY, Flatten(), DENSE), (3, 6, 7)),
     "one pixel": ((*BODY, GlobalAvgPool(), DENSE), (2, 1, 1)),
+    "means of inputs": ((GlobalAvgPool(), DENSE, Erf(), DENSE), (2, 3, 4)),
     "windows": (
         (conv(5), ReLU(), conv((3, 5)), LeakyReLU(), conv(1), Linear(), conv(), GlobalAvgPool(), DENSE, ReLU(), DENSE),
         (3, 6, 7),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import log, prod
 
 import pytest
 import torch
@@ -137,6 +137,16 @@ def test_finite_steps_at_given_weights_and_several_outputs() -> None:
     torch.testing.assert_close(kernel, expected, rtol=0, atol=1000 * EPS)
     outputs = functional_call(layer, ascend(layer, x[:1], 0, 1.0) | weights, (x,))
     assert outputs.shape == (4, 2)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 2)])
+def test_finite_steps_of_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
+    """A single number, or several axes, are read as a row."""
+    flat = torch.nn.Linear(3, prod(shape)).double()
+    module = torch.nn.Sequential(flat, torch.nn.Unflatten(1, shape) if shape else torch.nn.Flatten(0))
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = finite_step_kernel(flat, x, x[:2], 0.5)
+    torch.testing.assert_close(finite_step_kernel(module, x, x[:2], 0.5), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", sorted(SCALAR))

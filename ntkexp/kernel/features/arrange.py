@@ -120,7 +120,8 @@ def multiplied_by_group(
     left = left.reshape(examples, groups, count * features // groups, uses)
     found: Tensor | None = None
     for part, shown in turns:
-        rows, right = left[part].flatten(0, 1), shown.reshape(len(shown) * groups, -1, uses).mT
+        rows = left[part].flatten(0, 1)
+        right = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if part == slice(None):  # nothing is overwritten, so that a program can be made of it
             found = torch.bmm(rows, right).view(*left.shape[:3], right.shape[2])
             break

@@ -44,7 +44,7 @@ class Level:
     def registers(self) -> int:
         """How many tiles are at work."""
         there = (max(operation.register, operation.other) for operation in (*self.operations, *self.departures))
-        return 1 + max(0, *self.arrivals, *there)
+        return 1 + max((0, *self.arrivals, *there))
 
     @property
     def reach(self) -> Sizes:
