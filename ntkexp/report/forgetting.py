@@ -12,13 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.phases import BY_PHASE, CHANGE, DECAY_BY_PHASE
 from ntkexp.report.explain import outputs_of
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, blocks
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Array = NDArray[np.float64]
 
@@ -79,13 +84,27 @@ class LaterPhase:
     during: int
     before: Array  # [point, out]
     change: Array
-    parts: Array  # [point, out, example]
+    parts: xr.DataArray  # [point, out, example], which may be larger than the memory
     decay: Array
+
+    @cached_property
+    def attributed(self) -> NDArray[np.bool_]:
+        """Whether the parts are known, at each point."""
+        return np.concatenate([np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)])
+
+    def by_example(self, here: NDArray[np.int64], slope: Array) -> Array:
+        """Add up what each example did to a measure, by its slope at these points."""
+        total, first = np.zeros(self.parts.shape[2]), 0
+        for block in blocks(self.parts):
+            inside = (here >= first) & (here < first + len(block))
+            total += np.einsum("xc,xci->i", slope[inside], block[here[inside] - first])
+            first += len(block)
+        return total
 
     def to(self, task: int) -> Forgetting | None:
         """What it did to a task, at the points where it is known."""
         run, known, place = self.run, self.run.contributions, self.run.points[self.split]
-        here = np.flatnonzero((known.point_phase.to_numpy()[place] == task) & np.isfinite(self.parts).all(axis=(1, 2)))
+        here = np.flatnonzero((known.point_phase.to_numpy()[place] == task) & self.attributed)
         before = self.before[here]
         after = before + self.change[here]
         if not len(here) or not np.isfinite(after).all():
@@ -103,7 +122,7 @@ class LaterPhase:
             before=level(labels, slope, targets, before),
             after=level(labels, slope, targets, after),
             right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
-            by=tuple((np.einsum("xc,xci->i", slope, self.parts[here]) / len(here)).tolist()),
+            by=tuple((self.by_example(here, slope) / len(here)).tolist()),
             decay=float((slope * self.decay[here]).sum()) / len(here),
             learned_in=tuple(known.example_phase.to_numpy().tolist()),
         )
@@ -130,7 +149,7 @@ def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
             during=during,
             before=outputs_of(run, "f_0")[place] + changes[: during - 1].sum(axis=0),
             change=changes[during - 1],
-            parts=np.asarray(known[BY_PHASE].sel(phase=during).to_numpy(), dtype=float),
+            parts=known[BY_PHASE][during - 1],
             decay=decays[during - 1],
         )
 

@@ -70,6 +70,15 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
         assert_inside(figure)
 
 
+def test_parts_are_read_some_points_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished("remembered", tmp_path)
+    whole = forgettings(run)
+    monkeypatch.setattr("ntkexp.report.run.LARGEST_CHUNK", 5 * run.contributions["by_phase"][0, 0].nbytes)
+    for each, expected in zip(forgettings(run), whole, strict=True):
+        assert each.by == pytest.approx(expected.by, abs=ROUNDING)
+        assert each.points > 5
+
+
 def test_points_and_examples_go_by_the_classes_of_their_own_phase(tmp_path: Path) -> None:
     """And by means of plain gradients, each acts in its own phase alone."""
     run = finished("shared", tmp_path)
