@@ -62,6 +62,7 @@ MORE = {
     "peers": ("infinite", "attribution"),
     "plot": ("reading",),
     "only": ("infinite",),
+    "large": ("scale",),
     **dict.fromkeys(("cells", "minutes", "full"), ("attribution",)),
 }
 
@@ -92,6 +93,7 @@ def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--peers", type=Path, help="a folder for environments of other programs, to compare with")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that a call of another program may take")
     parser.add_argument("--only", default="", help="rows of `infinite` whose names have these words: `stride, flatten`")
+    parser.add_argument("--large", action="store_true", help="`scale` with up to 10,000 examples and points")
     parser.add_argument("--plot", type=Path, help="where `reading` draws cost against error")
     parser.add_argument("--cells", type=Path, help="a folder where `attribution` keeps what it measured, and goes on")
     parser.add_argument("--minutes", type=float, help="when `attribution` stops to measure; 0: tables of what is kept")

@@ -1,6 +1,8 @@
 """Training by secants where everything is large: processor seconds of a step, how they grow, and the largest memory.
 
-Each size runs in a process of its own. Exponents are fitted to all sizes together, the large one among them.
+Each size runs in a process of its own, within the `memory_gb` of a default run. Exponents are fitted to all sizes
+together, the large one among them. With `--large` it is a grid of as many points as examples, whose contributions lie
+on disk in the end: some 20 minutes, and 17 GB of disk.
 """
 
 from __future__ import annotations
@@ -13,30 +15,45 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
 from ntkexp.config.compose import compose
+from ntkexp.on_disk import is_on_disk
 from ntkexp.run.loop import go
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.backward import Deaf
 from tests.bench.stopwatch import table
 
+TITLE = "Scale: one thread"
 SIZES = {
     "all": ({"N": 500, "Q": 500, "w": 512, "C": 1, "T": 3}, {"N": 2000, "Q": 2000, "w": 1024, "C": 1, "T": 3}),
     "none": ({"N": 2000, "Q": 250, "w": 512, "C": 5, "T": 3}, {"N": 10_000, "Q": 500, "w": 1024, "C": 10, "T": 3}),
 }
 """By what is made of kernels: a base, and a run where everything is large."""
 TIMES = {"N": (0.5, 2), "Q": (0.5, 2), "w": (0.5, 2), "C": (2, 4), "T": (2,)}
-HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "growth", "GB")
+GRID = tuple({"N": n, "Q": n, "w": 1024, "C": c, "T": 1} for c in (1, 10) for n in (2000, 5000, 10_000))
+HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "by the clock", "growth", "GB", "on disk")
 
 
-def report(quick: bool = False) -> str:
+class Cost(NamedTuple):
+    """What a run took: processor seconds and seconds of its quickest step, its largest memory, and its sums on disk."""
+
+    processor: float
+    clock: float
+    memory: float
+    disk: float
+
+
+def report(quick: bool = False, large: bool = False) -> str:
     """Each number by itself around a base, and all large, with the exponents that fit; with kernels and without."""
-    return table("Scale: one thread", HEADER, quick_rows() if quick else [row for kept in SIZES for row in lines(kept)])
+    if quick:
+        return table(TITLE, HEADER, quick_rows())
+    return table(TITLE, HEADER, grid() if large else [row for kept in SIZES for row in lines(kept)])
 
 
 def quick_rows() -> list[list[str]]:
@@ -45,14 +62,22 @@ def quick_rows() -> list[list[str]]:
     return [cells(size, "none", row(size, "none"), "") for size in sizes]
 
 
+def grid() -> list[list[str]]:
+    """As many points as examples, and up to ten outputs; the last line says how the time of a step grows."""
+    found = [row(size, "none") for size in GRID]
+    grown = exponents([{"N = Q": size["N"], "C": size["C"]} for size in GRID], [cost.processor for cost in found])
+    said = [*[""] * (len(GRID) - 1), in_words(grown)]
+    return [cells(size, "none", one, growth) for size, one, growth in zip(GRID, found, said, strict=True)]
+
+
 def lines(kept: str) -> list[list[str]]:
     """The lines of one way to make kernels; the last says how the time of a run grows, in all lines together."""
     base, large = SIZES[kept]
     varied = [base | {name: round(base[name] * by)} for name, times in TIMES.items() for by in times]
     sizes = [base, *varied, large]
     found = [row(size, kept) for size in sizes]
-    grown = exponents(sizes, [seconds * size["T"] for size, (seconds, _) in zip(sizes, found, strict=True)])
-    said = [*("" for _ in varied), "", " ".join(f"{name}^{power:.2f}" for name, power in grown.items())]
+    grown = exponents(sizes, [cost.processor * size["T"] for size, cost in zip(sizes, found, strict=True)])
+    said = [*("" for _ in varied), "", in_words(grown)]
     return [cells(size, kept, one, growth) for size, one, growth in zip(sizes, found, said, strict=True)]
 
 
@@ -68,30 +93,44 @@ def exponents(sizes: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> d
     return dict(zip(sizes[0], torch.linalg.lstsq(rows, aims).solution[1:, 0].tolist(), strict=True))
 
 
-def row(sizes: Mapping[str, int], kernels: str) -> tuple[float, float]:
-    """Seconds and gigabytes of one size."""
+def in_words(grown: Mapping[str, float]) -> str:
+    """Exponents as a formula.
+
+    >>> in_words({"N": 1.0, "w": 2.0})
+    'N^1.00 w^2.00'
+    """
+    return " ".join(f"{name}^{power:.2f}" for name, power in grown.items())
+
+
+def row(sizes: Mapping[str, int], kernels: str) -> Cost:
+    """Measure one size."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measured, (dict(sizes), kernels))
 
 
-def cells(sizes: Mapping[str, int], kernels: str, found: tuple[float, float], growth: str) -> list[str]:
+def cells(sizes: Mapping[str, int], kernels: str, found: Cost, growth: str) -> list[str]:
     """A line of the table."""
-    return [*map(str, sizes.values()), kernels, f"{found[0]:.3g}", growth, f"{found[1]:.2f}"]
+    times = f"{found.processor:.3g}", f"{found.clock:.3g}"
+    return [*map(str, sizes.values()), kernels, *times, growth, f"{found.memory:.2f}", f"{found.disk:.1f}"]
 
 
-def measured(sizes: Mapping[str, int], kernels: str) -> tuple[float, float]:
-    """Processor seconds of the quickest step, once programs are made, and the largest memory of the process."""
+def measured(sizes: Mapping[str, int], kernels: str) -> Cost:
+    """A run whose first step makes the programs of the others."""
     torch.set_num_threads(1)
     made = (f"model.width={sizes['w']}", f"data.train={sizes['N']}", f"data.probe={sizes['Q']}", "data.test=0")
     read = ("path.rule=[secant]", "path.error_samples=0", f"path.kernels={kernels}", "path.probes=[probe]")
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         data = classified(Path(folder), sizes) if sizes["C"] > 1 else ("data=teacher", "data.dimension=64")
         setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))
         listener = Timed(folder, ends)
-        go(begin(setting, listener.trajectory, listener.scratch), listener)
+        state = begin(setting, listener.trajectory, listener.scratch)
+        go(state, listener)
+        sums = [found.contributions for found in state.accumulator.integrals.values()]
+        disk = sum(each.nbytes for each in sums if is_on_disk(each)) / 1e9
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    return min(after - before for before, after in pairwise(ends)), memory
+    processor, clock = (min(b - a for a, b in pairwise(times)) for times in zip(*ends, strict=True))
+    return Cost(processor, clock, memory, disk)
 
 
 def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -106,9 +145,9 @@ def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
 class Timed(Deaf):
     """Takes the time after every step."""
 
-    def __init__(self, folder: str, ends: list[float]) -> None:
+    def __init__(self, folder: str, ends: list[tuple[float, float]]) -> None:
         super().__init__(folder)
         self.ends = ends
 
     def on_step(self, state: object, loss: float) -> None:
-        self.ends.append(time.process_time())
+        self.ends.append((time.process_time(), time.perf_counter()))
