@@ -12,11 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import ntkexp.on_disk
 import ntkexp.records.trajectory
 import ntkexp.run.attempt
+import ntkexp.run.folder_listener
 from ntkexp.cli.main import run
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import folder_name
+from ntkexp.path.budget import Budget
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.timings import read_timings
 from ntkexp.report.painter import Paint
@@ -193,6 +196,42 @@ def test_a_trajectory_that_does_not_fit_is_found_out_before_the_first_step(
     assert (status, out, error.count("\n")) == (2, "", 1), error
     assert "the trajectory takes 6.8e-05 GB and" in error
     assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
+
+
+SPILLED = ("path.kernels=none", "path.rule=[secant,left]")
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_sums_that_do_not_fit_on_the_disk_are_found_out_before_the_first_step(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Budget, "spills", True)
+    monkeypatch.setattr(ntkexp.on_disk, "disk_usage", lambda place: SimpleNamespace(free=20_000))
+    status, out, error = command(*train(tmp_path, *SPILLED))
+    assert (status, out, error.count("\n")) == (2, "", 1), error
+    # 24 points, 12 examples, 8 bytes: two rules and an error bar, three times
+    assert f"contributions, their checkpoints and results take {3 * 3 * 24 * 12 * 8 / 1e9:.2g} GB of disk and " in error
+    assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_plots")
+@pytest.mark.parametrize("name", ["sums-1-0.bin", "sums-4-1.bin"])
+def test_a_disk_that_fills_up_while_sums_are_kept(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(Budget, "spills", True)
+    monkeypatch.setattr(ntkexp.run.folder_listener, "PATIENCE", 0)
+    assert command(*train(tmp_path / "whole", *SPILLED))[0] == 0
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk(patch, name)
+        status, out, error = command(*train(tmp_path / "full", *SPILLED))
+    assert (status, out, error.count("\n")) == (1, "", 1), error
+    assert "no space is left on the disk" in error
+    kept = [path.name for path in only_run(tmp_path / "full").glob("sums-*")]
+    assert kept.count("sums-3-0.bin") == (name == "sums-4-1.bin")
+    assert command(*train(tmp_path / "full", *SPILLED))[0] == 0
+    assert promised(only_run(tmp_path / "full")) == promised(only_run(tmp_path / "whole"))
 
 
 @pytest.mark.usefixtures("without_plots")
