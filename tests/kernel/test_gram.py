@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ntkexp.kernel.features import sheets as chapter
+from ntkexp.kernel.features import total
 from ntkexp.kernel.features.blocks import Block, Factored, Rows
 from ntkexp.kernel.features.bracket import inner
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import Sizes, contributions, double_sum, gram, sizes
-from ntkexp.kernel.features.total import STRIP
+from ntkexp.kernel.features.total import STRIP, THIN
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 from tests.kernel.known import known
@@ -48,10 +49,14 @@ def test_the_cost_model_takes_either_way() -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("examples", [1, STRIP, 2 * STRIP + 3])
+@pytest.mark.parametrize("examples", [1, THIN, STRIP, 2 * STRIP + 3])
 @pytest.mark.parametrize("uses", [1, 2, 9])
-def test_a_kernel_with_itself_takes_half_the_products(uses: int, examples: int, outputs: int) -> None:
+@pytest.mark.parametrize("small", [0, 1000])
+def test_a_kernel_with_itself_takes_half_the_products(
+    uses: int, examples: int, outputs: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Strips end between examples; the halves are mirror images, whichever shares come first."""
+    monkeypatch.setattr(total, "SMALL", small)
     shared, rows = factored(examples, uses, 2, 3, outputs, 0), factored(examples, 1, 5, 1, outputs, 1).multiplied_out()
     found = features(shared, Rows(rows, "w"), factored(examples, 1, 2, 3, outputs, 2))
     expected = gram(found, features(*(replace(block) for block in found.blocks.values())))

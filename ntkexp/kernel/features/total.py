@@ -16,6 +16,7 @@ from torch import Tensor
 from ntkexp.kernel.features.blocks import Factored, of_biases
 
 STRIP, STRIPS = 96, 12  # rows: thinner strips are slower by more than they save
+SMALL, THIN = 640, 64  # rows of a kernel that is cut into columns: products of few columns keep their rate
 
 
 @dataclass
@@ -35,9 +36,13 @@ class Total:
         rows, columns = self.matrix.shape
         if not self.halved:
             return [(self.matrix, range(rows), range(columns))]
-        least, out = max(STRIP, -(-rows // STRIPS)), self.outputs[0]
+        least, out = THIN if rows <= SMALL else max(STRIP, -(-rows // STRIPS)), self.outputs[0]
         step = -(-least // out) * out
-        places = [(range(at, min(at + step, rows)), range(at, columns)) for at in range(0, rows, step)]
+        ends = [(at, min(at + step, rows)) for at in range(0, rows, step)]
+        if rows > SMALL:
+            places = [(range(at, end), range(at, rows)) for at, end in ends]
+        else:
+            places = [(range(end), range(at, end)) for at, end in ends]
         return [(part(part(self.matrix, 0, some), 1, others), some, others) for some, others in places]
 
     def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
@@ -85,8 +90,11 @@ class Total:
     def whole(self) -> Float[Tensor, "row row_"]:
         """The kernel, when all shares are in it."""
         for _, rows, columns in self.strips if self.halved else ():
-            if rows.stop < columns.stop:
-                self.matrix[rows.stop :, rows.start : rows.stop] = self.matrix[rows.start : rows.stop, rows.stop :].t()
+            if rows.start < columns.start:
+                above = slice(columns.start), slice(columns.start, columns.stop)
+            else:
+                above = slice(rows.start, rows.stop), slice(rows.stop, columns.stop)
+            self.matrix[above[::-1]] = self.matrix[above].t()
         return self.matrix
 
 
