@@ -55,7 +55,7 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
     for name, table in tables.items():
         write_atomically(planned.folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
     show(JudgedClaim(claim, written, tables))
-    write_timings(planned.folder / TIMINGS, {"runs": planned.took})
+    write_timings(planned.folder / TIMINGS, planned.parts_took)
     write_claim(written)
     return written
 

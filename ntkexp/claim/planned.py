@@ -10,6 +10,7 @@ from pathlib import Path
 from ntkexp.claim.claim import Claim, Look
 from ntkexp.claim.trial_job import TrialJob
 from ntkexp.config.compose import Composer
+from ntkexp.records.claim import WHOLE
 from ntkexp.records.timings import Took, took
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.plan import Plan, plan
@@ -22,6 +23,12 @@ class PlannedLook:
     look: Look
     plans: Mapping[str, Plan]
     trials: tuple[TrialJob, ...]
+
+    @property
+    def took(self) -> Took:
+        """What its runs and trials took, one after the other."""
+        runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
+        return added([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
 
     def shares_all(self, other: PlannedLook) -> bool:
         """Whether another look is at the same runs and trials."""
@@ -59,7 +66,17 @@ class PlannedClaim:
     def took(self) -> Took:
         """What its runs and trials took, one after the other."""
         runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
-        return sum(map(took, [*runs, *(job.timings for job in self.trials)]), start=Took(0.0, 0.0))
+        return added([*runs, *(job.timings for job in self.trials)])
+
+    @property
+    def parts_took(self) -> dict[str, Took]:
+        """What all of it took, and each look; runs of several looks are counted for each."""
+        return {WHOLE: self.took} | {name: look.took for name, look in self.looks.items()}
+
+
+def added(files: Sequence[Path]) -> Took:
+    """Add up what these files tell."""
+    return sum(map(took, files), start=Took(0.0, 0.0))
 
 
 def plan_claim(

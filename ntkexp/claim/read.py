@@ -11,7 +11,7 @@ expectation:                               or a list of them, all of which must 
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1, bound: upper}
 refutes: A slope above −0.4.
 control: {expectation: {value: -2.0}}      what is otherwise (`ntkexp.claim.change`); it must not be supported
-second: {base: [data=teacher]}             other seeds, if none are given, and other data
+second: {base: [data=teacher], seeds: 20}  so many seeds of another family, or as many as the claim, and other data
 quick: {seeds: 3}                          and `full`: other sizes, of all looks
 picture: {_target_: ntkexp.claim.picture.JudgedRows}    how it is drawn; this one if nothing is said
 """
@@ -73,7 +73,7 @@ def claim_of(name: str, tree: Mapping[str, Any], builder: Builder, size: Size = 
     looks = {
         MAIN: main,
         CONTROL: look(changed(sized, tree["control"], CONTROL), CONTROL, builder),
-        SECOND: look(second(sized, tree["second"], main), SECOND, builder),
+        SECOND: second(sized, tree["second"], main, size, builder),
     }
     return Claim(
         name,
@@ -106,10 +106,17 @@ def named_runs(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "runs": {name: {**run, "base": [*common, *run.get("base", [])]} for name, run in named.items()}}
 
 
-def second(tree: Mapping[str, Any], change: Mapping[str, Any], main: Look) -> dict[str, Any]:
-    """Look a second time, with seeds of another family."""
-    family = {"seeds": [seed + FAMILY for seed in main.seeds]}
-    return changed(changed(tree, family, SECOND), change, SECOND)
+def second(tree: Mapping[str, Any], change: Mapping[str, Any], main: Look, size: Size, builder: Builder) -> Look:
+    """Look a second time, with seeds of another family: so many as are given, unless it is to be quick."""
+    told, seeds = changed(tree, change, SECOND), [seed + FAMILY for seed in main.seeds]
+    if "seeds" in change and size != "quick":
+        with within(f"{SECOND}: "):
+            given = seeds_of(told["seeds"])
+        seeds = [seeds[0] + seed for seed in given] if isinstance(told["seeds"], int) else [*given]
+    found = look({**told, "seeds": seeds}, SECOND, builder)
+    if common := sorted({*found.seeds} & {*main.seeds}):
+        raise Mistake(f"{SECOND}: seed {common[0]} is one of the claim itself; give others, or how many, as seeds: 20")
+    return found
 
 
 def look(tree: Mapping[str, Any], name: str, builder: Builder) -> Look:
@@ -185,6 +192,8 @@ def picture(builder: Builder, given: Any) -> AbstractPicture:
 def expectations(builder: Builder, given: Any) -> tuple[AbstractExpectation, ...]:
     """Build all that is expected."""
     found = []
+    if given == []:
+        raise Mistake("expectation=[]: nothing is expected, so nothing can be judged; give a rule or several")
     for part in given if isinstance(given, list) else [given]:
         made = builder.component(mapping(part, "expectation"), (AbstractExpectation,), "expectation")
         assert isinstance(made, AbstractExpectation)

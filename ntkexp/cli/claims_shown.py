@@ -69,12 +69,12 @@ def line(record: ClaimRecord) -> str:
 
 
 def notes(found: Sequence[ClaimRecord]) -> str:
-    """Say what stands in the way of a verdict, and what would probably decide."""
+    """Say what stands in the way of a verdict, and what would probably decide, which no control need be."""
     lines = []
     for record in found:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
-            said = "; ".join(filter(None, [judged.note, outlook(record) if name == "main" else ""]))
+            said = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
             lines += [f"{where}: {said}\n"] if said else []
     return "".join(lines) + ("\n" if lines else "")
 

@@ -19,9 +19,11 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.json_file import Json
 from ntkexp.records.seal import read_sealed, sealed_text
-from ntkexp.records.timings import took
+from ntkexp.records.timings import Took, read_timings
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
+WHOLE = "runs"
+"""The part of the timings that is of all runs; looks have theirs, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,11 @@ class ClaimRecord:
     @property
     def cpu_minutes(self) -> float:
         """One core alone takes so long for its runs; NaN where nobody counted it."""
-        return took(self.path / TIMINGS).processor / 60
+        return self.minutes_of(WHOLE)
+
+    def minutes_of(self, part: str) -> float:
+        """The same of the runs of a look."""
+        return read_timings(self.path / TIMINGS).get(part, Took(math.nan)).processor / 60
 
     @property
     def main(self) -> Judgement:

@@ -39,19 +39,20 @@ def summary(records: Sequence[ClaimRecord]) -> str:
     return f"{many}. By Holm's correction over all {len(records)}, {stand} of {len(decided)} verdicts stand at 5 %."
 
 
-def outlook(record: ClaimRecord) -> str:
-    """Say how many more seeds would probably decide a claim, and how long they take if each takes as long as those so
-    far; nothing where that is not the question.
+def outlook(record: ClaimRecord, look: str = "main") -> str:
+    """Say how many more seeds would probably decide a look at a claim, and how long they take if each takes as long as
+    those so far, more seeds of the claim being more of all its looks; nothing where that is not the question.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
-    >>> outlook(SimpleNamespace(main=main, cpu_minutes=1.0))
+    >>> outlook(SimpleNamespace(looks={"main": main}, cpu_minutes=1.0))
     '6 more seeds, about 2.0 CPU minutes, would probably decide'
     """
-    more = record.main.more_seeds
+    judged = record.looks[look]
+    more = judged.more_seeds
     if not more:
         return ""
-    minutes = record.cpu_minutes / len(record.main.seeds) * more
+    minutes = (record.cpu_minutes if look == "main" else record.minutes_of(look)) / len(judged.seeds) * more
     takes = "" if math.isnan(minutes) else f", about {minutes:.1f} CPU minutes,"
     return f"{counted(more, 'more seed')}{takes} would probably decide"
 

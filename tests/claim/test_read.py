@@ -17,8 +17,15 @@ NO_MARGIN = {key: value for key, value in SLOPE.items() if key != "margin"}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"runs": None}, "the claim has no runs; give it `runs` with axes and base, or a `trial`"),
     ({"expectation": NO_MARGIN}, "expectation.margin is missing; it takes a number > 0"),
+    ({"expectation": []}, r"expectation=\[\]: nothing is expected, so nothing can be judged; give a rule or several"),
+    ({"control": {"expectation": []}}, r"control: expectation=\[\]: nothing is expected"),
     ({"seeds": 1}, "seeds=1: one seed says nothing of chance; give two or more"),
     ({"second": {"seeds": 1}}, "second: seeds=1: one seed"),
+    ({"second": {"seeds": True}}, "second: seed=true"),
+    (
+        {"second": {"seeds": [1, 8]}},
+        "second: seed 1 is one of the claim itself; give others, or how many, as seeds: 20",
+    ),
     ({"control": None}, "control is missing: a claim says it before it is measured"),
     ({"contrl": {}}, "contrl: a claim has no such key; .*; did you mean 'control'"),
     ({"control": {"expectations": {}}}, "control.expectations: there is no such key; .* did you mean 'expectation'"),
@@ -69,6 +76,20 @@ def test_circumstances_make_no_other_claim() -> None:
     assert (
         claim_of("mine", changed_claim(runs=elsewhere), Builder()).digest == claim_of("mine", CLAIM, Builder()).digest
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "seeds"),
+    [
+        (None, "default", (1000, 1001)),
+        (4, "default", (1000, 1001, 1002, 1003)),
+        (4, "quick", (1000, 1001)),
+        ("7..9", "default", (7, 8, 9)),
+    ],
+)
+def test_the_second_look_has_as_many_seeds_as_it_asks_for(given: object, size: Any, seeds: tuple[int, ...]) -> None:
+    second = CLAIM["second"] | ({} if given is None else {"seeds": given})
+    assert claim_of("mine", changed_claim(second=second), Builder(), size).looks[SECOND].seeds == seeds
 
 
 def test_a_size_is_that_of_all_looks() -> None:

@@ -60,7 +60,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
         (name, look.verdict, *figures(look), seeds(look), look.draws, look.expected) for name, look in looks(record)
     ]
     notes = [f"{name}: {look.note}." for name, look in looks(record) if look.note]
-    notes += [f"{told}." for told in [outlook(record)] if told]
+    notes += [f"{SPOKEN[name]}: {told}." for name in SPOKEN if (told := outlook(record, name))]
     return ClaimView(
         anchor=anchor,
         name=record.name,

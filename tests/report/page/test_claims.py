@@ -54,6 +54,20 @@ def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> 
     assert outlook(found) == ""
 
 
+def test_the_second_look_says_what_would_decide_it(tmp_path: Path) -> None:
+    """Its three seeds took 30 of the claim's 90 seconds; a control may stay undecided."""
+    found = record(tmp_path / "claims", "one")
+    open_ = {name: replace(look, more_seeds=4) for name, look in found.looks.items() if name != "main"}
+    asked = replace(found, looks={**found.looks, **open_})
+    write_claim(asked)
+    write_timings(asked.path / TIMINGS, {"runs": Took(90.0, 90.0), "second": Took(30.0, 30.0)})
+    told = "4 more seeds, about 0.7 CPU minutes, would probably decide"
+    assert notes([asked]).count("would probably decide") == notes([asked]).count(told) == 1
+    page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
+    assert page.read_text(encoding="utf-8").count(f"second look: {told}") == 1
+    assert asked.cpu_minutes == 1.5
+
+
 class Shown(HTMLParser):
     """The links of a page, the names of its elements, and the scripts in it."""
 
