@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.covariance.coarse import Coarse
+from ntkexp.covariance.resolution import resolved
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
 KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap", "series", "coarsen")
@@ -83,18 +84,22 @@ def bend(register: int, k: float, h: float) -> Operation:
 
 def arc(register: int) -> Operation:
     """The error function: 1/√(1 + 2q)."""
-    return Operation(ARC, register, ends=lambda q: ((1 + 2 * q).rsqrt(),))
+    return Operation(ARC, register, ends=lambda q: ((1 + 2 * resolved("Erf", q)).rsqrt(),))
 
 
 def gate(register: int) -> Operation:
     """GELU: 1/√(1 + q) and q."""
-    return Operation(GATE, register, ends=lambda q: ((1 + q).rsqrt(), q))
+    return Operation(GATE, register, ends=lambda q: ((1 + resolved("GELU", q)).rsqrt(), q))
 
 
-def wave(register: int, size: float, frequency: float, phase: float) -> Operation:
+def wave(register: int, name: str, size: float, frequency: float, phase: float) -> Operation:
     """A wave a sin(bz + c₀) of cos 2c₀: b²q/2."""
     squared = frequency**2
-    return Operation(WAVE, register, constants=(size**2 / 2, squared, phase), ends=lambda q: (squared / 2 * q,))
+
+    def ends(q: Tensor) -> tuple[Tensor]:
+        return (squared / 2 * resolved(name, q, squared),)
+
+    return Operation(WAVE, register, constants=(size**2 / 2, squared, phase), ends=ends)
 
 
 def series(register: int, first: int, step: int, ends: Ends) -> Operation:

@@ -17,11 +17,39 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.covariance.covariance import PairEnd
 from ntkexp.covariance.operation import Operations, arc, gate, wave
+from ntkexp.covariance.resolution import resolved
 from ntkexp.layer.pointwise import AbstractPointwise
 
 
-class Erf(AbstractPointwise):
+class AbstractEntire(AbstractPointwise):
+    """A kernel that depends on differences of variances and covariances, where these can be told."""
+
+    @property
+    def squared_frequency(self) -> float:
+        """By what variances are multiplied in these differences."""
+        return 1.0
+
+    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
+        for end in (first, second):
+            resolved(type(self).__name__, end.variance, self.squared_frequency)
+        return super().between(first, c, second)
+
+
+class AbstractWave(AbstractEntire):
+    """A function of frequency b/2π."""
+
+    a: float = 1.0
+    b: float = 1.0
+    c: float = 0.0
+
+    @property
+    def squared_frequency(self) -> float:
+        return self.b**2
+
+
+class Erf(AbstractEntire):
     """σ(z) = 2/√π ∫₀ᶻ exp(−t²) dt."""
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -42,7 +70,7 @@ def by_angle(c: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     return 2 / pi * torch.atan2(2 * c, root), 4 / pi / root
 
 
-class GELU(AbstractPointwise):
+class GELU(AbstractEntire):
     """σ(z) = z Φ(z), Φ the distribution function of the normal law."""
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -67,12 +95,8 @@ def gaussian_gate(squared: Tensor, c: Tensor, whole: Tensor, rest: Tensor) -> tu
     return value, c / (2 * pi * root) * (1 / rest + (1 - squared) / whole + 1) + share
 
 
-class Sin(AbstractPointwise):
+class Sin(AbstractWave):
     """σ(z) = a sin(bz + c)."""
-
-    a: float = 1.0
-    b: float = 1.0
-    c: float = 0.0
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return self.a * torch.sin(self.b * z + self.c)
@@ -81,15 +105,11 @@ class Sin(AbstractPointwise):
         return waves(self.a, self.b, cos(2 * self.c), c, (q1 + q2) / 2)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (wave(register, self.a, self.b, cos(2 * self.c)),)
+        return (wave(register, type(self).__name__, self.a, self.b, cos(2 * self.c)),)
 
 
-class Cos(AbstractPointwise):
+class Cos(AbstractWave):
     """σ(z) = a cos(bz + c)."""
-
-    a: float = 1.0
-    b: float = 1.0
-    c: float = 0.0
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return self.a * torch.cos(self.b * z + self.c)
@@ -98,7 +118,7 @@ class Cos(AbstractPointwise):
         return waves(self.a, self.b, -cos(2 * self.c), c, (q1 + q2) / 2)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (wave(register, self.a, self.b, -cos(2 * self.c)),)
+        return (wave(register, type(self).__name__, self.a, self.b, -cos(2 * self.c)),)
 
 
 def waves(a: float, b: float, phase: float, c: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:

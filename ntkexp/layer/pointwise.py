@@ -119,9 +119,8 @@ class AbstractBent(AbstractPointwise):
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         k, h = self.constants
-        squared = q1 * q2
-        alive = squared > 0
-        root = torch.where(alive, squared, 1.0).sqrt()
+        alive = (q1 > 0) & (q2 > 0)
+        root = torch.where(q1 > 0, q1, 1.0).sqrt() * torch.where(q2 > 0, q2, 1.0).sqrt()  # q₁q₂ might be no number
         rho = c / root
         # Equal variables are found up to rounding: the arc cosine would make 1e-8 of 1e-16.
         equal = rho.abs() >= 1 - ROUNDING * torch.finfo(rho.dtype).eps

@@ -25,6 +25,7 @@ from torch import Tensor
 from ntkexp.limit.engine import Engine, engine_of
 from ntkexp.limit.network import Network, network
 from ntkexp.limit.torch_engine import cuts
+from ntkexp.mistake import Mistake
 
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
 SIDES = (16, 2048)
@@ -93,7 +94,12 @@ def compute(
     left = net.side(x1[place.rows])
     right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
     run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
-    return KernelBlock(place, *run(left, right, place.same))
+    block = KernelBlock(place, *run(left, right, place.same))
+    for name, values in (("NNGP", block.nngp), ("tangent", block.ntk)):
+        if not values.detach().sum().isfinite() and not values.isfinite().all():
+            kind = str(values.dtype).removeprefix("torch.")
+            raise Mistake(f"the {name} kernel has entries beyond {kind}; lower W_std, or scale the inputs down")
+    return block
 
 
 def blocks(

@@ -10,7 +10,8 @@ tensor([[1.5000, 1.0000],
 
 from __future__ import annotations
 
-from jaxtyping import Float, Shaped
+import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from ntkexp.layer.spec import Spec, parse
@@ -64,9 +65,19 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
                 f"x2 of {list(x.shape[1:])} and {x.dtype}; they are of one kind"
             )
         if not x.sum().isfinite() and not x.isfinite().all():  # a sum is quick, and not finite if a number is not
-            raise Mistake(f"{name} has entries that are not finite, the first in example {first_odd(x)}")
+            raise Mistake(f"{name} has entries that are not finite, the first in example {first_odd(~x.isfinite())}")
+        if (odd := is_tiny(x.detach())).any():
+            raise Mistake(f"{name} is so small that its squares lose digits, in example {first_odd(odd)}; scale it up")
 
 
-def first_odd(x: Tensor) -> int:
-    """The first example with an entry that is not finite."""
-    return int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
+def is_tiny(x: Float[Tensor, "example *shape"]) -> Bool[Tensor, " example"]:
+    """The examples whose largest squares are no normal numbers; zeros are zeros."""
+    sizes, kind = x.flatten(1).abs(), torch.finfo(x.dtype)
+    largest = sizes.amax(1) if sizes.shape[1] else sizes.sum(1)
+    found: Tensor = (largest > 0) & (largest < (kind.tiny / kind.eps) ** 0.5)
+    return found
+
+
+def first_odd(odd: Bool[Tensor, "example *shape"]) -> int:
+    """The first example with an entry of this kind."""
+    return int(odd.reshape(len(odd), -1).any(1).nonzero()[0])

@@ -16,7 +16,7 @@ import ntkexp
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer, build
-from ntkexp.layer.entire import GELU, Erf
+from ntkexp.layer.entire import GELU, Erf, Sin
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.norm import LayerNorm
 from ntkexp.layer.pointwise import Abs, ReLU
@@ -24,6 +24,7 @@ from ntkexp.layer.pooling import AvgPool
 from ntkexp.layer.residual import Residual
 from ntkexp.layer.smooth import Tanh
 from ntkexp.layer.width import affine, at_width
+from ntkexp.limit.engine import Engine
 from ntkexp.model.base import AbstractLayered
 from tests.config.components import choices, configured
 from tests.limit.drawn import image_networks
@@ -129,6 +130,24 @@ def test_copies_are_recognised_however_they_are_written() -> None:
     _, apart = ntkexp.infinite_kernel(layers, x, 3.0 * x)
     _, alone = ntkexp.infinite_kernel(layers, x)
     torch.testing.assert_close(apart.diagonal(), 3.0 * alone.diagonal(), rtol=1e-13, atol=0.0)
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**50])
+def test_bent_lines_scale_with_their_inputs(scale: float, engine: Engine) -> None:
+    """K(sx) = s²K(x), to the bit for a power of two, also where q₁q₂ is no number of single precision."""
+    layers = (Dense(features=2), ReLU(), Dense(features=2), Abs(), Dense(features=1))
+    x = points(4, (5,)).float()
+    for one, two in zip(*(ntkexp.infinite_kernel(layers, s * x, engine=engine) for s in (scale, 1.0)), strict=True):
+        assert torch.equal(one, scale**2 * two)
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+def test_a_wave_met_as_itself_loses_no_phase(engine: Engine) -> None:
+    """E sin²(u) = (1 − exp(−2q))/2, a half at a large variance, which the exponent of rounding misses by 1e-9."""
+    x = 3e3 * points(4, (3,))
+    nngp, _ = ntkexp.infinite_kernel((Dense(features=2), Sin(), Dense(features=1)), x, engine=engine)
+    torch.testing.assert_close(nngp.diagonal(), torch.full((4,), 0.5, dtype=torch.float64), rtol=0.0, atol=4 * EPS)
 
 
 def test_constant_images_that_go_around_are_vectors() -> None:

@@ -82,6 +82,8 @@ def test_an_activation_without_a_kernel_is_refused_by_name() -> None:
             r"x1 is torch.int64 of shape \[2, 3\]; it takes floating numbers",
         ),
         ([DENSE], torch.ones(3), r"x1 is torch.float32 of shape \[3\]"),
+        ([DENSE], torch.tensor([[1.0], [1e-17]]), "x1 is so small that its squares lose digits, in example 1; scale"),
+        ([DENSE], 1e20 * VECTORS, "the NNGP kernel has entries beyond float32; lower W_std, or scale the inputs down"),
         ([DENSE], torch.tensor([[1.0], [torch.nan]]), "x1 has entries that are not finite, the first in example 1"),
     ],
 )
@@ -89,6 +91,18 @@ def test_a_mistake_is_one_line(spec: Any, x: torch.Tensor, words: str) -> None:
     with pytest.raises(Mistake, match=words) as caught:
         ntkexp.infinite_kernel(spec, x)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+@pytest.mark.parametrize("name", ["Erf", "GELU", "Sin", "Cos"])
+def test_variances_at_which_near_neighbours_are_one_are_refused(name: str, engine: Engine) -> None:
+    """Kernels of equal points were off by 2 to 100 %, or infinite, where the points did not know to be equal."""
+    x = 1e8 * torch.ones(2, 3, dtype=torch.float64)
+    words = rf"{name}: variance 1e\+16 is too large for float64 to tell near neighbours apart; lower W_std"
+    with pytest.raises(Mistake, match=words):
+        ntkexp.infinite_kernel([DENSE, {"layer": name}, DENSE], x, x.clone(), engine=engine)
+    with pytest.raises(Mistake, match=rf"{name}: .* float32 .*; or compute in float64"):
+        ntkexp.infinite_kernel([DENSE, {"layer": name}, DENSE], 100 * VECTORS, engine=engine)
 
 
 def test_sides_are_of_one_kind() -> None:

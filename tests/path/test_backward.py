@@ -121,7 +121,8 @@ def test_the_shares_of_steps_add_up() -> None:
     found = summed("adam")
     mass = sum(float(share["contribution_mass"] or 0) for share in found.memory.shares)
     assert len(found.memory.shares) == 9
-    assert mass >= float(found.contributions("secant").abs().sum())
+    whole = float(found.contributions("secant").abs().sum())
+    assert mass >= whole * (1 - 1e-13)  # equal where no step takes back what another did: both are sums of ~1000 terms
 
 
 class Remembering(GD):

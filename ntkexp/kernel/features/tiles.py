@@ -58,6 +58,8 @@ def single_uses(pairs: Sequence[tuple[Factored, Factored]]) -> Float[Tensor, "pr
         for at_ in range(at if same else 0, shape[2], step_):
             columns = slice(at_, min(at_ + step_, shape[2]))
             part = tile(layers, rows, columns, shape[1], shape[3])
+            if same and at_ == at:  # products of matrices need not be symmetric to the bit
+                part = part.triu() + part.triu(1).t()
             kernel[scaled(rows, shape[1]), scaled(columns, shape[3])] = part
             if same and at_ > at:
                 kernel[scaled(columns, shape[3]), scaled(rows, shape[1])] = part.t()

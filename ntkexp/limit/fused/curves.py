@@ -7,8 +7,8 @@
             K′ = (a²/2)(e₋ − e₊),  Θ′ = Θ (a²b²/2)(e₋ + e₊)
     norm    a = 1/√(q + ε):                    K′ = K a₁a₂,  Θ′ = Θ a₁a₂
 
-Where a pixel meets itself 1 − s = a₁a₂, of erf and of GELU. Elsewhere it is more than half of that, whatever rounding
-says.
+Where a pixel meets itself 1 − s = a₁a₂, of erf and of GELU, and b²K = a₁ + a₂. Elsewhere 1 − s is more than half of
+that, whatever rounding says.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def curved(
                 continued(sums, lows, more, size, shares, F1, F2, a + (2 + k) * pitch, pitch, there, pitch2)
         expanded(K, theta, sums, lows, margin, size, first, F1, F2, a, b, pitch, pitch2)
     else:
-        waved(K, theta, margin, size, weights[5:], F1, F2, a, b)
+        waved(K, theta, margin, size, itself, weights[5:], F1, F2, a, b)
 
 
 @compiled
@@ -122,14 +122,24 @@ def gated(
 
 @compiled
 def waved(
-    K: Array, theta: Array, margin: int, size: int, constants: Array, F1: Array, F2: Array, a_: int, b_: int
+    K: Array,
+    theta: Array,
+    margin: int,
+    size: int,
+    itself: bool,
+    constants: Array,
+    F1: Array,
+    F2: Array,
+    a_: int,
+    b_: int,
 ) -> None:
     """K and Θ after a sine: a²/2, b² and cos 2c₀ are the constants."""
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(a_), np.uintp(b_)
     scale, squared, phase = constants[0], constants[1], constants[2]
     for j in range(count):
         i = j + start
-        both, moved = F1[a + j] + F2[b + j], squared * K[i]
+        both = F1[a + j] + F2[b + j]
+        moved = both if itself else squared * K[i]
         near, far = exponential(moved - both), phase * exponential(-moved - both)
         K[i] = scale * (near - far)
         theta[i] *= scale * squared * (near + far)
