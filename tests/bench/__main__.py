@@ -40,14 +40,13 @@ from tests.bench.figures import compared, keep
 from tests.bench.machine import Machine, measure
 from tests.bench.race import SECONDS, Race
 
-CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, commands)}
+CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, infinite, commands)}
 REPORTS: dict[str, Callable[..., str]] = {
     chapter.__name__.rpartition(".")[2]: chapter.report
     for chapter in (
         default_run,
         backward,
         engine,
-        infinite,
         reading,
         sketch,
         language,
@@ -59,7 +58,7 @@ REPORTS: dict[str, Callable[..., str]] = {
     )
 }
 MORE = {
-    "peers": ("infinite", "attribution"),
+    "peers": ("attribution",),
     "plot": ("reading",),
     "only": ("infinite",),
     "large": ("scale",),
@@ -116,13 +115,13 @@ def parse(arguments: Sequence[str], names: Sequence[str]) -> argparse.Namespace:
 
 def measured(name: str, machine: Machine, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """The cells of one table, or none of a table without cells; the table is printed."""
+    given = {key: getattr(chosen, key) for key, takers in MORE.items() if name in takers}
     if name in REPORTS:
-        given = {key: getattr(chosen, key) for key, takers in MORE.items() if name in takers}
         write("\n" + REPORTS[name](quick=chosen.quick, **given), chosen.json)
         return []
     chapter = CELLS[name]
     peers = None if chosen.peers is None else Race(chosen.peers, chosen.seconds)
-    cells = chapter.cells(machine, quick=chosen.quick, peers=peers)
+    cells = chapter.cells(machine, quick=chosen.quick, peers=peers, **given)
     write("\n" + shown(chapter.TITLE, cells, machine), chosen.json)
     return as_json(cells, machine)
 

@@ -19,6 +19,7 @@ class Cell:
     peers: Mapping[str, float] = field(default_factory=dict)
     floor: float | None = None
     failed: Mapping[str, str] = field(default_factory=dict)  # peers without a figure, and why
+    others: Mapping[str, float] = field(default_factory=dict)  # ways of ours that are slower
 
     @property
     def gain(self) -> float | None:
@@ -37,28 +38,38 @@ class Cell:
 
 def shown(title: str, cells: Sequence[Cell], machine: Machine) -> str:
     """A table, a row for each cell; `products` are how many plain products of matrices a cell takes as long as."""
+    others = list(dict.fromkeys(name for cell in cells for name in cell.others))
     peers = list(dict.fromkeys(name for cell in cells for name in (*cell.peers, *cell.failed)))
     header = (
         "cell",
         "ours ms",
-        *(f"{name} ms" for name in peers),
+        *(f"{name} ms" for name in (*others, *peers)),
         "gain",
         "inverse",
         "floor ms",
         "of floor",
         "products",
     )
-    rows = [row(cell, peers, machine) for cell in cells]
+    rows = [row(cell, others, peers, machine) for cell in cells]
     used = [column for column in range(len(header)) if any(each[column] for each in rows)]
     return table(title, [header[column] for column in used], [[each[column] for column in used] for each in rows])
 
 
-def row(cell: Cell, peers: Sequence[str], machine: Machine) -> list[str]:
+def row(cell: Cell, others: Sequence[str], peers: Sequence[str], machine: Machine) -> list[str]:
     """One cell."""
+    more = [milliseconds(cell.others[name]) if name in cell.others else "" for name in others]
     theirs = [milliseconds(cell.peers[name]) if name in cell.peers else cell.failed.get(name, "") for name in peers]
     gain = ("", "") if cell.gain is None else (f"{cell.gain:.3g}", f"{1 / cell.gain:.3g}")
     floor = ("", "") if cell.floor is None else (milliseconds(cell.floor), f"{cell.share:.0%}")
-    return [cell.name, milliseconds(cell.seconds), *theirs, *gain, *floor, f"{cell.seconds / machine.product:.3g}"]
+    return [
+        cell.name,
+        milliseconds(cell.seconds),
+        *more,
+        *theirs,
+        *gain,
+        *floor,
+        f"{cell.seconds / machine.product:.3g}",
+    ]
 
 
 def as_json(cells: Sequence[Cell], machine: Machine) -> list[dict[str, Any]]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any, Self
@@ -35,12 +32,6 @@ def environment(folder: Path, program: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", folder / program], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[program]], check=True)
     return python
-
-
-def measured(folder: Path, program: str, kernel: str, *words: object) -> dict[str, float]:
-    """What `tests/bench/PROGRAM_KERNEL.py` measures for these words: median seconds by name."""
-    found: dict[str, float] = json.loads(called(folder, program, kernel, *map(json.dumps, words)).splitlines()[-1])
-    return found
 
 
 class Peer:
@@ -72,41 +63,6 @@ class Peer:
                     return torch.load(answer)
         self.errors.seek(0)
         raise RuntimeError(f"{self.module}: {self.errors.read()[-2000:]}")
-
-
-@contextmanager
-def in_turns(folder: Path, program: str, kernel: str, *words: object) -> Iterator[Callable[[object], float]]:
-    """`tests/bench/PROGRAM_KERNEL.py` waits beside us: each word that it is told makes it do its act once, and answer
-    the seconds.
-    """
-    path = Path(__file__).with_name(f"{program}_{kernel}.py")
-    command = [str(environment(folder, program)), str(path), *map(json.dumps, words)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
-        spoken, heard = running.stdin, running.stdout
-        assert spoken is not None
-        assert heard is not None
-
-        def told(word: object) -> float:
-            spoken.write(f"{word}\n")
-            spoken.flush()
-            return float(json.loads(heard.readline()))
-
-        yield told
-        spoken.close()
-
-
-def called(folder: Path, program: str, script: str, *words: str) -> str:
-    """What a script prints that another environment runs, in which our networks can be unpickled."""
-    done = subprocess.run(
-        [environment(folder, program), "-m", module(program, script), *words],
-        env=KNOWS_US,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{module(program, script)}: {done.stderr[-2000:]}")
-    return done.stdout
 
 
 def module(program: str, script: str) -> str:

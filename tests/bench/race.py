@@ -24,6 +24,7 @@ from tests.bench.peers import ROOT, environment
 
 SECONDS = 10.0
 STARTING = 60.0  # seconds, until a program is imported
+DIED = "it died"
 
 Kernel: TypeAlias = tuple[str, int, int, int, str]
 """Kind of network, width, outputs, examples, and the method by which."""
@@ -85,5 +86,6 @@ def line(stream: IO[bytes], seconds: float) -> float | str | None:
     """What is told next: seconds of a call, or a word; None if nothing is in time."""
     if not select.select([stream], [], [], seconds)[0]:
         return None
-    told: float | str = json.loads(stream.readline() or '"it died"')
-    return told
+    told = stream.readline()
+    answer: float | str = json.loads(told) if told else DIED
+    return answer
