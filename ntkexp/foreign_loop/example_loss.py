@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,21 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.seen_call import SeenCall
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import arguments
 from ntkexp.shapes import Function, Weights
 
 AGREES = 1e4  # eps: a loss written in other words, relative to its gradient
-
-
-@dataclass(frozen=True)
-class SeenCall:
-    """What a loss may ask of a call of the model: what it was called with, and the names of its examples."""
-
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
-    ids: tuple[str, ...]
 
 
 ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor]
@@ -46,8 +37,9 @@ class CallLoss:
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
         """One for each example."""
-        placed, named = arguments(self.call.inputs)
-        found = self.loss(outputs, SeenCall(placed, named, self.call.names))
+        found = self.loss(outputs, SeenCall.of(self.call.inputs, self.call.names))
+        if not isinstance(found, Tensor):
+            raise Mistake(f"loss=: it gives a {type(found).__name__}; give a tensor with one loss for each example")
         if found.shape != (len(self.call.names),):
             raise Mistake(
                 f"loss=: it gives a tensor of shape {list(found.shape)} for {len(self.call.names)} examples; give one "

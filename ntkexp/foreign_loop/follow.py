@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.altered_loop import AlteredLoop, altered_loop
+from ntkexp.foreign_loop.asked import as_queries, refuse_unusable
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
@@ -22,7 +23,6 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.unmoved import Unmoved
 from ntkexp.foreign_loop.unwrapped import unwrapped_model, unwrapped_optimizers
 from ntkexp.foreign_loop.watch import Watch
-from ntkexp.kernel.record.inputs import as_inputs
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
@@ -44,10 +44,11 @@ def follow(
 
     `queries` are inputs at which the model is asked, `output` names the tensor that is read of a model which gives
     several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, or a function
-    of its inputs that gives them. All steps are held in memory, up to `memory_gb`; or written to a folder as they
-    happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there when it is resumed.
-    Weights are kept `every` so many steps, by itself 8 in memory and as often as there is room on disk; those between
-    are replayed. Of several processes that train one model, each follows, into the same folder; the first attributes.
+    of the call (its `args` and `kwargs`) that gives them. All steps are held in memory, up to `memory_gb`; or written
+    to a folder as they happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there
+    when it is resumed. Weights are kept `every` so many steps, by itself 8 in memory and as often as there is room on
+    disk; those between are replayed. Of several processes that train one model, each follows, into the same folder; the
+    first attributes.
 
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
@@ -68,8 +69,11 @@ def follow(
     >>> bool(abs(before.numpy() + explained - model(x).detach().numpy()).max() < 1e-14)
     True
     """
-    optimizers, inner = unwrapped_optimizers(optimizer), unwrapped_model(model)
-    module, asked = deepcopy(inner).eval(), as_inputs(queries)
+    optimizers = unwrapped_optimizers(optimizer)
+    refuse_unusable(model, optimizers, ids, loss, every)
+    inner = unwrapped_model(model)
+    module = deepcopy(inner).eval()
+    asked = as_queries(queries, module, output)
     now, ours, whole = altered_loop(), together(), False
     refuse_apart(ours, to, now)
     place, keeper = to if now is None else now.place, keeper_without_folder(now, output, every, memory_gb)

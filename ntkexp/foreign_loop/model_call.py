@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.foreign_loop.circumstances import Circumstances
-from ntkexp.kernel.record.inputs import tensors
+from ntkexp.foreign_loop.seen_call import SeenCall
+from ntkexp.kernel.record.inputs import examples, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
-Ids: TypeAlias = Callable[[Inputs], Sequence[object]] | str | None
-"""The names of the examples of a call: from its inputs, or the keyword that holds them."""
+Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
+"""The names of the examples of a call: a function of it, or the keyword that holds them."""
 
 
 @dataclass
@@ -75,17 +76,25 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
     >>> import torch
     >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
     ('4', '7')
+    >>> names_of(torch.ones(2, 3), lambda call: call.args[0].sum(1))
+    ('3.0', '3.0')
     """
     if ids is None:
         return None
-    if isinstance(ids, str):
-        if not isinstance(inputs, Mapping) or ids not in inputs:
-            raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
-        column = inputs[ids]
-        if not isinstance(column, Tensor | Sequence):
-            raise Mistake(f"ids={ids!r}: the model is called with a {type(column).__name__} of that name, not a list")
-        return tuple(map(str, column.tolist() if isinstance(column, Tensor) else column))
-    return tuple(map(str, ids(inputs)))
+    found = column(inputs, ids) if isinstance(ids, str) else ids(SeenCall.of(inputs))
+    if not isinstance(found, Tensor | Sequence):
+        raise Mistake(f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call")
+    names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
+    if len(names) != (count := examples(inputs)):
+        raise Mistake(f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each")
+    return names
+
+
+def column(inputs: Inputs, ids: str) -> object:
+    """The keyword that holds names."""
+    if not isinstance(inputs, Mapping) or ids not in inputs:
+        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+    return inputs[ids]
 
 
 def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ntkexp.effects.mean import Effects, MeanName
+from ntkexp.effects.mean import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.altered_loop import Again, altered_loop
 from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.call_readers import CallReaders
@@ -64,7 +64,7 @@ class Trace:
         if not len(self.steps):
             raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
         if not self.examples:
-            raise Mistake("the model was never called with gradients enabled; follow the module that the loop calls")
+            raise Mistake("model(x) was never called with gradients enabled; follow the module that the loop calls so")
 
     def attribute(
         self,
@@ -94,6 +94,7 @@ class Trace:
             raise Mistake(
                 "again=: the function attributes what it has trained, and would do so for ever; let it only train"
             )
+        refuse_unknown(effects, mean)
         if self.rank:
             raise Mistake(
                 f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
@@ -139,3 +140,16 @@ class Trace:
             coords={"example": list(self.examples)},
             attrs=facts,
         )
+
+
+def refuse_unknown(effects: object, mean: object) -> None:
+    """Refuse effects, or a convention of means, of which nobody knows.
+
+    >>> refuse_unknown(True, "half")
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: mean='half' is none of renormalised, fixed
+    """
+    if mean not in MEANS:
+        raise Mistake(f"mean={mean!r} is none of {', '.join(MEANS)}")
+    if effects not in (kinds := (False, True, "one_step", "derivative")):
+        raise Mistake(f"effects={effects!r} is none of {', '.join(map(str, kinds))}")

@@ -29,7 +29,7 @@ class Unmoved:
         self.known.update((name, (tensor, tensor._version)) for name, tensor in named_tensors(self.model).items())
 
     def refuse_writes(self, step: int, moved: Container[str]) -> None:
-        """Refuse what was written to and is not what it was, beside what is moved.
+        """Refuse what was written to and is not what it was, beside what is moved; that has to be where it was.
 
         >>> net = nn.Linear(2, 1)
         >>> unmoved = Unmoved(net, nn.Linear(2, 1))
@@ -41,7 +41,14 @@ class Unmoved:
         Traceback (most recent call last):
         ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
         """
-        for name, tensor in named_tensors(self.model).items():
+        found = named_tensors(self.model)
+        for name, (tensor, _) in self.known.items():
+            if name not in found or (name in moved and found[name] is not tensor):
+                raise Mistake(
+                    f"step {step}: '{name}' is no longer the tensor that it was when following began; write new values "
+                    "into it, or follow from there on"
+                )
+        for name, tensor in found.items():
             if name in moved or self.knows(name, tensor):
                 continue
             if name not in self.known or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):

@@ -24,7 +24,7 @@ from ntkexp.foreign_loop.members import Members
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
 from ntkexp.foreign_loop.unwrapped import called_model, unwrapped_model
 from ntkexp.foreign_loop.weighing import Weighing
-from ntkexp.kernel.record.inputs import as_inputs, map_tensors
+from ntkexp.kernel.record.inputs import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.chosen_output import choose_output
 
@@ -76,7 +76,7 @@ class WatchedCalls:
         if self.begun.pop() < self.seen or not torch.is_grad_enabled():
             return
         output = choose_output(answer, self.output)
-        if not output.requires_grad:
+        if not output.requires_grad or not output.numel():  # of no examples
             return
         self.refuse_writes()
         if not output.dim():
@@ -85,6 +85,11 @@ class WatchedCalls:
                 "follow one that gives a row for each, or name the part of its answer that does, as output='logits'"
             )
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
+        if len(output) != examples(inputs):
+            raise Mistake(
+                f"step {self.keeper.count}: the model gives {len(output)} rows for {examples(inputs)} examples; follow "
+                "one whose outputs have the examples as their first axis"
+            )
         how = Circumstances.of(self.inner, self.generators, self.autocast)
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how)
         listen(output, partial(self.on_gradient, call), past_casts=self.autocast is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -209,10 +210,19 @@ def test_what_has_diverged_is_called_so() -> None:
         followed(loop(lambda model: [torch.optim.SGD(model.parameters(), lr=1e200)]), plain)
 
 
+def test_batches_of_nobody_add_nothing() -> None:
+    def sometimes_empty(given: Loop, batch: torch.Tensor) -> None:
+        plain(given, batch[:0] if given.done == 3 else batch)
+
+    given = loop(momentum)
+    before = deepcopy(given.model)
+    closes(given, before, attributed(given, sometimes_empty), EXACT)
+
+
 def test_examples_may_have_names() -> None:
     given = loop(sgd)
     names = {name: f"row {k}" for k, name in enumerate(digests(given.x))}
-    trace = followed(given, plain, ids=lambda inputs: [names[name] for name in digests(inputs)])
+    trace = followed(given, plain, ids=lambda call: [names[name] for name in digests(call.args[0])])
     assert set(trace.attribute()["example"].values.tolist()) <= set(names.values())
 
 
@@ -231,12 +241,38 @@ def test_examples_may_have_names() -> None:
         (lambda: followed(loop(all_but_one), given_one_more), "step 4: '4.bias' was given to the optimizer"),
         (lambda: followed(loop(all_but_one), moved_by_hand), "step 1: '4.bias', which no followed optimizer moves"),
         (lambda: followed(loop(sgd), plain, ids="name"), "not called with such a keyword"),
+        (lambda: followed(loop(sgd), plain, ids=lambda call: ["a"]), "1 names for the 6 examples of a call"),
+        (lambda: followed(loop(sgd), plain, ids=lambda call: None), "ids=: it gives a NoneType"),
+        (lambda: followed(loop(sgd), plain, ids=["a"]), "ids= is a list"),
+        (lambda: followed(loop(sgd), plain, loss="mean"), "loss= is a str"),
+        (lambda: followed(loop(sgd), plain, every=0), "every=0"),
+        (lambda: followed(loop(sgd), plain, output="logits"), "output='logits'"),
+        (lambda: followed(loop(sgd), plain).attribute(mean="half"), "mean='half' is none of"),  # type: ignore[arg-type]
+        (lambda: followed(loop(sgd), plain).attribute(effects="all"), "effects='all' is none of"),  # type: ignore[arg-type]
+        (lambda: followed(loop(lambda model: []), plain), "there is no optimizer"),
+        (lambda: followed(loop(lambda model: 2 * sgd(model)), plain), "stands in the list twice"),
+        (lambda: followed(asking(torch.zeros(3, 5).double()), plain), "queries=: the model does not take them"),
+        (lambda: followed(asking(torch.zeros(3, 4)), plain), "queries=: the model does not take them"),
+        (lambda: followed(asking(torch.zeros(0, 4).double()), plain), "queries=: there is none"),
+        (lambda: followed(loop(sgd), exchanging_weights), r"step 4: '4\.weight' is no longer the tensor"),
         (lambda: followed(loop(sgd), plain, memory_gb=1e-5), "step 4: the steps followed so far take more"),
     ],
 )
 def test_what_is_not_followed_is_refused_in_one_line(act: Callable[[], object], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         act()
+
+
+def asking(queries: torch.Tensor) -> Loop:
+    """A loop that is asked for these."""
+    return replace(loop(sgd), queries=queries)
+
+
+def exchanging_weights(given: Loop, batch: torch.Tensor) -> None:
+    """The optimizer goes on with a weight that the model has no longer; gradients are scaled alike."""
+    if given.done == 4:
+        given.model[4].weight = nn.Parameter(1.1 * given.model[4].get_parameter("weight").detach())
+    plain(given, batch)
 
 
 class MeanOfSquares(torch.nn.Linear):

@@ -177,7 +177,7 @@ def test_and_what_leaving_out_changes_is_split_by_a_loop_of_one_process(tmp_path
         return nn.functional.cross_entropy(outputs, y[[int(name) for name in call.ids]], reduction="none")
 
     place = {tuple(row.tolist()): k for k, row in enumerate(loop(loops.momentum).x)}
-    options: dict[str, Any] = {"loss": loss, "ids": lambda x: [place[tuple(row.tolist())] for row in x]}
+    options: dict[str, Any] = {"loss": loss, "ids": lambda call: [place[tuple(row.tolist())] for row in call.args[0]]}
     trained(ranks, tmp_path / "run", **options)
     files = trace_in(tmp_path / "run")
     found = loop_without(files, lambda: one_process(ranks, **options), "renormalised", [0, 1, 2], [0, 1], Silent())
