@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.example_loss import SeenCall
 from ntkexp.foreign_loop.model_call import digests
+from ntkexp.foreign_loop.seen_call import SeenCall
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import bugs, loops

@@ -20,11 +20,11 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.utils import clip_grad_norm_
 
 from ntkexp.foreign_loop import together
-from ntkexp.foreign_loop.example_loss import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.held_open import HeldOpen
 from ntkexp.foreign_loop.kept.load import loaded, trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.seen_call import SeenCall
 from ntkexp.foreign_loop.together import Together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
