@@ -48,7 +48,14 @@ def pull_one_by_one(
     pulled = [
         torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True) for mixture in mixtures
     ]
-    return [parts[0][None] if len(parts) == 1 else torch.stack(parts) for parts in zip(*pulled, strict=True)]
+    return [stacked(parts) for parts in zip(*pulled, strict=True)]
+
+
+def stacked(parts: tuple[Tensor, ...]) -> Float[Tensor, "mixture ..."]:
+    """What the mixtures pulled back, those of an example beside each other in memory, as kernels go through them."""
+    if len(parts) == 1:
+        return parts[0][None]
+    return torch.stack(parts, 1).transpose(0, 1) if parts[0].dim() else torch.stack(parts)
 
 
 def pull_at_once(

@@ -55,8 +55,11 @@ def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "row row_"]:
     pairs = [gathered_pair(*pair) for pair in pairs]
     single = [pair for pair in pairs if is_single_use(pair)]
     tiled = tiles.pays(single)
-    total = begun(tiles.single_uses(single), pairs) if tiled else begun(None, pairs)
+    share = tiles.single_uses(single) if tiled else None
     others = [pair for pair in pairs if not (tiled and is_single_use(pair))]
+    if share is not None and not others:
+        return share.flatten(2).flatten(0, 1)
+    total = begun(share, pairs)
     for sheet, sheet_ in sheets([pair for pair in others if not add_factored(total, *pair)]):
         total.add_product(sheet, sheet_)
     return total.whole()

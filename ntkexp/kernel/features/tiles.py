@@ -11,8 +11,9 @@ examples, so theirs is one small product:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from jaxtyping import Float
@@ -26,14 +27,12 @@ WORTHWHILE = 1000  # rows of the kernel from which on whole products outgrow cac
 
 @dataclass(frozen=True)
 class Layer:
-    """The factors of one layer on both sides; of a readout, G in place of the outputs."""
+    """The products over the inputs of one layer, and the factors of those over its outputs; of a readout, G instead."""
 
-    inputs: Float[Tensor, "probe in_"]
-    inputs_: Float[Tensor, "train in_"]
+    inputs: Float[Tensor, "probe train"]
     outputs: Float[Tensor, "probe_out features"]
     outputs_: Float[Tensor, "train_out features"]
     shared: Float[Tensor, "out out_"] | None
-    shift: float
 
 
 def pays(pairs: Sequence[tuple[Factored, Factored]]) -> bool:
@@ -49,21 +48,39 @@ def pays(pairs: Sequence[tuple[Factored, Factored]]) -> bool:
 def single_uses(pairs: Sequence[tuple[Factored, Factored]]) -> Float[Tensor, "probe out train out_"]:
     """The kernel of all pairs; of features with themselves, one half of it and its mirror image."""
     left, right = pairs[0]
-    shape = (*left.outputs.shape[:2], *right.outputs.shape[:2])
+    (probe, out), (train, out_) = left.gradients, right.gradients
     layers, same = [layer(*pair) for pair in pairs], all(one is other for one, other in pairs)
-    kernel = left.outputs.new_empty(shape[0] * shape[1], shape[2] * shape[3])
-    step, step_ = (max(1, ROWS // count) for count in (shape[1], shape[3]))
-    for at in range(0, shape[0], step):
-        rows = slice(at, min(at + step, shape[0]))
-        for at_ in range(at if same else 0, shape[2], step_):
-            columns = slice(at_, min(at_ + step_, shape[2]))
-            part = tile(layers, rows, columns, shape[1], shape[3])
-            if same and at_ == at:  # products of matrices need not be symmetric to the bit
-                part = part.triu() + part.triu(1).t()
-            kernel[scaled(rows, shape[1]), scaled(columns, shape[3])] = part
-            if same and at_ > at:
-                kernel[scaled(columns, shape[3]), scaled(rows, shape[1])] = part.t()
-    return kernel.view(shape)
+    kernel = left.outputs.new_empty(probe * out, train * out_)
+    steps = max(1, ROWS // out), max(1, ROWS // out_)
+    rooms = kernel.new_empty(2, steps[0] * out * steps[1] * out_)  # memory that is not asked for tile by tile
+    for rows, columns in places(probe, train, steps, same):
+        place, place_ = scaled(rows, out), scaled(columns, out_)
+        part = tile(layers, rows, columns, (out, out_), rooms)
+        if same and rows.start == columns.start:  # products of matrices need not be symmetric to the bit
+            square = part[:, : len(part)]
+            square.copy_(square.triu() + square.triu(1).t())
+        kernel[place, place_] = part
+        if same and columns.stop > rows.stop:
+            behind = slice(max(place.stop, place_.start), place_.stop)
+            kernel[behind, place] = part[:, behind.start - place_.start :].t()
+    return kernel.view(probe, out, train, out_)
+
+
+def places(probe: int, train: int, steps: tuple[int, int], same: bool) -> Iterator[tuple[slice, slice]]:
+    """The examples of all tiles; of those on a diagonal whose halves are mirror images, three quarters.
+
+    >>> list(places(4, 4, (4, 4), True))
+    [(slice(0, 2, None), slice(0, 4, None)), (slice(2, 4, None), slice(2, 4, None))]
+    """
+    step, step_ = steps
+    for at in range(0, probe, step):
+        rows = slice(at, min(at + step, probe))
+        if same:
+            middle = (rows.start + rows.stop) // 2
+            yield slice(at, middle), rows
+            yield slice(middle, rows.stop), slice(middle, rows.stop)
+        for at_ in range(rows.stop if same else 0, train, step_):
+            yield rows, slice(at_, min(at_ + step_, train))
 
 
 def layer(left: Factored, right: Factored) -> Layer:
@@ -73,7 +90,8 @@ def layer(left: Factored, right: Factored) -> Layer:
     shared = ones[0] @ others[0].t() if is_shared(ones) and is_shared(others) else None
     rows = ones.flatten(0, 1)
     rows_ = rows if right is left else others.flatten(0, 1)
-    return Layer(left.inputs[:, 0], right.inputs[:, 0], rows, rows_, shared, of_biases(left, right))
+    inputs = torch.mm(left.inputs[:, 0], right.inputs[:, 0].t()).add_(of_biases(left, right))
+    return Layer(inputs, rows, rows_, shared)
 
 
 def is_shared(outputs: Float[Tensor, "example out features"]) -> bool:
@@ -87,21 +105,25 @@ def is_shared(outputs: Float[Tensor, "example out features"]) -> bool:
 
 
 def tile(
-    layers: Sequence[Layer], rows: slice, columns: slice, out: int, out_: int
+    layers: Sequence[Layer], rows: slice, columns: slice, outs: tuple[int, int], rooms: Float[Tensor, "two size"]
 ) -> Float[Tensor, "row_out column_out"]:
-    """The kernel of some examples with some others, of all layers."""
-    total: Tensor | None = None
-    for each in layers:
-        inputs = (each.inputs[rows] @ each.inputs_[columns].t()).add_(each.shift)[:, None, :, None]
-        if each.shared is not None:
-            part = each.shared[None, :, None, :]
+    """The kernel of some examples with some others, of all layers, in the first of two rooms.
+
+    Products over inputs are repeated along columns, so that what they are multiplied with is gone through row by row.
+    """
+    out, out_ = outs
+    shape = (rows.stop - rows.start, out, (columns.stop - columns.start) * out_)
+    total, products = rooms[0, : prod(shape)].view(shape), rooms[1, : prod(shape)].view(shape)
+    for k, each in enumerate(layers):
+        inputs = each.inputs[rows, columns, None].expand(-1, -1, out_).reshape(shape[0], 1, shape[2])
+        if each.shared is None:
+            factors = each.outputs[scaled(rows, out)], each.outputs_[scaled(columns, out_)].t()
+            torch.mm(*factors, out=products.flatten(0, 1))
+            part = products
         else:
-            product = each.outputs[scaled(rows, out)] @ each.outputs_[scaled(columns, out_)].t()
-            part = product.view(inputs.shape[0], out, inputs.shape[2], out_)
-        total = part * inputs if total is None else total.addcmul_(part, inputs)
-    if total is None:
-        raise ValueError("a kernel of no layers")
-    return total.flatten(2).flatten(0, 1)
+            part = each.shared.repeat(1, columns.stop - columns.start)
+        total.addcmul_(part, inputs) if k else torch.mul(part, inputs, out=total)
+    return total.flatten(0, 1)
 
 
 def scaled(examples: slice, outputs: int) -> slice:
