@@ -31,12 +31,13 @@ def number(row: Mapping[str, Level], name: str) -> float:
     return found
 
 
-def test_first_outputs_have_the_variance_of_the_limit_at_any_width() -> None:
+def test_first_outputs_have_the_covariance_of_the_limit_at_any_width() -> None:
     trial = FirstOutputs(model=MLP(width=4, depth=1), init=INIT, data=DATA, widths=(2, 16), networks=500, points=4)
     narrow, wide = trial.rows(0)
     for row in (narrow, wide):
         # Four standard errors of a variance: √((2 + excess)/500), of which the narrow network's excess is 7.5.
         assert row["variance_ratio"] == pytest.approx(1, abs=4 * ((2 + 7.5) / 500) ** 0.5)
+        assert row["covariance_ratio"] == pytest.approx(1, abs=4 * ((2 + 7.5) / 500) ** 0.5)  # a mean over pairs
     assert number(narrow, "excess_kurtosis") > 2 * number(wide, "excess_kurtosis")
 
 
