@@ -149,7 +149,8 @@ def test_a_picture_is_kept_with_its_words_and_its_table(tmp_path: Path) -> None:
     found = judged(CLAIM, pd.DataFrame({"model.width": [4, 8], "seed": [0, 0], "value": [1.0, 2.0]}))
     folder = replace(found.record, path=tmp_path)
     show(replace(found, record=folder, claim=replace(found.claim, picture=Tabled(published="A line."))))
-    assert read_exhibit(tmp_path) == Exhibit("Published: A line.", ("depth", "ours"), ((3, 0.5), (4, None)))
+    caption = "Published: A line. Here: blue is the claim's own look, orange the second."
+    assert read_exhibit(tmp_path) == Exhibit(caption, ("depth", "ours"), ((3, 0.5), (4, None)))
     assert "<svg" in (tmp_path / "picture.svg").read_text()
     (tmp_path / "picture.json").write_text("{}")
     assert read_exhibit(tmp_path) == Exhibit()

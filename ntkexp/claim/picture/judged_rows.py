@@ -1,6 +1,7 @@
 """The rows of the first look, those of the second behind them, and what was expected.
 
-Each part of the claim has a place of its own, up to three of them; blue is the first look, orange the second.
+Each part of the claim has a place of its own, up to three of them, that which decides first; blue is the first look,
+orange the second.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ class JudgedRows(AbstractPicture):
 
         from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
 
-        looks, claim = {SECOND: ORANGE, MAIN: BLUE}, judged.claim
-        parts = list(zip(*(claim.looks[name].expectation for name in looks), strict=False))[:MOST]
+        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, drawn(judged)
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
@@ -46,6 +46,17 @@ class JudgedRows(AbstractPicture):
                 axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
         heading(figure, title(judged.record))
         return figure
+
+    def here(self, judged: JudgedClaim) -> str:
+        there, shown = len(judged.claim.looks[MAIN].expectation), len(drawn(judged))
+        missing = f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
+        return f"blue is the claim's own look, orange the second{missing}."
+
+
+def drawn(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
+    """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
+    found = zip(*(judged.claim.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
+    return sorted(found, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
 
 
 def title(record: ClaimRecord) -> str:
