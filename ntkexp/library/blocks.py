@@ -45,7 +45,7 @@ def tangent(batches: Batches, chosen: Sequence[int]) -> Features:
         return batches.read(batches.reader.factored, chosen)
     except NoRule as error:
         warn(error.remark, stacklevel=6)
-        return batches.read(batches.reader.dense, chosen)
+        return batches.read(lambda tape, chosen, _: batches.reader.dense(tape, chosen), chosen)
 
 
 def kernel(left: KernelSide, right: KernelSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Block, Factored, Rows
 from ntkexp.kernel.features.features import Features
@@ -11,7 +12,7 @@ from ntkexp.kernel.features.joined import joined
 from ntkexp.kernel.read import batches as chapter
 from ntkexp.kernel.read.batches import cut
 from ntkexp.kernel.read.outputs import Outputs
-from ntkexp.library import secant_kernel, tangent_kernel
+from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree
 from tests.kernel.known import known
@@ -54,6 +55,31 @@ def test_where_values_route_rows_batches_are_read_all_the_same(name: str) -> Non
     agree(tangent_kernel(given.module, given.x), expected, 100 * EPS)
 
 
+class Tied(nn.Module):
+    """One convolution, before and behind another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied, self.other, self.last = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.tied(self.other(self.tied(x).tanh()).tanh()).sum((2, 3)))
+        return result
+
+
+@pytest.mark.parametrize("chosen", [(0,), (0, 1)])
+def test_rows_are_written_where_they_belong(chosen: tuple[int, ...]) -> None:
+    """Those of a weight that is used once; what another use adds is not written over the first."""
+    reader, weights = reader_of(Tied().double())
+    tape = reader.record(weights, torch.randn(4, 3, 8, 8, dtype=torch.float64))
+    expected = reader.factored(tape, chosen)
+    room = {name: torch.zeros(9, len(chosen), weight.numel()).double() for name, weight in weights.items()}
+    found = reader.factored(tape, chosen, room)
+    for key, block in found.blocks.items():
+        agree(block.multiplied_out(), expected.blocks[key].multiplied_out(), EPS)
+    assert room["other.weight"].any(2).any(1).tolist() == [True] * 4 + [False] * 5
+
+
 @pytest.mark.parametrize(("total", "count"), [(5, 1), (5, 2), (6, 3), (7, 3)])
 def test_batches_differ_by_one_example_at_most(total: int, count: int) -> None:
     places = cut(total, count)
@@ -71,7 +97,7 @@ def part(examples: int, **changes: Block) -> Features:
 
 
 def test_parts_lie_one_after_the_other() -> None:
-    found = joined([part(2), part(3)], 5)
+    found = joined([lambda _: part(2), lambda _: part(3)], 5)
     assert found is not None
     (rows, factored) = found.blocks.values()
     assert isinstance(rows, Rows)
@@ -90,4 +116,4 @@ def test_parts_lie_one_after_the_other() -> None:
     ids=["another parameter", "more of a parameter", "another way"],
 )
 def test_parts_of_another_form_are_not_joined(other: Features) -> None:
-    assert joined([part(2), other], 5) is None
+    assert joined([lambda _: part(2), lambda _: other], 5) is None

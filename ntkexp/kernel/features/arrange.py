@@ -25,6 +25,8 @@ from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
 
+NOWHERE: Weights = {}
+
 
 def arrange(
     uses: Sequence[Use],
@@ -33,8 +35,10 @@ def arrange(
     examples: int,
     outputs: int,
     leaves: Weights,
+    room: Weights = NOWHERE,
 ) -> Features:
-    """Features from β at every use; `owned` says whose each element (each row, of a product) is."""
+    """Features from β at every use; `owned` says whose each element (each row, of a product) is. Gradients of which
+    there are many may be written into `room`, which begins with the first example."""
     products: dict[Key, list[Factored]] = defaultdict(list)
     rows: dict[str, Float[Tensor, "example out _"]] = {}
     factorable = factorable_keys(uses)
@@ -45,7 +49,8 @@ def arrange(
             add_rows(rows, use.source, scatter(use, cotangent, owner, examples), leaves)
             continue
         if isinstance(use, Grouped):
-            for part, gradient in by_group(use, cotangent, owner, examples):
+            place = None if names(use.weight) & rows.keys() else place_of(use.weight, room, examples)
+            for part, gradient in by_group(use, cotangent, owner, examples, place):
                 add_rows(rows, part, gradient, leaves)
             continue
         products[use.weight, use.bias].append(by_example(use, cotangent, owner, examples))
@@ -96,7 +101,11 @@ def by_example(
 
 
 def by_group(
-    use: Grouped, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
+    use: Grouped,
+    cotangent: Float[Tensor, "out ..."],
+    owner: Int[Tensor, " row"],
+    examples: int,
+    place: Float[Tensor, "example out size"] | None,
 ) -> Iterator[tuple[Source, Float[Tensor, "example out size"]]]:
     """The gradients of kernels and of their bias: one product of matrices for each example and group."""
     if isinstance(use.factor, Window) and cotangent.shape[1] == examples and in_turn(owner, examples) is None:
@@ -104,25 +113,34 @@ def by_group(
     else:
         inputs, rows = factors(use, cotangent, owner, examples)
         turns, outputs = iter([(slice(None), inputs.mT)]), rows.mT
-    yield use.weight, multiplied_by_group(turns, outputs, use.groups)
+    yield use.weight, multiplied_by_group(turns, outputs, use.groups, place)
     if use.bias is not None:
         yield use.bias, outputs.sum(3)
+
+
+def place_of(weight: Source, room: Weights, examples: int) -> Float[Tensor, "example out size"] | None:
+    """Where the gradients of a whole parameter belong, if there is such a place."""
+    if not isinstance(weight, View) or weight.name not in room:
+        return None
+    place = room[weight.name][:examples]
+    return place if weight.is_whole(place.shape[2]) else None
 
 
 def multiplied_by_group(
     turns: Iterator[tuple[slice, Float[Tensor, "part in_ use"]]],
     outputs: Float[Tensor, "example out features use"],
     groups: int,
+    place: Float[Tensor, "example out size"] | None,
 ) -> Float[Tensor, "example out size"]:
-    """Σ_u β a, in every group, for a few examples at a time."""
+    """Σ_u β a, in every group, for a few examples at a time; in its place, where groups follow each other there."""
     examples, count, features, uses = outputs.shape
     left = outputs.reshape(examples, count, groups, features // groups, uses).transpose(1, 2)
     left = left.reshape(examples, groups, count * features // groups, uses)
-    found: Tensor | None = None
+    found = None if place is None or min(groups, count) > 1 else place.view(*left.shape[:3], -1)
     for part, shown in turns:
         rows = left[part].flatten(0, 1)
         right = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
-        if part == slice(None):  # nothing is overwritten, so that a program can be made of it
+        if found is None and part == slice(None):  # nothing is overwritten, so that a program can be made of it
             found = torch.bmm(rows, right).view(*left.shape[:3], right.shape[2])
             break
         if found is None:

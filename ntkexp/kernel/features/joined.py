@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block
+from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.features import Features, Key
+from ntkexp.shapes import Weights
 
 
-def joined(parts: Iterable[Features], examples: int) -> Features | None:
-    """All parts in their order, each copied to its place when it comes; None where they have no common form."""
+def joined(parts: Iterable[Callable[[Weights], Features]], examples: int) -> Features | None:
+    """All parts in their order, each copied to its place when it comes; None where they have no common form.
+
+    A part is told where the rows of each parameter belong from its first example on, and may write them there itself.
+    """
     room: dict[Key, Block] = {}
     at = outputs = 0
-    for part in parts:
+    for read in parts:
+        part = read({block.name: block.rows[at:] for block in room.values() if isinstance(block, Rows)})
         room = room or {key: widened(block, examples) for key, block in part.blocks.items()}
         if part.blocks.keys() != room.keys():
             return None
@@ -38,7 +43,9 @@ def put(room: Block, block: Block, at: int) -> bool:
     if places.keys() != given.keys() or any(places[name].shape[1:] != given[name].shape[1:] for name in given):
         return False
     for name, value in given.items():
-        places[name][at : at + len(value)] = value
+        place = places[name][at : at + len(value)]
+        if place.data_ptr() != value.data_ptr():
+            place.copy_(value)
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from ntkexp.kernel.features.features import Features
@@ -37,12 +38,12 @@ class Batches:
         """How many there are in all batches."""
         return examples(self.inputs)
 
-    def read(self, read: Callable[[Tape, Sequence[int]], Features], chosen: Sequence[int]) -> Features:
+    def read(self, read: Callable[[Tape, Sequence[int], Weights], Features], chosen: Sequence[int]) -> Features:
         """The features of all examples; at once, where those of the batches have no common form."""
         if len(self.places) == 1:
-            return read(self.tape, chosen)
-        found = joined((read(tape, chosen) for tape in self.tapes()), self.examples)
-        return read(self.reader.record(self.weights, self.inputs), chosen) if found is None else found
+            return read(self.tape, chosen, {})
+        found = joined((partial(read, tape, chosen) for tape in self.tapes()), self.examples)
+        return read(self.reader.record(self.weights, self.inputs), chosen, {}) if found is None else found
 
     def tapes(self) -> Iterator[Tape]:
         """One after the other, each forgotten when the next is asked for."""

@@ -15,7 +15,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.arrange import arrange
+from ntkexp.kernel.features.arrange import NOWHERE, arrange
 from ntkexp.kernel.features.differentiate import Jacobian, differentiate
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.use_by_use import UseByUse, keep_uses
@@ -107,11 +107,11 @@ class Reader:
             return error.remark
         return None
 
-    def factored(self, tape: Tape, chosen: Sequence[int] | None = None) -> Features:
-        """The features of a point through whose operations differences can be passed."""
+    def factored(self, tape: Tape, chosen: Sequence[int] | None = None, room: Weights = NOWHERE) -> Features:
+        """The features of a point through whose operations differences can be passed; `room` is where rows may go."""
         if self.programs is not None:
             return self.along(tape, tape, chosen)
-        return self.differentiated(arrange, tape, Mixtures.of(tape, chosen))
+        return self.differentiated(partial(arrange, room=room), tape, Mixtures.of(tape, chosen))
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> UseByUse:
         """The Jacobian of a point through whose operations differences can be passed, use by use."""
