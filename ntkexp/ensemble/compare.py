@@ -115,7 +115,7 @@ def band(
 def variances(network: Network, inputs: Float[Tensor, "point *shape"], experiment: Experiment) -> Tensor:
     """Find the variances α²𝒢(x, x) of outputs before training."""
     everywhere = slice(0, len(inputs))
-    found = compute(network, BlockPlace(everywhere, everywhere, same=True), inputs, memory_gb=experiment.memory_gb / 4)
+    found = compute(network, BlockPlace(everywhere, everywhere, same=True), inputs, memory_gb=experiment.room_gb / 4)
     return experiment.init.alpha**2 * found.nngp.diagonal()
 
 

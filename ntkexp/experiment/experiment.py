@@ -11,6 +11,7 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
+from ntkexp.experiment.room import USUAL, room_of
 from ntkexp.init.base import AbstractInit
 from ntkexp.kernel.record.memory_limit import MemoryLimit
 from ntkexp.loss.base import AbstractLoss
@@ -44,12 +45,13 @@ class Experiment(Component):
     dtype: Literal["float64", "float32"] = "float64"
     device: str = "cpu"
     threads: int | None = Field(None, ge=1, le=1024)
-    memory_gb: float = Field(4.0, gt=0, le=1e6)
+    memory_gb: float | None = Field(None, gt=0, le=1e6)
     checkpoint_seconds: float = Field(30.0, ge=0)
 
     def draw(self) -> Data:
         """The data, if there is memory for it."""
-        with MemoryLimit(self.memory_gb, "the data", "data.train, data.probe, data.test or the size of an example"):
+        room = self.memory_gb or USUAL  # data are drawn by the processor, wherever they go
+        with MemoryLimit(room, "the data", "data.train, data.probe, data.test or the size of an example"):
             return self.data.split(self.seed)
 
     @field_validator("device")
@@ -65,6 +67,11 @@ class Experiment(Component):
         """The timetable knows how many there can be."""
         self.timetable()
         return self
+
+    @property
+    def room_gb(self) -> float:
+        """What it may use: as much as it says, else by its device."""
+        return self.memory_gb or room_of(self.device)
 
     @property
     def switches(self) -> tuple[int, ...]:

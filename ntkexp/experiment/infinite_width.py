@@ -41,10 +41,10 @@ def limit_kernels(
             "data.train, data.probe or data.test, or compute them into a kernel file"
         )
     held = COPIES * 8 * train * len(inputs) / 1e9
-    if held > SHARE * experiment.memory_gb:
+    if held > SHARE * experiment.room_gb:
         return DoesNotApply(
             f"the kernels at infinite width take {held:.1f} GB, more than a quarter of memory_gb="
-            f"{experiment.memory_gb:g}; raise it, or lower data.train, data.probe or data.test"
+            f"{experiment.room_gb:g}; raise it, or lower data.train, data.probe or data.test"
         )
     return kernels(network, inputs, train, experiment)
 
@@ -60,7 +60,7 @@ def kernels(
     places += [BlockPlace(others, learned, same=False)] if len(inputs) > train else []
     threads, scale = torch.get_num_threads(), experiment.init.alpha**2
     found = [
-        compute(network, place, inputs, inputs, memory_gb=experiment.memory_gb / 4, threads=threads) for place in places
+        compute(network, place, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads) for place in places
     ]
     start, tangent = (torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk"))
     return LimitKernels(start=start.mul_(scale), tangent=tangent.mul_(scale))

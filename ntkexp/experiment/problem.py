@@ -99,6 +99,6 @@ def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float
     """The module with weights drawn from the experiment's seed, if there is memory for so many copies of them."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
-    with MemoryLimit(experiment.memory_gb, "the network", "model.width, model.depth or the size of an example", copies):
+    with MemoryLimit(experiment.room_gb, "the network", "model.width, model.depth or the size of an example", copies):
         module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()

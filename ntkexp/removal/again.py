@@ -32,6 +32,6 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
         steps=experiment.steps,
         length=length,
         seed=experiment.seed,
-        memory_gb=experiment.memory_gb,
+        memory_gb=experiment.room_gb,
         renormalises=experiment.path.mean == "renormalised",
     )

@@ -27,9 +27,9 @@ def refuse_vast(experiment: Experiment) -> None:
     if path.kernels == "none" and experiment.device == "cpu":
         rows = min(rows, LEAST_ROWS)  # the rest lies on disk
     least = float(source.train) * size * rows
-    if least > experiment.memory_gb * 1e9:
+    if least > experiment.room_gb * 1e9:
         raise Mistake(
-            f"memory_gb={experiment.memory_gb:g}: the kernels of {points} points with "
+            f"memory_gb={experiment.room_gb:g}: the kernels of {points} points with "
             f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower data.train, data.probe or "
             "data.test, or raise memory_gb"
         )

@@ -72,7 +72,7 @@ def sketch_of(experiment: Experiment, problem: Problem, reader: Reader) -> Sketc
 def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
     """The memory of a run, given what is recorded of two points."""
     return Budget(
-        memory_gb=experiment.memory_gb,
+        memory_gb=experiment.room_gb,
         parameters=sum(weight.numel() for weight in problem.weights.values()),
         points=len(problem.inputs),
         read=sum(place.stop - place.start for place in problem.places.values()),

@@ -74,7 +74,7 @@ def plan(experiment: Experiment, found: Survey, points: int) -> SweepPlan:
     train, optimizer = found.problem.train, experiment.optimizer
     batch = optimizer.batch_indices(0, train, experiment.seed)
     return SweepPlan(
-        free=experiment.memory_gb * 1e9 - found.budget.fixed,
+        free=experiment.room_gb * 1e9 - found.budget.fixed,
         points=points,
         outputs=found.budget.integrated,
         steps=experiment.steps,

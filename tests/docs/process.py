@@ -26,7 +26,7 @@ def printed(command: list[str], folder: Path) -> str:
 
 def install(program: Path) -> None:
     """Put the program there, each of whose processes dies where it takes more memory than it should, workers too."""
-    kilobytes = int((compose([]).memory_gb + PROGRAM) * 1e9 / 1024)
+    kilobytes = int((compose([]).room_gb + PROGRAM) * 1e9 / 1024)
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(f'#!/bin/sh\nulimit -d {kilobytes}\nexec "{sys.executable}" -m ntkexp "$@"\n')
     program.chmod(0o755)

@@ -73,4 +73,4 @@ class LimitRecipe(AbstractRecipe):
 def limit_of(experiment: Experiment, data: Data, workers: int) -> Limit:
     """Find the architecture's limit for these data; to have none is a mistake."""
     task = LearningTask(tuple(data.train.inputs.shape[1:]), 1, data.vocabulary)
-    return Limit(experiment, experiment.model.limit(experiment.init, task), experiment.memory_gb / workers)
+    return Limit(experiment, experiment.model.limit(experiment.init, task), experiment.room_gb / workers)
