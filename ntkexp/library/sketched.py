@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from warnings import warn
@@ -10,7 +11,7 @@ from ntkexp.kernel.features.use_by_use import UseByUse, of_features
 from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.sketched import SketchedKernel, SketchedPoints, sketched_kernel
-from ntkexp.kernel.record.inputs import as_inputs, part
+from ntkexp.kernel.record.inputs import as_inputs, examples, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.mistake import Mistake
@@ -24,13 +25,27 @@ def sketched_tangent(
     refuse_size(size)
     if outputs == "trace":
         raise Mistake("sketch, with outputs='trace': a trace is not sketched; give 'all' or a list of outputs")
-    count = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs.shape[1]
-    chosen = wanted(outputs, count)
+    some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
+    chosen = wanted(outputs, some.shape[1])
+    probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
+    refuse_many(probe, train, len(chosen), size, some.element_size())
     record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
     left = SketchedPoints(record, read, as_inputs(x1))
     right = left if x2 is None else SketchedPoints(record, read, as_inputs(x2))
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     return sketched_kernel(left, right, trained, size, seed)
+
+
+def refuse_many(probe: int, train: int, outputs: int, size: int, number_bytes: int) -> None:
+    """Refuse a kernel between so many outputs that the machine cannot hold it, with the sketches that it is made of."""
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = number_bytes * outputs * (probe * train * outputs + (probe + train) * size)
+    if needed > room:
+        raise Mistake(
+            f"the sketched kernel of {probe} × {train} examples with {outputs} outputs each takes {needed / 1e9:.3g} "
+            f"GB, and this machine has {room / 1e9:.3g}; choose some by outputs=[0], or have the module give fewer, such "
+            "as the log-likelihood of a text"
+        )
 
 
 def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:

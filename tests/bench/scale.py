@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ SIZES = {
 }
 """By what is made of kernels: a base, and a run where everything is large."""
 TIMES = {"N": (0.5, 2), "Q": (0.5, 2), "w": (0.5, 2), "C": (2, 4), "T": (2,)}
-GRID = tuple({"N": n, "Q": n, "w": 1024, "C": c, "T": 1} for c in (1, 10) for n in (2000, 5000, 10_000))
+GRID = tuple({"N": n, "Q": n, "w": 1024, "C": c, "T": 1} for n in (2000, 5000, 10_000) for c in (1, 10))
 HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "by the clock", "growth", "GB", "on disk")
 
 
@@ -103,9 +104,11 @@ def in_words(grown: Mapping[str, float]) -> str:
 
 
 def row(sizes: Mapping[str, int], kernels: str) -> Cost:
-    """Measure one size."""
+    """Measure one size; it is said at once, since a table takes long."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measured, (dict(sizes), kernels))
+        found = pool.apply(measured, (dict(sizes), kernels))
+    sys.stderr.write("  ".join(cells(sizes, kernels, found, "")) + "\n")
+    return found
 
 
 def cells(sizes: Mapping[str, int], kernels: str, found: Cost, growth: str) -> list[str]:

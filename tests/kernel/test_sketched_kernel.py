@@ -63,3 +63,9 @@ def test_what_cannot_be_sketched_is_refused_in_one_line() -> None:
         tangent_kernel(given.module, given.x, sketch=0)
     with pytest.raises(Mistake, match="a trace is not sketched"):
         tangent_kernel(given.module, given.x, sketch=8, outputs="trace")
+
+
+def test_more_outputs_than_the_machine_can_hold_are_refused_before_they_are_read() -> None:
+    """As of a language model whose scores of every word are the outputs."""
+    with pytest.raises(Mistake, match=r"of 3 × 3 examples with 400000 outputs each takes 5\.76e\+03 GB, and this"):
+        tangent_kernel(torch.nn.Linear(1, 400_000), torch.ones(3, 1), sketch=8)
