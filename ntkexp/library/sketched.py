@@ -43,8 +43,8 @@ def refuse_many(probe: int, train: int, outputs: int, size: int, number_bytes: i
     if needed > room:
         raise Mistake(
             f"the sketched kernel of {probe} × {train} examples with {outputs} outputs each takes {needed / 1e9:.3g} "
-            f"GB, and this machine has {room / 1e9:.3g}; choose some by outputs=[0], or have the module give fewer, such "
-            "as the log-likelihood of a text"
+            f"GB, and this machine has {room / 1e9:.3g}; choose some by outputs=[0], or have the module give fewer, "
+            "such as the log-likelihood of a text"
         )
 
 
