@@ -3,6 +3,8 @@
 3        the example at this place among the training examples     20..29   all from one place to another
 #17      the one with this number in the source, as tables show    class:3  all of a class, by its name
 3f9a…    the one of this name (an id, or the beginning of a digest)  top:10   those of most influence
+
+Where examples of a loop were given numbers for ids, numbers are these, and not places.
 """
 
 from __future__ import annotations
@@ -44,12 +46,25 @@ def meant(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.fl
         first, last = map(int, word.split(".."))
         if last < first:
             raise WrongArgument(f"without={word}: it counts downwards; write {last}..{first}", "without")
-        return range(first, place(last, word, count) + 1)
+        return numbered(run, word, first, last) or range(first, place(last, word, count) + 1)
     if re.fullmatch(r"\d+", word):
-        return [place(int(word), word, count)]
+        return numbered(run, word, int(word), int(word)) or [place(int(word), word, count)]
     if re.fullmatch(r"#\d+", word):
         return from_source(run, word)
     return named(run, word)
+
+
+def numbered(run: Run, word: str, first: int, last: int) -> list[int]:
+    """Find the examples whose ids are numbers from the first to the last; none, if theirs are no such."""
+    if not has_names(run):
+        return []
+    names = example_names(run)
+    if not all(name.isdecimal() for name in names):
+        return [k for k, name in enumerate(names) if name == word]  # a digest may have no letters
+    found = [k for k, name in enumerate(names) if first <= int(name) <= last]
+    if not found:
+        raise WrongArgument(f"without={word}: no training example has this id, and ids here are numbers", "without")
+    return found
 
 
 def place(number: int, word: str, count: int) -> int:
@@ -102,7 +117,12 @@ def named(run: Run, word: str) -> list[int]:
 
 def example_names(run: Run) -> list[str]:
     """Name the training examples as the contributions do, or else by their places."""
-    names = run.contributions.coords["example"].to_numpy()
-    if names.dtype.kind not in "iu" and len(set(names)) == len(names):  # numbers in the source are asked for otherwise
-        return [str(name) for name in names]
+    if has_names(run):
+        return [str(name) for name in run.contributions.coords["example"].to_numpy()]
     return list(map(str, range(len(run.data["train_index"]))))
+
+
+def has_names(run: Run) -> bool:
+    """Whether each training example has a name of its own; numbers in the source are asked for otherwise."""
+    names = run.contributions.coords["example"].to_numpy()
+    return names.dtype.kind not in "iu" and len(set(names)) == len(names)

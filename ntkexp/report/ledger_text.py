@@ -9,7 +9,8 @@ import numpy as np
 
 from ntkexp.records.removal import Removal
 from ntkexp.report.effects import NOT_COMPUTED
-from ntkexp.report.explain_text import signed
+from ntkexp.report.examples import Example
+from ntkexp.report.explain_text import fitting, signed
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.text import aligned, counted, percent, short
@@ -59,14 +60,22 @@ def shares(entry: LedgerEntry, top: int) -> str:
     order = np.argsort(-np.abs(entry.shares), kind="stable")
     mass = float(np.abs(entry.shares).sum()) or 1.0
     rows = [
-        (f"{entry.places[k]} (#{entry.examples[k].index})", entry.examples[k].name, signed(float(entry.shares[k])),
+        (*left_out(entry.places[k], entry.examples[k]), signed(float(entry.shares[k])),
          percent(abs(float(entry.shares[k])) / mass))
         for k in order[:top]
     ]  # fmt: skip
+    named = "target" if entry.examples[0].text is None else "holds"
     if len(rest := entry.shares[order[top:]]):
         others = counted(len(rest), "other")
         rows.append((others, "", signed(float(rest.sum())), percent(float(np.abs(rest).sum()) / mass)))
-    return aligned(("left out", "target", "share", "of all shares"), rows, (False, False, True, True))
+    return aligned(("left out", named, "share", "of all shares"), rows, (False, False, True, True))
+
+
+def left_out(place: int, example: Example) -> tuple[str, str]:
+    """Name an example by its place and its number in the source, or by its own name, as the contributions do."""
+    if example.text is None:
+        return f"{place} (#{example.index})", example.name
+    return example.name, fitting(example.text)
 
 
 def steps(entry: LedgerEntry) -> str:

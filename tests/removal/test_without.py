@@ -6,9 +6,12 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import ntkexp.report.effects
 import ntkexp.run.attempt
@@ -22,7 +25,7 @@ from ntkexp.records.predictions import read_predictions
 from ntkexp.records.removal import FOLDER, key
 from ntkexp.report.effects import known_effects
 from ntkexp.report.group import group
-from ntkexp.report.run import load_run
+from ntkexp.report.run import Run, load_run
 from ntkexp.run.execute import execute
 from ntkexp.run.without import without
 from tests.run.small import small
@@ -230,3 +233,28 @@ def test_effects_that_foretold_nothing_are_withheld(
     assert "if left out: withheld; 8 retrainings" in out
     assert "not predictable here" in out
     assert "target  added  of all parts  half by\n" in out.replace("   ", "  ").replace("   ", "  ")
+
+
+def run_of(names: list[str]) -> Run:
+    """A run of a loop whose examples go by these names."""
+    contributions = xr.Dataset(coords={"example": names})
+    data = {"train_index": np.arange(len(names)), "classes": np.array([], dtype=str)}
+    return cast(Run, SimpleNamespace(name="loop", contributions=contributions, data=data))
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "places"),
+    [
+        (["12", "0", "2", "3"], "2", [2]),
+        (["12", "0", "2", "3"], "2..11,12", [0, 2, 3]),
+        (["a", "b", "c"], "2", [2]),
+        (["a", "b", "1234567890123456"], "1234567890123456", [2]),
+    ],
+)
+def test_numbers_that_are_ids_are_no_places(names: list[str], text: str, places: list[int]) -> None:
+    assert group(run_of(names), text, lambda: np.zeros(len(names))) == places
+
+
+def test_an_id_that_nobody_has_is_no_place() -> None:
+    with pytest.raises(Mistake, match="no training example has this id"):
+        group(run_of(["12", "0", "2"]), "1", lambda: np.zeros(3))
