@@ -46,7 +46,10 @@ def limit_kernels(
             f"the kernels at infinite width take {held:.1f} GB, more than a quarter of memory_gb="
             f"{experiment.room_gb:g}; raise it, or lower data.train, data.probe or data.test"
         )
-    return kernels(network, inputs, train, experiment)
+    try:
+        return kernels(network, inputs, train, experiment)
+    except Mistake as mistake:  # of variances that are too large for an activation
+        return DoesNotApply(str(mistake))
 
 
 def kernels(

@@ -132,3 +132,13 @@ def test_a_convolution_that_nothing_depends_on(groups: int) -> None:
     module = nn.Sequential(*layers, nn.Linear(6, 1), nn.LogSoftmax(1), nn.Linear(1, 2)).double()
     x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     agree(ntkexp.tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * EPS)
+
+
+def test_weights_may_lie_in_memory_in_any_order() -> None:
+    """The softmax leaves the convolution to the difference rules, which is held against autograd weight by weight."""
+    module = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Softmax(1), nn.Flatten(), nn.Linear(12, 2)).double()
+    x = torch.randn(3, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = oracle.tangent(module, x, x)
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own
+    agree(ntkexp.tangent_kernel(module, x), expected, 100 * EPS)
+    agree(ntkexp.tangent_kernel(module, x, sketch=4096).kernel, expected, 0.5)

@@ -31,6 +31,12 @@ def test_the_limit_of_a_run_is_the_infinite_kernel_of_its_layers(settings: tuple
         torch.testing.assert_close(found, scale * expected[:, : setting.points.train], rtol=1e-12, atol=1e-12)
 
 
+def test_a_run_goes_on_where_variances_are_too_large_for_its_limit() -> None:
+    setting = prepare(small(RUNGS, "model.activation=tanh", "init.W_std=60"))
+    assert isinstance(setting.start.limit, DoesNotApply)
+    assert "too steep for Mehler's series" in str(setting.start.limit)
+
+
 def test_the_log_measures_the_distance() -> None:
     run = ran(RUNGS, "data.classes=[1,2,3]")
     limit = run.setting.start.limit

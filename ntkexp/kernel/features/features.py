@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -42,10 +41,17 @@ class Features:
 
     def total(self, weights: Weights) -> Weights:
         """The sum over examples and outputs, in the shape of the weights: the gradient, for weighted features."""
-        gradient = {
-            name: torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-            for name, weight in weights.items()
-        }
+        gradient = nothing(weights)
         for block in self.blocks.values():
             block.add_to(gradient)
         return gradient
+
+
+def nothing(weights: Weights) -> Weights:
+    """Zeros in the shapes of the weights, which lie in order even where those do not, as in channels-last layout.
+
+    >>> import torch
+    >>> nothing({"turned": torch.ones(2, 3).t()})["turned"].stride()
+    (2, 1)
+    """
+    return {name: weight.new_zeros(weight.shape) for name, weight in weights.items()}

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ntkexp.kernel.features.features import nothing
 from ntkexp.kernel.features.use_by_use import keep_uses
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape
@@ -106,7 +107,7 @@ def gradients_at(
     taps = [use.tap for use in uses]
     pulled = torch.autograd.grad(output, taps, cotangent, retain_graph=True, materialize_grads=True) if taps else ()
     found = keep_uses(uses, [part[None] for part in pulled], owned.of_uses, len(cotangent), 1, leaves)
-    return found.add_to({name: torch.zeros_like(leaf.detach()) for name, leaf in leaves.items()})
+    return found.add_to(nothing({name: leaf.detach() for name, leaf in leaves.items()}))
 
 
 def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:

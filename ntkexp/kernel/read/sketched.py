@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.features.features import nothing
 from ntkexp.kernel.features.use_by_use import UseByUse
 from ntkexp.kernel.record.inputs import examples, part
 from ntkexp.kernel.record.tape import Tape
@@ -67,7 +68,7 @@ class SketchedPoints:
 
     def gradient(self, vector: Float[Tensor, "example out"], like: Weights) -> Weights:
         """Jᵀ v."""
-        total = {name: torch.zeros_like(weight) for name, weight in like.items()}
+        total = nothing(like)
         for place, found in self.jacobians():
             found.weighted(vector[place]).add_to(total)
         return total
