@@ -37,6 +37,8 @@ def gathered(block: Factored) -> Factored:
 
 def share(outputs: Float[Tensor, "example out use features"]) -> Float[Tensor, "example use"] | None:
     """One for each use that has the β of its example, nothing for one that has none; None if one has another."""
+    if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):  # which is soon seen
+        return outputs.new_ones(len(outputs), outputs.shape[2])
     uses = (outputs != 0).any(3).any(1)
     first = uses.to(torch.uint8).argmax(1)  # each example's first use with any β
     alike = outputs[torch.arange(len(outputs), device=first.device), :, first]

@@ -76,7 +76,7 @@ class Tape:
     @cached_property
     def form(self) -> bytes:
         """The digest of the structure, which is asked for at every step."""
-        return digest((), repr(self.structure))
+        return digest((), self.structure)
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
