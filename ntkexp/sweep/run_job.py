@@ -14,6 +14,7 @@ from ntkexp.config.target import admit
 from ntkexp.engine.base import AbstractJob, Ending, Stepped, Tell
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
+from ntkexp.experiment.room import USUAL
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.run.execute import execute
@@ -50,7 +51,7 @@ class RunJob(AbstractJob):
         made = build(self.fields, admit(self.trust))
         if folder_name(made) != name:
             raise Mistake(f"{name} would be {folder_name(made)} here: this worker has other data or another version")
-        return made
+        return made if made.memory_gb else made.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
 
 
 @contextmanager

@@ -38,4 +38,6 @@ def compared(cells: Sequence[Mapping[str, Any]], threads: int) -> str:
         for cell in cells
         if (before := tagged["products"].get(cell["name"]))
     ]
+    if not rows:
+        return f"None of these cells is among the figures tagged {tagged['tag']}\n"
     return table(f"In products of matrices, beside the figures tagged {tagged['tag']}", HEADER, rows)

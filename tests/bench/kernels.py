@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,16 @@ from tests.bench.race import SECONDS, Race
 from tests.bench.stopwatch import Act, medians
 
 TITLE = "Tangent kernels: MLP 64-w-w-w-C, CNN of 3×64 channels on 14×14, one block of a transformer"
+SIDE = 14  # of images
 PROGRAMS = {
     "nngeometry": ("jacobian",),
     "neural_tangents": ("structured derivatives", "jacobian contraction", "vector products"),
 }
 """Other programs, and by which methods each finds a kernel: the fastest is shown."""
+
+
+Size: TypeAlias = tuple[str, int, int, int]
+"""Kind of network, width, outputs and examples."""
 
 
 def depthwise(outputs: int, channels: int, side: int) -> nn.Module:
@@ -39,17 +45,19 @@ def depthwise(outputs: int, channels: int, side: int) -> nn.Module:
 def cells(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for every network and number of outputs; ten outputs of a CNN get fewer examples, as their peers must."""
     some, few, times = (8, 4, 1) if quick else (256, 48, 5)
-    widths, channels, side = ((16,), 4, 6) if quick else ((128, 512, 1024), 64, 14)
+    widths, channels = ((16,), 4) if quick else ((128, 512, 1024), 64)
     found = [
         cell(f"MLP w={width}", mlp(width, outputs), (INPUTS,), some, times, machine)
         for outputs in (1, 10)
         for width in widths
     ]
-    if peers is not None:  # of the others a CNN of so many examples takes minutes
-        found = beside(found, [(width, outputs) for outputs in (1, 10) for width in widths], peers, some, times)
-    for outputs, examples in ((1, some), (1, few), (10, few)):
-        net = cnn(outputs, channels, side, 3)
-        found.append(cell("CNN", net, (1, side, side), examples, max(times // 2, 1), machine))
+    sizes = [("mlp", width, outputs, some) for outputs in (1, 10) for width in widths]
+    for outputs, examples in ((1, few), (10, few), (1, some)):
+        net = cnn(outputs, channels, SIDE, 3)
+        found.append(cell("CNN", net, (1, SIDE, SIDE), examples, max(times // 2, 1), machine))
+    sizes += [("cnn", channels, outputs, few) for outputs in (1, 10)]
+    if peers is not None:  # of the others a CNN of more examples takes minutes
+        found = beside(found, sizes, peers, times)
     half = channels // 2
     for outputs in (1, 10):
         found.append(cell("transformer", Encoder(outputs), (8, 8), some, times, machine))
@@ -59,13 +67,11 @@ def cells(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     return found
 
 
-def beside(
-    cells: Sequence[Cell], sizes: Sequence[tuple[int, int]], race: Race, examples: int, times: int
-) -> list[Cell]:
-    """Cells of MLPs of these widths and outputs, with what other programs take: each at its best."""
+def beside(cells: Sequence[Cell], sizes: Sequence[Size], race: Race, times: int) -> list[Cell]:
+    """The first cells, which are of these sizes, with what other programs take: each at its best."""
     found = list(cells)
     for program, methods in PROGRAMS.items():
-        kernels = {(size, method): ("mlp", *size, examples, method) for size in sizes for method in methods}
+        kernels = {(size, method): (*size, method) for size in sizes for method in methods}
         told = race.best(program, list(kernels.values()), times, torch.get_num_threads())
         for place, size in enumerate(sizes):
             answers = [told[kernels[size, method]] for method in methods]
