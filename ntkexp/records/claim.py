@@ -74,7 +74,7 @@ class ClaimRecord:
         return self.minutes_of(WHOLE)
 
     def minutes_of(self, part: str) -> float:
-        """The same of the runs of a look."""
+        """One core alone takes so long for the runs of a look."""
         return read_timings(self.path / TIMINGS).get(part, Took(math.nan)).processor / 60
 
     @property
