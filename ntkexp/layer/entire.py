@@ -28,7 +28,7 @@ class AbstractEntire(AbstractPointwise):
 
     @property
     def squared_frequency(self) -> float:
-        """By what variances are multiplied in these differences."""
+        """Variances are multiplied by this in these differences."""
         return 1.0
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:

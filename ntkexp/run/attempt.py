@@ -109,7 +109,7 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
 
 
 def choose_threads(asked: RunRequest, found: Survey) -> int:
-    """As many as the experiment says; else by what a step takes, which is the same whenever the run is begun."""
+    """Take as many as the experiment says; else as a step asks for, which is the same whenever the run is begun."""
     return asked.experiment.threads or threads_by_size(found.operations, asked.most_threads or all_threads())
 
 
