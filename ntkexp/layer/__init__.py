@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from ntkexp.layer.affine import Dense as Dense
     from ntkexp.layer.base import AbstractLayer as AbstractLayer
     from ntkexp.layer.entire import GELU as GELU
+    from ntkexp.layer.entire import AbstractEntire as AbstractEntire
+    from ntkexp.layer.entire import AbstractWave as AbstractWave
     from ntkexp.layer.entire import Cos as Cos
     from ntkexp.layer.entire import Erf as Erf
     from ntkexp.layer.entire import Sin as Sin
