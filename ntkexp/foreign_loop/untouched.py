@@ -6,6 +6,7 @@ PyTorch counts the writes to a tensor, and the count is asked at every call. It 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
+
+LIBRARY, SIZE = ctypes.CDLL(None), ctypes.c_size_t
 
 
 @dataclass
@@ -61,13 +64,15 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same to the bit, seen in numbers of eight bytes where these go up.
+    """Whether two tensors are the same to the bit, seen in numbers of eight bytes where the system cannot compare them.
 
     >>> same_bits(torch.zeros(2), -torch.zeros(2)), same_bits(torch.ones(3), torch.ones(3))
     (False, True)
     """
     if not alike(one, other):
         return False
+    if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
+        return not LIBRARY.memcmp(*(ctypes.c_void_p(each.data_ptr()) for each in (one, other)), SIZE(one.nbytes))
     ours, theirs = one.reshape(-1), other.reshape(-1)
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
     return torch.equal(ours.view(kind), theirs.view(kind))

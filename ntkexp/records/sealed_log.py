@@ -17,6 +17,7 @@ from ntkexp.mistake import NoPlace
 from ntkexp.records.seal import WIDTH, Damaged, Sealing
 
 LENGTH = 8
+SMALL = 1 << 16  # bytes, which are copied sooner than written part by part
 
 
 @dataclass
@@ -73,7 +74,8 @@ class SealedLog:
         size = sum(map(len, content))
         try:
             with self.path.open("ab", buffering=0) as file:
-                for part in (size.to_bytes(LENGTH, "little"), *content, self.seal(len(self), *content)):
+                parts = [size.to_bytes(LENGTH, "little"), *content, self.seal(len(self), *content)]
+                for part in [b"".join(parts)] if size <= SMALL else parts:
                     if file.write(part) != len(part):
                         raise OSError(None, "no room")
         except OSError as error:

@@ -316,3 +316,12 @@ def test_a_signature_shows_the_size_of_an_error() -> None:
     assert 0.3 < ratio < 3  # the mean of the squares of 25 normal numbers
     shift = (signatures.of_one(weight + 1e-6) - signatures.of_one(weight)).norm()
     assert shift > 1e-6
+
+
+def test_steps_up_to_what_memory_holds_are_explained() -> None:
+    kept: list[Trace] = []
+    with pytest.raises(Mistake, match="step 5: the steps followed so far take more than memory_gb"):
+        followed(loop(loops.momentum), loops.plain, kept, memory_gb=1.2e-5)
+    found = kept[0].attribute()
+    assert found.sizes["step"] == 6
+    assert found["closure"].max() < 1e-9  # to rounding, as for a loop that came to its end

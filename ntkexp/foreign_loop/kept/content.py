@@ -22,7 +22,7 @@ from ntkexp.mistake import Mistake
 
 LENGTH, ALIGNED = 8, 16
 SMALL = 1 << 14  # bytes, which are copied sooner than written by themselves
-PLAIN = bool | int | float | str | None
+PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass
@@ -54,6 +54,8 @@ def written(content: object) -> list[bytes | memoryview]:
 
 def described(content: object, tensors: Tensors) -> object:
     """The content with every tensor put among the tensors, and its place in its stead."""
+    if type(content) in PLAIN:  # most of it is, at every step of somebody's training
+        return content
     if isinstance(content, Tensor):
         place = tensors.put(content)
         return {"tensor": [str(content.dtype).removeprefix("torch."), list(content.shape), place]}

@@ -60,8 +60,8 @@ class KeeperInMemory(AbstractKeeper):
         taken = EventPlace(index, which, groups_of(self.optimizers[which], self.names))
         event = event_of(step, taken, signed)
         self.kept.put({**event, "calls": step.calls, "whole": cloned(event["whole"])})
-        self.refuse_too_much(index)
         self.latest = after
+        self.refuse_too_much(index)
         self.waiting.discard(which)
         if not self.waiting and self.plan.due(self.count - self.since):
             self.keep(after)
