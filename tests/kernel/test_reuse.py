@@ -27,7 +27,8 @@ ACTS: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "what is fed": (lambda v: v * 2, ["mul"]),
     "a constant": (lambda v: CONSTANT * v, ["mul"]),
     "the second of two": (lambda v: v * (v + 1), ["add", "mul_"]),
-    "not the second of a difference": (lambda v: v - (v + 1), ["add", "sub"]),
+    "the second of a difference": (lambda v: v - (v + 1), ["add", "sub over"]),
+    "a mean": (lambda v: torch.lerp(v + 1, v, 0.5), ["add", "lerp_"]),
     "what is looked at again": (lambda v: (v + 1) * 2 * (v + 1), ["add", "mul", "mul_"]),
     "what a view looks at again": (
         lambda v: ((v + 1) * 2).view(12) / (v + 1).view(12),
@@ -37,7 +38,7 @@ ACTS: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "a copy along an axis": (lambda v: v.sum(0).expand(4, 3) * 2, ["sum", "expand", "mul"]),
     "part of its memory": (lambda v: (v + 1)[:2] * 2, ["add", "slice", "mul"]),
     "what is smaller than the result": (lambda v: (v[:1] + 1) * v, ["slice", "add", "mul"]),
-    "with a factor": (lambda v: torch.add(v, v.exp(), alpha=2), ["exp", "add"]),
+    "with a factor": (lambda v: torch.add(v, v.exp(), alpha=2), ["exp", "add over"]),
     "another kind": (lambda v: (v > 0).long() * v, ["gt", "_to_copy", "mul"]),
 }
 

@@ -28,8 +28,9 @@ class Heard(DispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._schema.name.removeprefix("aten::"))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.names.append(func._schema.name.removeprefix("aten::") + (" over" if "out" in kwargs else ""))
+        return func(*args, **kwargs)
 
 
 def heard(program: Program, fed: Sequence[Tensor]) -> list[str]:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
 from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.record.recorder import Recorder, writes
-from ntkexp.kernel.record.reuse import IN_PLACE, overwritten
+from ntkexp.kernel.record.reuse import IN_PLACE, in_place, overwritten
 from ntkexp.kernel.record.simplify import Simplification
 from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import Tape
@@ -87,7 +87,7 @@ def compile_entries(
     fed: Sequence[Slot],
     constants: Sequence[Slot],
     results: Sequence[Slot],
-    over: Mapping[Slot, tuple[Any, ...]],
+    over: Mapping[Slot, Slot],
 ) -> tuple[Callable[..., tuple[list[Tensor], list[Any]]], list[Any]]:
     """The operations as a function of what is fed and of constants; and what it reads. Some write over an argument."""
     graph = fx.Graph()
@@ -100,9 +100,9 @@ def compile_entries(
         nodes[slot] = graph.placeholder(f"v{k}")
     read: list[tuple[fx.Node, Any]] = []
     for entry in entries:
+        args, kwargs = tree_map(node, (entry.args, entry.kwargs))
         target = over.get(entry.results[0]) if entry.results else None
-        args, kwargs = tree_map(node, (target or entry.args, entry.kwargs))
-        whole = call(graph, entry.op, METHODS if target is None else IN_PLACE, args, kwargs)
+        whole = call(graph, entry.op, args, kwargs) if target is None else call_over(graph, entry, target, node)
         if entry.places is None:
             nodes |= dict.fromkeys(entry.results, whole)
             read += [(whole, scalar) for scalar in entry.scalars if scalar is not None]
@@ -113,13 +113,20 @@ def compile_entries(
     return fx.GraphModule({}, graph).forward, [scalar for _, scalar in read]
 
 
-def call(
-    graph: fx.Graph, op: OpOverload, methods: Mapping[OpOverload, str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> fx.Node:
+def call(graph: fx.Graph, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
     """The line that runs an operation."""
-    if op in methods:
-        return graph.call_method(methods[op], args, kwargs)
+    if op in METHODS:
+        return graph.call_method(METHODS[op], args, kwargs)
     return graph.call_function(FUNCTIONS.get(op, op), args, kwargs)
+
+
+def call_over(graph: fx.Graph, entry: Entry, target: Slot, node: Callable[[Any], Any]) -> fx.Node:
+    """The line that runs an operation and writes over one of its arguments."""
+    first = in_place(entry, target)
+    args, kwargs = tree_map(node, ((first or entry).args, entry.kwargs))
+    if first is not None:
+        return graph.call_method(IN_PLACE[entry.op], args, kwargs)
+    return graph.call_function(FUNCTIONS[entry.op], args, kwargs | {"out": node(target)})
 
 
 def trace(

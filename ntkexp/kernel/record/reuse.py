@@ -1,14 +1,15 @@
 """Reuse: what a program needs no more is written over.
 
-To fill fresh memory takes several times as long as the arithmetic that fills it. A sum, difference, product or quotient
-may go where one of its arguments is, if the program itself made that argument, nothing that comes later looks at its
-memory, and what is written has the same shape, layout and kind. Bits stay the same: these operations round each element
-by itself.
+To fill fresh memory takes several times as long as the arithmetic that fills it. A sum, difference, product, quotient
+or mean may go where one of its arguments is, if the program itself made that argument, nothing that comes later looks
+at its memory, and what is written has the same shape, layout and kind. Bits stay the same: these operations round each
+element by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,29 +23,28 @@ IN_PLACE = {
     aten.add.Tensor: "add_",
     aten.addcmul.default: "addcmul_",
     aten.div.Tensor: "div_",
+    aten.lerp.Scalar: "lerp_",
     aten.mul.Tensor: "mul_",
     aten.neg.default: "neg_",
     aten.sub.Tensor: "sub_",
 }
-EITHER_WAY = (aten.add.Tensor, aten.mul.Tensor)  # whose arguments may be exchanged
+EITHER_WAY = (aten.add.Tensor, aten.mul.Tensor)  # whose arguments may be exchanged, if they have no factor
 PERHAPS_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes")  # which do not say that they are
 
 
-def overwritten(
-    entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
-) -> dict[Slot, tuple[Slot, ...]]:
-    """The arguments of an operation, by its result, if it may write over the first; `others` are not the program's own,
-    or are asked for.
+def overwritten(entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]) -> dict[Slot, Slot]:
+    """The argument of an operation, by its result, that it may write over; `others` are not the program's own, or are
+    asked for.
     """
     homes = homes_of(entries, values)
     needed = {homes.get(slot, slot) for slot in others}
     found = {}
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
-        for order in orders(entry):
-            home = homes.get(order[0], order[0])
-            if home not in needed and used.count(home) == 1 and fits(values[entry.results[0]], values[order[0]]):
-                found[entry.results[0]] = order
+        for slot in candidates(entry):
+            home = homes.get(slot, slot)
+            if home not in needed and used.count(home) == 1 and fits(values[entry.results[0]], values[slot]):
+                found[entry.results[0]] = slot
         needed.update(used)
     return found
 
@@ -68,12 +68,16 @@ def is_view(entry: Entry) -> bool:
     return bool(entry.slots) and (told or entry.name in PERHAPS_VIEWS)
 
 
-def orders(entry: Entry) -> Iterator[tuple[Slot, ...]]:
-    """The arguments in the orders in which the first may be written over."""
-    if entry.op in IN_PLACE and isinstance(entry.args[0], Slot):
-        yield entry.args
-        if entry.op in EITHER_WAY and isinstance(entry.args[1], Slot) and not entry.kwargs:
-            yield entry.args[::-1]
+def candidates(entry: Entry) -> list[Slot]:
+    """The arguments that may be written over, the one in whose place it is quickest last."""
+    return [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)] if entry.op in IN_PLACE else []
+
+
+def in_place(entry: Entry, over: Slot) -> Entry | None:
+    """The operation with what it writes over as its first argument, where that is the same."""
+    if entry.args[0] == over:
+        return entry
+    return replace(entry, args=entry.args[::-1]) if entry.op in EITHER_WAY and not entry.kwargs else None
 
 
 def fits(result: Tensor, argument: Tensor) -> bool:
