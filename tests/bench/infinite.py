@@ -31,7 +31,7 @@ TITLE = "Kernels of infinite width, CPU time per pair of n examples; of the torc
 FLOOR = 1.14e-9
 TYPES = {64: torch.float64, 32: torch.float32}
 COMPILING = 50.0  # seconds, more than `--seconds`, that another program has if a network is new to it
-ROUNDS, ENOUGH = 3, 8.0  # at most so many count, and none begins after so many seconds, but for the first
+ROUNDS, ENOUGH = 3, 5.0  # at most so many count, and none begins after so many seconds, but for the first
 
 Told: TypeAlias = float | str
 """Seconds, or why there are none."""
