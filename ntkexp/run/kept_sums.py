@@ -64,6 +64,11 @@ def is_name(part: Any) -> bool:
     return isinstance(part, dict) and KEPT in part
 
 
+def kept_bytes(folder: Path) -> int:
+    """How much the sums of a checkpoint take."""
+    return sum(path.stat().st_size for path in folder.glob(FILES))
+
+
 def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
     """Remove the sums of other checkpoints than that with these files."""
     for path in folder.glob(FILES):

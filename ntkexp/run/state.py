@@ -22,6 +22,7 @@ from ntkexp.path.integration.base import Room
 from ntkexp.path.step import Step
 from ntkexp.path.timetable import AbstractTimetable
 from ntkexp.run.effects_pass import EffectsPass, begin_effects
+from ntkexp.run.kept_sums import kept_bytes
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
@@ -138,7 +139,7 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     experiment, weights = setting.experiment, setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        refuse_small_disk(domain.scratch, spilled(setting))
+        refuse_small_disk(domain.scratch, spilled(setting) - kept_bytes(domain.scratch))
     accumulator, asked = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
