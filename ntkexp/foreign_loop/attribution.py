@@ -49,7 +49,7 @@ class StepFound:
     factor: float
     gradient_error: float  # proof (a), relative to the gradient
     closure: float  # proof (c), relative to the change of the outputs
-    casts: Float[Tensor, "probe out"]  # what casts did to the gradient, and that to the outputs
+    casts: Float[Tensor, "probe out"]  # what casts, or rounding, did to the gradient, and that to the outputs
     casts_error: float  # how far they moved the gradient, relative to it
 
 
@@ -73,7 +73,8 @@ class Backwards:
         calls = self.pulled(step, begun)
         found = self.summed(step, calls)
         factors, missed = self.prove(step, begun, found)
-        lost = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard} if casts(step) else {}
+        rounds = casts(step) or divides(step)
+        lost = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard} if rounds else {}
         difference = {name: end[name] - weight for name, weight in step.start.items()}
         change = self.later.outputs - tape.outputs
         closure = (features.applied(difference) - change).norm()
@@ -88,7 +89,7 @@ class Backwards:
             gradient_error=missed,
             closure=float(closure / change.norm()) if bool(change.any()) else float(closure),
             casts=cast,
-            casts_error=relative(lost, step.gradient),
+            casts_error=relative(lost, step.gradient) if casts(step) else 0.0,
         )
 
     def pulled(self, step: FollowedStep, begun: Sequence[Weights]) -> list[Features]:
@@ -147,6 +148,12 @@ class Backwards:
 def casts(step: FollowedStep) -> bool:
     """Whether some call was made under autocast."""
     return any(call.how.autocast is not None for call in step.calls)
+
+
+def divides(step: FollowedStep) -> bool:
+    """Whether the optimizer divides gradients by their sizes, as Adam does: where they cancel, what rounding left may
+    then move weights as far as gradients do."""
+    return any(isinstance(each.scale, Tensor) for each in step.linear.values())
 
 
 def relative(part: Weights, whole: Weights) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -41,4 +42,15 @@ def cost_of_casts(found: xr.Dataset) -> str:
         f"autocast to {kind} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, and so "
         f"the outputs by {shares[0]} of what training changed, which no example added; outputs are read without casts, "
         f"{shares[1]} of that change away from those with them"
+    )
+
+
+def cost_of_rounding(found: xr.Dataset) -> str:
+    """The sentence on rounding without casts, where it did more than half of the digits can hide."""
+    share = float(found.attrs.get("rounding", 0.0))
+    if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
+        return ""
+    return (
+        f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
+        "which no example added; a larger eps of the optimizer mends it"
     )

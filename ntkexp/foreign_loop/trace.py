@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from ntkexp.foreign_loop.altered_loop import Again, altered_loop
 from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.call_readers import CallReaders
 from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.cost_of_casts import away
+from ntkexp.foreign_loop.cost_of_casts import away, cost_of_rounding
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.kept.save import save
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery
@@ -30,6 +31,8 @@ from ntkexp.shapes import Function, Inputs
 
 if TYPE_CHECKING:
     import xarray as xr
+
+LOG = logging.getLogger("ntkexp.follow")
 
 
 @dataclass
@@ -108,6 +111,8 @@ class Trace:
         if effects:
             known = loop_effects(self, effects, mean, memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
+        if self.folder is None and (said := cost_of_rounding(found)):
+            LOG.warning("ntkexp: %s", said)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
@@ -132,7 +137,8 @@ class Trace:
         start, casts = back.later.outputs, self.called.casts
         arrays = sums.arrays(cast=casts is not None)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), last.outputs - start)}
-        facts: dict[str, str | float] = {}
+        moved = float(arrays["change"][1].norm())
+        facts: dict[str, str | float] = {"rounding": float(sums.casts.norm()) / (moved or 1.0)}
         if casts is not None:
             facts = {"autocast": casts.kind, "away": away(self.called, end, self.queries, last.outputs)}
         return xr.Dataset(

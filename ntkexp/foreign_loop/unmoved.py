@@ -6,13 +6,14 @@ else moves changes no gradient, so that no other proof would show it.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from ntkexp.mistake import Mistake
+from ntkexp.shapes import Weights
 
 
 @dataclass
@@ -57,10 +58,38 @@ class Unmoved:
                 )
             self.known[name] = tensor, tensor._version
 
+    def otherwise(self, weights: Weights) -> Iterator[str]:
+        """What is otherwise than in a trace that ends at these weights: tensors, and numbers that modules hold.
+
+        >>> net = nn.Dropout(0.5)
+        >>> unmoved, net.p = Unmoved(net, nn.Dropout(0.5)), 0.1
+        >>> list(unmoved.otherwise({}))
+        ['p']
+        """
+        now = named_tensors(self.model)
+        for name, kept in {**named_tensors(self.copy), **weights}.items():
+            if name not in now or (now[name].device == kept.device and not torch.equal(now[name].detach(), kept)):
+                yield name
+        modules = dict(self.model.named_modules())
+        for name, was in self.copy.named_modules():
+            held = vars(modules.get(name, was))
+            yield from (f"{name}.{key}".lstrip(".") for key, value in settings(was) if held.get(key) != value)
+
     def knows(self, name: str, tensor: Tensor) -> bool:
         """Whether this very tensor was looked at, and not written to since."""
         known, count = self.known.get(name, (None, 0))
         return known is tensor and count == tensor._version
+
+
+def settings(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """The numbers and words that a module holds, but its mode.
+
+    >>> dict(settings(nn.Dropout(0.5)))
+    {'p': 0.5, 'inplace': False}
+    """
+    for key, value in vars(module).items():
+        if isinstance(value, bool | int | float | str) and key != "training" and not key.startswith("_"):
+            yield key, value
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -31,6 +32,8 @@ from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import batch_statistics
 from ntkexp.shapes import Weights
+
+LOG = logging.getLogger("ntkexp.follow")
 
 FOLLOWED: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps are being followed."""
@@ -95,6 +98,12 @@ class Watch:
 
     def end(self, *, whole: bool) -> None:
         """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
+        if self.hooks and whole and (changed := list(self.unmoved.otherwise(self.untouched.weights))):
+            LOG.warning(
+                "ntkexp: '%s' changed%s, and no step did it; what is attributed is the model without that",
+                changed[0],
+                f", and {len(changed) - 1} more" if changed[1:] else "",
+            )
         if self.hooks:
             FOLLOWED.difference_update(self.optimizers)
         for hook in self.hooks:

@@ -324,3 +324,52 @@ def test_half_of_what_an_example_added_is_done_by_its_steps() -> None:
         assert (times >= min(steps)).all()
         assert (times <= max(steps) + 1).all()
         assert len(steps) > 1 or abs(times - steps[0] - 0.5).max() < 1e-9
+
+
+class Scaled(nn.Linear):
+    """Outputs of length one, whatever they are multiplied with: the gradient of that is rounding alone."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.scale = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(x)
+
+
+def test_what_rounding_did_through_adam_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        net, x = Scaled(), torch.randn(6, 4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    with ntkexp.follow(net, optimizer, queries=x[:2]) as trace:
+        for _ in range(6):
+            optimizer.zero_grad()
+            nn.functional.normalize(net(x)).square()[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    found = trace.attribute()
+    change = found["change"].to_numpy()
+    missed = np.linalg.norm(found["contribution"].sum("example") + found["decay"] - change) / np.linalg.norm(change)
+    assert 1e-3 < missed < 1.01 * found.attrs["rounding"]
+    assert np.linalg.norm(found["by_step"].sum("step") - change) < EXACT_32 * np.linalg.norm(change)
+    assert "rounding did" in caplog.text
+
+
+def clamped_at_last(given: Loop, batch: torch.Tensor) -> None:
+    plain(given, batch)
+    if given.done == loops.STEPS - 1:
+        given.model[2].get_parameter("weight").data.clamp_(-0.1, 0.1)
+
+
+def hotter(given: Loop, batch: torch.Tensor) -> None:
+    """A model's own number changes in the loop; outputs go with it."""
+    given.model[3].approximate = "tanh" if given.done == loops.STEPS - 1 else "none"  # type: ignore[assignment]
+    plain(given, batch) if given.done < loops.STEPS - 1 else None
+
+
+@pytest.mark.parametrize(("body", "name"), [(clamped_at_last, "2.weight"), (hotter, "3.approximate"), (plain, None)])
+def test_what_no_step_changed_is_said_at_the_end(
+    body: Body, name: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed(loop(sgd), body)
+    assert (f"'{name}' changed, and no step did it" in caplog.text) if name else not caplog.text

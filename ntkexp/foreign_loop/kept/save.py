@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ntkexp.foreign_loop.cost_of_casts import cost_of_casts
+from ntkexp.foreign_loop.cost_of_casts import cost_of_casts, cost_of_rounding
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.records.command import command
@@ -95,8 +95,10 @@ def parts(found: xr.Dataset) -> ContributionsByRule:
 
 
 def cast_in(found: xr.Dataset) -> float:
-    """How far casts moved the outputs."""
-    return float(np.linalg.norm(found["casts"].to_numpy())) if "casts" in found else 0.0
+    """How far casts, or rounding of gradients, moved the outputs."""
+    if "casts" in found:
+        return float(np.linalg.norm(found["casts"].to_numpy()))
+    return float(found.attrs["rounding"]) * float(np.linalg.norm(found["change"].to_numpy()))
 
 
 def compared(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float = 0.0) -> Result:
@@ -146,7 +148,7 @@ def examples(
 def told(found: xr.Dataset, processes: int) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
-    against = "; ".join(filter(None, (cost_of_casts(found), caveats)))
+    against = "; ".join(filter(None, (cost_of_casts(found), cost_of_rounding(found), caveats)))
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     of = f" in {processes} processes" if processes > 1 else ""
     return (
