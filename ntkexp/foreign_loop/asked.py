@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.members import refuse_short
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.kernel.record.inputs import as_inputs, examples, part
 from ntkexp.mistake import Mistake
@@ -31,6 +32,8 @@ def as_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> 
     except Mistake:
         raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        for name, weight in module.named_parameters():
+            refuse_short(name, weight)  # which comes first, where queries would fit longer ones
         raise Mistake(f"queries=: the model does not take them: {str(error).splitlines()[0]}") from error
     return asked
 
