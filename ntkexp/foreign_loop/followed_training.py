@@ -92,7 +92,7 @@ class FollowedTraining(AbstractTrajectory):
         if call.how.autocast is not None:
             raise Mistake(
                 f"step {step.index}: it was taken under autocast, whose rounding has no derivative; follow the loop "
-                "without autocast, or ask what examples added, without effects, --again and --without"
+                "without autocast, or ask only what examples added"
             )
         losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
         factors = self.weighing.factors(call.names).to(self.end)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.gathered import in_few_uses
 from ntkexp.kernel.features.gram import gram, trace
 from ntkexp.kernel.read.batches import Batches
 from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
@@ -62,5 +63,5 @@ def between(
     left: KernelSide, right: KernelSide, chosen: Sequence[int], inner: Callable[[Features, Features], Tensor]
 ) -> Tensor:
     """The kernel of some outputs; features of the same side are read once."""
-    ones = left.read(chosen)
-    return inner(ones, ones if left is right else right.read(chosen))
+    ones = in_few_uses(left.read(chosen))
+    return inner(ones, ones if left is right else in_few_uses(right.read(chosen)))

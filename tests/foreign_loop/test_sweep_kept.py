@@ -73,7 +73,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-@pytest.mark.parametrize(("memory_gb", "after"), [(4.0, 5), (CHUNKS, 12)])
+@pytest.mark.parametrize(("memory_gb", "after"), [(4.0, 5), pytest.param(CHUNKS, 12, marks=pytest.mark.slow)])
 def test_a_sweep_that_was_stopped_goes_on(
     memory_gb: float, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.features.gathered import gathered
+from ntkexp.kernel.features.gathered import gathered, in_few_uses
 from ntkexp.kernel.features.gram import gram
 from tests.kernel.compare import agree
 
@@ -54,5 +54,5 @@ def test_nothing_is_gathered_of_nothing() -> None:
 
 def test_a_kernel_between_gathered_and_other_uses() -> None:
     left, right = block(READ["masked"], 1.0), block(torch.rand(5, 6), 1.0, 1)
-    found = gram(*(Features({("w", None): side}, 5, 2) for side in (left, right)))
+    found = gram(*(in_few_uses(Features({("w", None): side}, 5, 2)) for side in (left, right)))
     agree(found, torch.einsum("qcio,ndio->qcnd", left.dense(), right.dense()), 100 * EPS)

@@ -3,6 +3,7 @@
     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u one or nothing
 
 so a layer whose result is only summed up, or looked at in one place, costs a kernel what a layer of one use does.
+Whether they do is read from the numbers, for which a device is waited: a kernel by itself can afford that, a step not.
 
 >>> from ntkexp.kernel.features.blocks import Factored
 >>> a, beta = torch.arange(6.0).view(1, 3, 2), torch.tensor([[1.0], [0.0], [1.0]]).view(1, 1, 3, 1)
@@ -20,6 +21,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.features import Features
+
+
+def in_few_uses(features: Features) -> Features:
+    """The same features, with as few uses as they can have."""
+    blocks = features.blocks.items()
+    return replace(
+        features, blocks={key: gathered(block) if isinstance(block, Factored) else block for key, block in blocks}
+    )
 
 
 def gathered(block: Factored) -> Factored:

@@ -17,7 +17,6 @@ from torch import Tensor
 from ntkexp.kernel.features import tiles
 from ntkexp.kernel.features.blocks import Block, Factored, Rows, of_biases
 from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.features.gathered import gathered
 from ntkexp.kernel.features.sheets import sheets
 from ntkexp.kernel.features.total import Total
 from ntkexp.mistake import Mistake
@@ -52,7 +51,6 @@ def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "row row_"]:
     """The shares of all pairs."""
     if not pairs:
         raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
-    pairs = [gathered_pair(*pair) for pair in pairs]
     single = [pair for pair in pairs if is_single_use(pair)]
     tiled = tiles.pays(single)
     share = tiles.single_uses(single) if tiled else None
@@ -63,14 +61,6 @@ def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "row row_"]:
     for sheet, sheet_ in sheets([pair for pair in others if not add_factored(total, *pair)]):
         total.add_product(sheet, sheet_)
     return total.whole()
-
-
-def gathered_pair(left: Block, right: Block) -> tuple[Block, Block]:
-    """Both with as few uses as they can have."""
-    one = gathered(left) if isinstance(left, Factored) else left
-    if right is left:
-        return one, one
-    return one, gathered(right) if isinstance(right, Factored) else right
 
 
 def begun(share: Float[Tensor, "probe out train out_"] | None, pairs: list[tuple[Block, Block]]) -> Total:
