@@ -51,7 +51,9 @@ class RunJob(AbstractJob):
         made = build(self.fields, admit(self.trust))
         if folder_name(made) != name:
             raise Mistake(f"{name} would be {folder_name(made)} here: this worker has other data or another version")
-        return made if made.memory_gb else made.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
+        if made.memory_gb or made.device == "cpu":
+            return made
+        return made.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
 
 
 @contextmanager
