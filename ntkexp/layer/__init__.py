@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ntkexp.layer.affine import Conv as Conv
     from ntkexp.layer.affine import Dense as Dense
     from ntkexp.layer.base import AbstractLayer as AbstractLayer
+    from ntkexp.layer.concatenation import Concatenation as Concatenation
     from ntkexp.layer.entire import GELU as GELU
     from ntkexp.layer.entire import AbstractEntire as AbstractEntire
     from ntkexp.layer.entire import AbstractWave as AbstractWave

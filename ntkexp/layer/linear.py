@@ -7,6 +7,7 @@ different variances, so that no activation follows it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -36,7 +37,7 @@ class Flatten(AbstractLayer):
         return nn.Flatten()
 
     def carry(self, signal: Signal) -> Signal:
-        return Signal(gaussian=False, fresh=signal.fresh)
+        return replace(signal, gaussian=False)
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
         return Pairs.equal(shape[1:])

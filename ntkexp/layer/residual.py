@@ -39,7 +39,12 @@ class Residual(AbstractLayer):
         ends = [chain.carry(layers, signal.branch()) for layers in (self.branch, self.shortcut)]
         ends[0].refuse_beside(ends[1])
         whole = [chain.carry(layers, signal) for layers in (self.branch, self.shortcut)]
-        return Signal(all(end.gaussian for end in ends), all(end.fresh for end in whole))
+        return Signal(
+            gaussian=all(end.gaussian for end in ends),
+            fresh=all(end.fresh for end in whole),
+            wide=all(end.wide for end in ends),
+            uneven=any(end.uneven for end in ends),
+        )
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
         branch, shortcut = (chain.need(layers, wanted, shape) for layers in (self.branch, self.shortcut))

@@ -54,8 +54,9 @@ def layer(item: object, place: str) -> AbstractLayer:
     given = {str(key): value for key, value in item.items() if key != "layer"}
     refuse_strangers(kind, given, place)
     lists = {key: parse(value, f"{place}.{key}") for key, value in given.items() if takes_layers(kind, key)}
+    branches = {key: parallel(value, f"{place}.{key}") for key, value in given.items() if takes_branches(kind, key)}
     try:
-        return kind.model_validate(given | lists)
+        return kind.model_validate(given | lists | branches)
     except ValidationError as error:
         raise refusal(error, kind, f"{place} ({kind.__name__})") from None
 
@@ -81,6 +82,18 @@ def refuse_strangers(kind: type[AbstractLayer], given: Iterable[str], place: str
 def takes_layers(kind: type[AbstractLayer], key: str) -> bool:
     """Whether a field is a list of layers."""
     return kind.model_fields[key].annotation == tuple[AbstractLayer, ...]
+
+
+def takes_branches(kind: type[AbstractLayer], key: str) -> bool:
+    """Whether a field is a list of lists of layers."""
+    return kind.model_fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]
+
+
+def parallel(items: object, place: str) -> tuple[tuple[AbstractLayer, ...], ...]:
+    """Parse lists of layers, each of which is a branch."""
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        raise Mistake(f"{place} is no list of branches; write [[…], […]], each a list of layers")
+    return tuple(parse(item, f"{place}[{k}]") for k, item in enumerate(items))
 
 
 def refusal(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ntkexp.layer.affine import AbstractAffine
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.residual import Residual
 
 Layers = tuple[AbstractLayer, ...]
@@ -30,6 +31,9 @@ def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
     if isinstance(layer, Residual):
         branch, shortcut = (tuple(scaled(one, factor) for one in side) for side in (layer.branch, layer.shortcut))
         return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
+    if isinstance(layer, Concatenation):
+        branches = tuple(tuple(scaled(one, factor) for one in branch) for branch in layer.branches)
+        return layer.model_copy(update={"branches": branches})
     return layer
 
 
@@ -40,3 +44,5 @@ def affine(layers: Layers) -> Iterator[AbstractAffine]:
             yield layer
         if isinstance(layer, Residual):
             yield from affine(layer.branch + layer.shortcut)
+        if isinstance(layer, Concatenation):
+            yield from affine(tuple(one for branch in layer.branches for one in branch))

@@ -34,9 +34,9 @@ def infinite_kernel(
 
     `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or the list as JSON:
     Dense, Conv, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool,
-    GlobalAvgPool, Flatten, LayerNorm, Residual. Without x2 the examples are paired with themselves, and where one meets
-    itself nothing is rounded that is 1 by definition. `W_std` and `b_std` may be tensors: both kernels are
-    differentiable by them and by the inputs. Beside its result, a call takes up to `memory_gb`.
+    GlobalAvgPool, Flatten, LayerNorm, Residual, Concatenation. Without x2 the examples are paired with themselves, and
+    where one meets itself nothing is rounded that is 1 by definition. `W_std` and `b_std` may be tensors: both kernels
+    are differentiable by them and by the inputs. Beside its result, a call takes up to `memory_gb`.
     """
     refuse_unfit(x1, x2, memory_gb)
     net = network(parse(spec), tuple(x1.shape[1:]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.entire import GELU, Cos, Erf, Sin
 from ntkexp.layer.generic import Generic
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
@@ -69,7 +70,7 @@ def bodies(random: Random, shape: tuple[int, ...], activations: list[AbstractPoi
     add(convolution(random.randint(1, 4)))
     for _ in range(random.randint(0, 3)):
         activation = random.choice(activations)
-        match random.choice(["plain", "norm", "pool", "residual", "strided residual", "pool first"]):
+        match random.choice(["plain", "norm", "pool", "residual", "strided residual", "pool first", "concatenation"]):
             case "norm":
                 add(LayerNorm(eps=0.1))
             case "pool" if min(shape[1:]) > 1:
@@ -85,6 +86,11 @@ def bodies(random: Random, shape: tuple[int, ...], activations: list[AbstractPoi
                 first, second, beside = convolution(3, 2), Conv(features=3), convolution(3, 2)
                 add(Residual(branch=(activation, first, ReLU(), second), shortcut=(beside,)))
                 continue
+            case "concatenation":
+                stride = random.randint(1, 2)
+                one: tuple[AbstractLayer, ...] = (convolution(3, stride), activation)
+                two = Residual(branch=(ReLU(), convolution(shape[0], 1))), convolution(random.randint(1, 4), stride)
+                add(Concatenation(branches=(one, two, ()) if stride == 1 else (one, two)))
             case _:
                 add(activation)
         add(convolution(random.randint(1, 4)))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.norm import LayerNorm
 from ntkexp.layer.pointwise import AbstractPointwise
@@ -76,6 +77,8 @@ def step(layer: AbstractLayer, state: State) -> State:
             own = (added(branch.own[0], shortcut.own[0]), added(branch.own[1], shortcut.own[1]))
             tangent = added(branch.tangent, shortcut.tangent)
             return State(added(branch.cross, shortcut.cross), tangent, own, branch.shape, state.same)
+        case Concatenation():
+            return concatenated([pushed(branch, state) for branch in layer.branches])
         case AvgPool() | GlobalAvgPool() | Flatten():
             return pooled(layer, state)
     raise AssertionError(layer)
@@ -84,6 +87,20 @@ def step(layer: AbstractLayer, state: State) -> State:
 def added(one: Values, two: Values) -> Values:
     assert one.keys() == two.keys()
     return {pair: one[pair] + two[pair] for pair in one}
+
+
+def concatenated(ends: Sequence[State]) -> State:
+    """The mean over all channels, those of one branch after those of another."""
+
+    def mean(each: Sequence[Values]) -> Values:
+        assert all(values.keys() == each[0].keys() for values in each)
+        sums = {pair: sum(end.shape[0] * v[pair] for end, v in zip(ends, each, strict=True)) for pair in each[0]}
+        return {pair: total / channels for pair, total in sums.items()}
+
+    channels = sum(end.shape[0] for end in ends)
+    own = (mean([end.own[0] for end in ends]), mean([end.own[1] for end in ends]))
+    shape = (channels, *ends[0].shape[1:])
+    return State(mean([end.cross for end in ends]), mean([end.tangent for end in ends]), own, shape, ends[0].same)
 
 
 def affine(layer: AbstractAffine, state: State) -> State:

@@ -15,6 +15,7 @@ from torch import Tensor
 import ntkexp
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.entire import GELU, Cos, Erf, Sin
 from ntkexp.layer.generic import Generic
 from ntkexp.layer.interpolation import interpolated
@@ -162,6 +163,32 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
         ),
         (2, 9, 13),
     ),
+    "concatenation": (
+        (
+            *(conv(), ReLU(), conv()),
+            Concatenation(branches=((ReLU(), conv(features=2)), (), (INNER, Erf(), conv(features=3), Tanh()))),
+            *(conv(5, param="standard"), GELU(), GlobalAvgPool(), DENSE),
+        ),
+        (2, 5, 6),
+    ),
+    "concatenation, strided": (
+        (
+            conv(),
+            Concatenation(
+                branches=(
+                    (ReLU(), conv(stride=2, features=2), Residual(branch=(ReLU(), conv()), shortcut=(conv(1),))),
+                    (Concatenation(branches=((Abs(), conv(1)), ())), AvgPool(window=2)),
+                    (AvgPool(window=2),),
+                )
+            ),
+            *(AvgPool(window=(1, 2)), conv(circular=True), ReLU(), Flatten(), DENSE),
+        ),
+        (2, 6, 8),
+    ),
+    "vectors, concatenation": (
+        (DENSE, Concatenation(branches=((), (ReLU(), DENSE), (Tanh(),))), DENSE, ReLU(), Dense(features=1)),
+        (7,),
+    ),
     "without biases": ((conv(b_std=0.0), ReLU(), conv(b_std=0.0), ReLU(), GlobalAvgPool(), DENSE), (1, 5, 5)),
 }
 
@@ -172,7 +199,9 @@ def points(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
     return x
 
 
-@pytest.mark.parametrize("name", ["levels", "nested strides", "passing through", "steps that differ"])
+@pytest.mark.parametrize(
+    "name", ["levels", "nested strides", "concatenation, strided", "passing through", "steps that differ"]
+)
 def test_strides_and_pools_inside_a_network_are_those_of_torch(name: str) -> None:
     agree(name, same=False, dtype=torch.float64)
 

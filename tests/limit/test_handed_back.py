@@ -14,6 +14,7 @@ from ntkexp.covariance.operation import Operations, coarsen
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.generic import Generic
 from ntkexp.layer.kinds import kinds
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
@@ -36,6 +37,7 @@ GIVEN: dict[str, AbstractLayer] = {
     "Polynomial": Polynomial(powers=(0.1, 0.5)),
     "Hermite": Hermite(degree=2),
     "Residual": Residual(branch=(ReLU(), Conv(features=2))),
+    "Concatenation": Concatenation(branches=((ReLU(),), (Conv(features=3),))),
     "Dense": Dense(features=2),
     "Conv": Conv(features=2),
 }
@@ -94,7 +96,7 @@ def test_every_layer_that_has_a_limit_is_known(kind: Any, shape: tuple[int, ...]
     """Up to the readout, which is of vectors, on images of every kind, before and after a stride and a pool."""
     layer: AbstractLayer = GIVEN.get(kind.__name__) or kind()
     try:
-        layer.carry(Signal(gaussian=True, fresh=True))
+        layer.carry(Signal().after_weights())
     except Mistake:
         return  # it has no limit
     conv = Conv(features=2, circular=True)

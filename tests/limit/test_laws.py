@@ -16,6 +16,7 @@ import ntkexp
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.entire import GELU, Erf, Sin
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.norm import LayerNorm
@@ -82,6 +83,8 @@ def changed(layers: Layers, **changes: object) -> Layers:
         if isinstance(layer, Residual):
             sides = {"branch": changed(layer.branch, **changes), "shortcut": changed(layer.shortcut, **changes)}
             return layer.model_copy(update=sides)
+        if isinstance(layer, Concatenation):
+            return layer.model_copy(update={"branches": tuple(changed(side, **changes) for side in layer.branches)})
         return layer.model_copy(update=changes) if isinstance(layer, AbstractAffine) else layer
 
     return tuple(other(layer) for layer in layers)
@@ -228,6 +231,17 @@ TWINS: dict[str, tuple[Layers, tuple[int, ...]]] = {
             Residual(branch=(GELU(), Dense(features=8, b_std=0.2))),
             ReLU(),
             Dense(features=1, W_std=1.2),
+        ),
+        (5,),
+    ),
+    "concatenation": (
+        (
+            Dense(features=8, b_std=0.3),
+            Concatenation(branches=((), (ReLU(),), (Tanh(), Dense(features=4, W_std=1.4, b_std=0.2)))),
+            Dense(features=8, W_std=1.3, param="standard"),
+            ReLU(),
+            Concatenation(branches=((), (Dense(features=8), Erf()))),
+            Dense(features=1, b_std=0.1),
         ),
         (5,),
     ),

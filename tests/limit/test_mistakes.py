@@ -19,6 +19,13 @@ DENSE = {"layer": "Dense", "features": 4}
 CONV = {"layer": "Conv", "features": 4}
 RELU = {"layer": "ReLU"}
 FLATTEN = {"layer": "Flatten"}
+
+
+def beside(*branches: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"layer": "Concatenation", "branches": list(branches)}
+
+
+BESIDE = beside([], [])
 VECTORS, IMAGES = torch.ones(2, 3), torch.ones(2, 1, 4, 4)
 
 
@@ -74,6 +81,16 @@ def test_an_activation_without_a_kernel_is_refused_by_name() -> None:
             VECTORS,
             r"layers\[1\]\.branch\[0\]: there is no",
         ),
+        ([DENSE, BESIDE, RELU], VECTORS, "ReLU has no known limit .* right after a concatenation.*into the branches"),
+        ([CONV, BESIDE, {"layer": "AvgPool"}, RELU, FLATTEN], IMAGES, "right after a concatenation"),
+        ([CONV, BESIDE, FLATTEN, RELU], IMAGES, "right after a concatenation"),
+        ([DENSE, BESIDE, {"layer": "LayerNorm"}, DENSE], VECTORS, "LayerNorm has no known limit"),
+        ([beside([DENSE], []), DENSE], VECTORS, "channels of the inputs do not grow with width"),
+        ([beside([CONV], [{"layer": "AvgPool", "window": 1}]), FLATTEN], IMAGES, "do not grow with width"),
+        ([beside([CONV], [CONV | {"stride": 2}]), FLATTEN], IMAGES, r"differ in pixels: \[4, 4, 4\], \[4, 2, 2\]"),
+        ([DENSE, beside([RELU]), DENSE], VECTORS, r"layers\[1\] \(Concatenation\): branches=.* at least 2"),
+        ([DENSE, {"layer": "Concatenation", "branches": 2}], VECTORS, r"layers\[1\]\.branches is no list of branches"),
+        ([DENSE, beside([], [{"layer": "RLU"}])], VECTORS, r"layers\[1\]\.branches\[1\]\[0\]: there is no"),
         ([DENSE, {"layer": "Generic", "fn": "relu"}], VECTORS, "fn=relu has a kink.*choose the layer ReLU"),
         ([DENSE, {"layer": "Generic", "fn": "tahn"}], VECTORS, "fn=tahn is none of .*did you mean 'tanh'"),
         (

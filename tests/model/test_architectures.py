@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import Conv
 from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.linear import GlobalAvgPool
 from ntkexp.layer.norm import BatchNorm, GroupNorm, LayerNorm
 from ntkexp.layer.pooling import AvgPool, MaxPool
@@ -86,6 +87,7 @@ def test_a_circular_convolution_turns_with_its_image() -> None:
         LayerNorm(),
         GroupNorm(groups=2),
         BatchNorm(),
+        Concatenation(branches=((Conv(features=6), LayerNorm()), ())),
         Residual(branch=(Conv(features=6), LayerNorm())),
         Residual(branch=(Conv(features=4, stride=2),), shortcut=(Conv(features=4, window=1, stride=2),)),
     ],

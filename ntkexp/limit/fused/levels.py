@@ -23,7 +23,7 @@ from ntkexp.covariance.pairs import Pairs
 
 Sizes = tuple[int, int, int]
 NOT_KNOWN = Pairs((), ())
-UNEQUAL = "a residual layer whose branches get smaller in different steps"
+UNEQUAL = "a layer whose branches get smaller in different steps"
 
 
 @dataclass(frozen=True)
