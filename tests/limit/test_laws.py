@@ -237,7 +237,7 @@ TWINS: dict[str, tuple[Layers, tuple[int, ...]]] = {
     "concatenation": (
         (
             Dense(features=8, b_std=0.3),
-            Concatenation(branches=((), (ReLU(),), (Tanh(), Dense(features=4, W_std=1.4, b_std=0.2)))),
+            Concatenation(branches=((), (ReLU(),), (Tanh(), Dense(features=2, W_std=3.0, b_std=0.2)))),
             Dense(features=8, W_std=1.3, param="standard"),
             ReLU(),
             Concatenation(branches=((), (Dense(features=8), Erf()))),
