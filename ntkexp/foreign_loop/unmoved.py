@@ -65,6 +65,15 @@ class Unmoved:
         >>> unmoved, net.p = Unmoved(net, nn.Dropout(0.5)), 0.1
         >>> list(unmoved.otherwise({}))
         ['p']
+
+        Also where a number of the class is another of this module's:
+
+        >>> class Warm(nn.Module):
+        ...     heat = 1.0
+        >>> net = Warm()
+        >>> unmoved, net.heat = Unmoved(net, Warm()), 2.0
+        >>> list(unmoved.otherwise({}))
+        ['heat']
         """
         now = named_tensors(self.model)
         for name, kept in {**named_tensors(self.copy), **weights}.items():
@@ -72,8 +81,9 @@ class Unmoved:
                 yield name
         modules = dict(self.model.named_modules())
         for name, was in self.copy.named_modules():
-            held = vars(modules.get(name, was))
-            yield from (f"{name}.{key}".lstrip(".") for key, value in settings(was) if held.get(key) != value)
+            now_held = dict(settings(modules.get(name, was)))
+            before = dict(settings(was)) | {key: getattr(was, key) for key in now_held if hasattr(type(was), key)}
+            yield from (f"{name}.{key}".lstrip(".") for key, value in before.items() if now_held.get(key) != value)
 
     def knows(self, name: str, tensor: Tensor) -> bool:
         """Whether this very tensor was looked at, and not written to since."""
