@@ -6,7 +6,8 @@ run     the folder of the run            seed, and the axes of the runs, and eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -34,3 +35,10 @@ class Measured:
     def run(self, name: str) -> Run | None:
         """Find a run by its folder's name; None if it is not finished."""
         return self.known.get(name)
+
+    def by_run(self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]) -> pd.DataFrame:
+        """Measure each run; a row for each of these numbers, told apart by the column `quantity`, NaN of no run."""
+        runs = [self.run(name) for name in self.table["run"]]
+        found = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
+        parts = [self.table.assign(quantity=name, value=[row[name] for row in found]) for name in names]
+        return pd.concat(parts, ignore_index=True)

@@ -96,10 +96,20 @@ def compute(
     run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
     block = KernelBlock(place, *run(left, right, place.same))
     for name, values in (("NNGP", block.nngp), ("tangent", block.ntk)):
-        if not values.detach().sum().isfinite() and not values.isfinite().all():
+        if not is_finite(values):
             kind = str(values.dtype).removeprefix("torch.")
             raise Mistake(f"the {name} kernel has entries beyond {kind}; lower W_std, or scale the inputs down")
     return block
+
+
+def is_finite(values: Float[Tensor, "..."]) -> bool:
+    """Whether all entries are; a sum is quick, and not finite if one of them is not.
+
+    >>> import torch
+    >>> is_finite(torch.tensor([1e308, 1e308], dtype=torch.float64)), is_finite(torch.tensor([torch.inf, -torch.inf]))
+    (True, False)
+    """
+    return bool(values.detach().sum().isfinite()) or bool(values.isfinite().all())
 
 
 def blocks(

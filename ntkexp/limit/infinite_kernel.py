@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from ntkexp.layer.spec import Spec, parse
-from ntkexp.limit.blocks import blocks
+from ntkexp.limit.blocks import blocks, is_finite
 from ntkexp.limit.engine import Engine
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
@@ -64,7 +64,7 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
                 f"x1 has examples of shape {list(x1.shape[1:])} and {x1.dtype}, "
                 f"x2 of {list(x.shape[1:])} and {x.dtype}; they are of one kind"
             )
-        if not x.sum().isfinite() and not x.isfinite().all():  # a sum is quick, and not finite if a number is not
+        if not is_finite(x):
             raise Mistake(f"{name} has entries that are not finite, the first in example {first_odd(~x.isfinite())}")
         if (odd := is_tiny(x.detach())).any():
             raise Mistake(f"{name} is so small that its squares lose digits, in example {first_odd(odd)}; scale it up")

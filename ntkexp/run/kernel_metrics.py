@@ -16,7 +16,7 @@ from ntkexp.machine.evidence import DoesNotApply
 from ntkexp.path.network_view import NetworkView
 from ntkexp.run.row import Row
 from ntkexp.run.setting import Setting
-from ntkexp.run.tuned_units import COLUMN, unit_selectivity
+from ntkexp.run.tuned_units import SELECTIVITY, unit_selectivity
 from ntkexp.shapes import Weights
 
 RESIDUAL_TOPS = (1, 5, 10)
@@ -39,7 +39,7 @@ class KernelObserver:
     @property
     def columns(self) -> tuple[str, ...]:
         """The part of the header that is of kernels."""
-        tasks = (COLUMN,) if self.setting.problem.phases else ()
+        tasks = (SELECTIVITY,) if self.setting.problem.phases else ()
         return (*KERNEL_COLUMNS, *(SKETCH_COLUMNS if self.setting.points.sketch else ()), *tasks)
 
     @cached_property
@@ -100,7 +100,7 @@ class KernelObserver:
                 weight, top = self.setting.descent.weight_of(phase.count), self.steepest(here, view, phase.examples)
             row["stability"] = step_size * weight * top * curvature / 2
         if self.setting.problem.phases:
-            row[COLUMN] = unit_selectivity(self.setting, view.weights)
+            row[SELECTIVITY] = unit_selectivity(self.setting, view.weights)
         return row | self.sketch(view, here)
 
     def steepest(self, kernel: Float[Tensor, "train kept train kept_"], view: NetworkView, examples: slice) -> float:

@@ -11,7 +11,7 @@ from ntkexp.diagnostics.selectivity import activity, selectivity
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
-COLUMN = "selectivity"
+SELECTIVITY = "selectivity"
 
 
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:

@@ -247,8 +247,8 @@ def test_examples_may_have_names() -> None:
         (lambda: followed(loop(sgd), plain, loss="mean"), "loss= is a str"),
         (lambda: followed(loop(sgd), plain, every=0), "every=0"),
         (lambda: followed(loop(sgd), plain, output="logits"), "output='logits'"),
-        (lambda: followed(loop(sgd), plain).attribute(mean="half"), "mean='half' is none of"),  # type: ignore[arg-type]
-        (lambda: followed(loop(sgd), plain).attribute(effects="all"), "effects='all' is none of"),  # type: ignore[arg-type]
+        (lambda: followed(loop(sgd), plain).attribute(mean="half"), "mean='half' is none of"),  # type: ignore[arg-type]  # a slip
+        (lambda: followed(loop(sgd), plain).attribute(effects="all"), "effects='all' is none of"),  # type: ignore[arg-type]  # a slip
         (lambda: followed(loop(lambda model: []), plain), "there is no optimizer"),
         (lambda: followed(loop(lambda model: 2 * sgd(model)), plain), "stands in the list twice"),
         (lambda: followed(asking(torch.zeros(3, 5).double()), plain), "queries=: the model does not take them"),
@@ -345,7 +345,7 @@ def test_what_rounding_did_through_adam_is_said(caplog: pytest.LogCaptureFixture
     with ntkexp.follow(net, optimizer, queries=x[:2]) as trace:
         for _ in range(6):
             optimizer.zero_grad()
-            nn.functional.normalize(net(x)).square()[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+            nn.functional.normalize(net(x)).square()[:, 0].sum().backward()  # type: ignore[no-untyped-call]  # torch's own
             optimizer.step()
     found = trace.attribute()
     change = found["change"].to_numpy()
@@ -363,7 +363,7 @@ def clamped_at_last(given: Loop, batch: torch.Tensor) -> None:
 
 def hotter(given: Loop, batch: torch.Tensor) -> None:
     """A model's own number changes in the loop; outputs go with it."""
-    given.model[3].approximate = "tanh" if given.done == loops.STEPS - 1 else "none"  # type: ignore[assignment]
+    given.model[3].approximate = "tanh" if given.done == loops.STEPS - 1 else "none"  # type: ignore[assignment]  # no tensor
     plain(given, batch) if given.done < loops.STEPS - 1 else None
 
 

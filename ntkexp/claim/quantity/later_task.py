@@ -42,16 +42,10 @@ class LaterTask(AbstractQuantity):
     split: str = "probe"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        found = [self.measure(measured.run(name)) for name in measured.table["run"]]
-        return pd.concat(
-            [measured.table.assign(quantity=name, value=[row[name] for row in found]) for name in self.facts],
-            ignore_index=True,
-        )
+        return measured.by_run(self.measure, self.facts)
 
-    def measure(self, run: Run | None) -> Mapping[str, float]:
-        """The facts of one run; NaN of none, and of one that did not come so far."""
-        if run is None:
-            return dict.fromkeys(self.facts, math.nan)
+    def measure(self, run: Run) -> Mapping[str, float]:
+        """The facts of one run; NaN of one that did not come so far."""
         later, here = self.later(run)
         return {name: FACTS[name](later, here, self.task) for name in self.facts}
 

@@ -37,16 +37,10 @@ class StoredExamples(AbstractQuantity):
     top: Count = 5
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        found = [self.measure(measured.run(name)) for name in measured.table["run"]]
-        return pd.concat(
-            [measured.table.assign(quantity=name, value=[row[name] for row in found]) for name in self.shares],
-            ignore_index=True,
-        )
+        return measured.by_run(self.measure, self.shares)
 
-    def measure(self, run: Run | None) -> Mapping[str, float]:
+    def measure(self, run: Run) -> Mapping[str, float]:
         """All shares in one run."""
-        if run is None:
-            return dict.fromkeys(self.shares, float("nan"))
         points, train = run.points[self.split], run.points["train"]
         parts = run.parts(self.rule).to_numpy()[points]
         targets = run.data["train_targets"]
