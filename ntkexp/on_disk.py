@@ -1,10 +1,11 @@
 """Numbers that are too many for the memory lie in a file, and are looked at a few rows at a time.
 
 Such a tensor is used like any other: the system reads what is looked at, and writes what was changed. What `places` and
-`blocks` go through is put back after each turn, so that no more than a few rows take memory at any time. The file has
-no name: it is gone with the process, however that ends.
+`blocks` go through is put back after each turn, so that no more than a few rows take memory at any time. In memory it
+is cut in the same way, and what is made of it is the same wherever it lies. The file has no name: it is gone with the
+process, however that ends.
 
->>> [place for place in places(torch.zeros(5, 2))]  # a tensor in memory is one block
+>>> [place for place in places(torch.zeros(5, 2))]  # a small one is one block
 [slice(0, 5, None)]
 """
 
@@ -62,9 +63,8 @@ def put_back(numbers: Tensor) -> None:
 
 
 def places(numbers: Tensor) -> Iterator[slice]:
-    """Where blocks of rows lie, one after the other: all rows at once, or few at a time of those in a file."""
-    count = len(numbers)
-    step = max(1, AT_ONCE // max(1, numbers[:1].nbytes)) if is_on_disk(numbers) else max(1, count)
+    """Where blocks of rows lie, one after the other."""
+    count, step = len(numbers), max(1, AT_ONCE // max(1, numbers[:1].nbytes))
     for start in range(0, max(1, count), step):
         yield slice(start, min(start + step, count))
         put_back(numbers)

@@ -32,7 +32,7 @@ class RandomIdentity(AbstractMachine):
         if (kernel == 0).any():
             raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
         return Prediction(
-            evidence.after(divided(evidence.path.contributions, kernel[evidence.read]) + evidence.path.decay),
+            evidence.after(divided(evidence.path.contributions, kernel[evidence.read].__getitem__) + evidence.path.decay),
             f"rank {len(kernel)}, 𝒮 by {evidence.rule}",
             partial=True,
         )

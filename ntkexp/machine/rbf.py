@@ -10,6 +10,8 @@ which is exact by construction: that is the point of the criticism. As a regress
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -27,11 +29,18 @@ class RBFIdentity(AbstractMachine):
     control = True
 
     def predict(self, evidence: Evidence) -> Prediction:
-        kernel, width = gaussian(evidence)
-        if (kernel == 0).any():
-            raise DoesNotApply("the Gaussian kernel vanishes between distant points, so nothing can be divided by it")
+        points, train = evidence.inputs[evidence.read], evidence.inputs[: evidence.train]
+        width = median_distance(train)
+
+        def rows(place: slice) -> Float[Tensor, "probe train"]:
+            kernel = gaussian(points[place], train, width)
+            if (kernel == 0).any():
+                far = "the Gaussian kernel vanishes between distant points, so nothing can be divided by it"
+                raise DoesNotApply(far)
+            return kernel
+
         return Prediction(
-            evidence.after(divided(evidence.path.contributions, kernel[evidence.read]) + evidence.path.decay),
+            evidence.after(divided(evidence.path.contributions, rows) + evidence.path.decay),
             f"h={width:.3g}, 𝒮 by {evidence.rule}",
             partial=True,
         )
@@ -44,35 +53,39 @@ class RBFRegression(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.kernel_start)
-        kernel, width = gaussian(evidence)
+        train = evidence.inputs[: evidence.train]
+        width = median_distance(train)
+        kernel = gaussian(evidence.inputs, train, width)
         outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
         prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
 
 def divided(
-    contributions: Float[Tensor, "probe out train"], kernel: Float[Tensor, "probe train"]
+    contributions: Float[Tensor, "probe out train"], rows: Callable[[slice], Float[Tensor, "probe train"]]
 ) -> Float[Tensor, "probe out"]:
-    """Divide by a kernel, multiply with it again, and add up."""
-    around = ((contributions[place], kernel[place, None]) for place in places(contributions))
+    """Divide by a kernel, multiply with it again, and add up: some rows at a time."""
+    around = ((contributions[place], rows(place)[:, None]) for place in places(contributions))
     return torch.cat([(parts / divisor * divisor).sum(2) for parts, divisor in around])
 
 
-def gaussian(evidence: Evidence) -> tuple[Float[Tensor, "probe train"], float]:
-    """Find the kernel between all points and the training examples, and its width h."""
-    distances = torch.cdist(evidence.inputs, evidence.inputs[: evidence.train])
-    width = middle(distances[: evidence.train])
-    return distances.square_().div_(-2 * width**2).exp_(), width
+def gaussian(
+    points: Float[Tensor, "probe feature"], train: Float[Tensor, "train feature"], width: float
+) -> Float[Tensor, "probe train"]:
+    """Compute the kernel of width h."""
+    return torch.cdist(points, train).square_().div_(-2 * width**2).exp_()
 
 
-def middle(distances: Float[Tensor, "row column"]) -> float:
-    """Find the median of those that are not zero, with one copy of them; 1 if all are.
+def median_distance(points: Float[Tensor, "train feature"]) -> float:
+    """Find the median of the distances that are not zero; 1 if all are.
 
-    >>> middle(torch.tensor([[0.0, 3.0], [5.0, 4.0]])), middle(torch.zeros(1, 1))
+    >>> median_distance(torch.tensor([[0.0], [3.0], [7.0]])), median_distance(torch.zeros(1, 1))
     (4.0, 1.0)
     """
-    zeros = distances.numel() - int(distances.count_nonzero())
-    if zeros == distances.numel():
+    distances = torch.cdist(points, points).flatten().cpu().numpy()
+    zeros = len(distances) - np.count_nonzero(distances)
+    if zeros == len(distances):
         return 1.0
-    place = zeros + (distances.numel() - zeros - 1) // 2
-    return float(np.partition(distances.cpu().numpy(), place, axis=None)[place])
+    place = zeros + (len(distances) - zeros - 1) // 2
+    distances.partition(place)  # in place: they are many
+    return float(distances[place])

@@ -2,8 +2,9 @@
 
 program         Python, torch and what else is loaded
 weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
-kernels         per rule 𝒦 and 𝒮, K_0, K_T, one at work; the ladder's square matrices; where 𝒮 lies on disk, what is
-                looked at of it at once
+kernels         K_0, K_T, one that is put together; 𝒦 by every rule, and snapshots; the ladder's square matrices
+contributions   𝒮 by every rule at the end of every phase, and its error; where they lie on disk, what is looked at of
+                them at once
 totals          per rule what came of each step, or of each stretch of a long path
 features        of the training examples, kept through a step: of all outputs, or of what ℓ′ mixes of them
 block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
@@ -24,6 +25,7 @@ from ntkexp.path.kernel import Kernels
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
+SUM_BYTES = 8  # contributions are added up in float64
 SPILLED = 8 * LOOKED_AT
 
 
@@ -45,6 +47,9 @@ class Budget:
     outputs: int
     integrated: int  # outputs at which the path is
     rules: int
+    tangents: int  # kernels that are kept, or their traces, at once
+    path_kernels: int  # 𝒦 by every rule, and snapshots
+    errors: int = 0  # sums like contributions that tell their error
     tapes: int  # positions inside a step at which a block is read, both ends included
     tape_bytes: float  # per point
     number_bytes: int
@@ -83,10 +88,15 @@ class Budget:
     @property
     def sums(self) -> float:
         """Bytes of kernels, and of what is summed up along the path."""
-        row = self.read_outputs * self.train * self.number_bytes
-        shares = self.rules * self.phases
-        tangents = 3 * (self.read if self.kernels == "none" else self.points)
-        return row * (self.kernel_outputs * (tangents + self.rules * self.read) + shares * self.read)
+        kept = self.tangents * self.points * self.kernel_outputs**2
+        summed = self.path_kernels * self.read * self.integrated * self.outputs
+        return (kept + summed) * self.train * self.number_bytes + self.contributions
+
+    @property
+    def contributions(self) -> float:
+        """Bytes of what each example added, and of the error of that."""
+        parts = self.read * self.integrated * self.train
+        return parts * (self.rules * self.phases * SUM_BYTES + self.errors * self.number_bytes)
 
     @property
     def totals(self) -> float:

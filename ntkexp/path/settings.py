@@ -64,6 +64,15 @@ class Path(Component):
         return self.kernels == "all"
 
     @property
+    def tangents(self) -> int:
+        """How many tangent kernels are held at once: the first, one that is put together from its blocks, and the latest
+        where the next one depends on it.
+        """
+        if self.kernels == "none":
+            return 0
+        return 4 if self.schedule == "adaptive" else 3
+
+    @property
     def may_retrain(self) -> bool:
         """Whether trainings without an example find the effects that are asked for, as these do."""
         return self.effects is True and self.mean == "renormalised"

@@ -22,8 +22,7 @@ def refuse_vast(experiment: Experiment) -> None:
     )
     points, path = source.train + others, experiment.path
     read = points if "train" in path.probes else others
-    tangents = 3 * (read if path.kernels == "none" else points)
-    rows = tangents + 2 * experiment.integration.kernels * read
+    rows = path.tangents * points + (experiment.integration.kernels + experiment.integration.rules) * read
     if path.kernels == "none" and experiment.device == "cpu":
         rows = min(rows, LEAST_ROWS)  # the rest lies on disk
     least = float(source.train) * size * rows

@@ -7,11 +7,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
-from ntkexp.run.setting import prepare
-from tests.run.small import small
+from ntkexp.run.loop import go
+from ntkexp.run.setting import setting_of
+from ntkexp.run.state import begin
+from ntkexp.run.survey import survey
+from tests.run.small import Memory, small
 
 BASE = Budget(
     memory_gb=4.0,
@@ -22,6 +27,9 @@ BASE = Budget(
     outputs=1,
     integrated=1,
     rules=2,
+    tangents=3,
+    path_kernels=2,
+    errors=1,
     tapes=3,
     tape_bytes=2e4,
     number_bytes=8,
@@ -68,7 +76,7 @@ def test_what_is_planned_fits(memory: float) -> None:
 
 def test_too_little_memory_is_a_mistake_that_says_how_much_is_needed() -> None:
     with pytest.raises(Mistake, match=r"memory_gb=0\.1: this run needs at least 0\.\d; raise memory_gb, or lower"):
-        prepare(small("memory_gb=0.1"))
+        survey(small("memory_gb=0.1"))
 
 
 def test_what_it_says_is_needed_is_enough() -> None:
@@ -76,3 +84,42 @@ def test_what_it_says_is_needed_is_enough() -> None:
     assert replace(BASE, memory_gb=needed * (1 + 1e-9)).block >= 1
     with pytest.raises(Mistake, match="memory_gb"):
         _ = replace(BASE, memory_gb=needed * (1 - 1e-9)).block
+
+
+TRAIN = 24  # of a small run
+CLASSES, SEQUENCE = "data.classes=[1,3,8]", ("data=sequence", "data.phases=[[0,1,2],[3,4,5]]")
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        (),
+        (CLASSES, "path.outputs=[0,2]"),
+        (CLASSES, "dtype=float32", "path.error_samples=2"),
+        (CLASSES, "path.every=snapshots"),
+        ("optimizer=flow", "path.rule=[gauss]"),
+        SEQUENCE,
+        ("path.kernels=none",),
+        (CLASSES, "path.kernels=none", "path.error_samples=2", "path.probes=[probe]", "path.rule=[secant]"),
+        ("path.kernels=none", "dtype=float32", *SEQUENCE),
+        (CLASSES, "path.kernels=trace", "path.schedule=adaptive"),
+        ("path.kernels=trace", *SEQUENCE),
+    ],
+    ids=" ".join,
+)
+def test_what_is_counted_is_what_is_held(chosen: tuple[str, ...]) -> None:
+    """All that a checkpoint holds of training examples, with tangent kernels as often as there are some at once."""
+    experiment, listener = small("steps=2", *chosen), Memory()
+    found = survey(experiment)
+    setting = setting_of(experiment, found)
+    state = begin(setting, listener.trajectory)
+    go(state, listener)
+    summed = [leaf for leaf in tree_leaves(state.accumulator.state) if isinstance(leaf, Tensor) and is_of_all(leaf)]
+    assert summed
+    held = sum(leaf.nbytes for leaf in summed) + found.budget.tangents * setting.start.kernel.nbytes
+    assert held == found.budget.sums
+
+
+def is_of_all(numbers: Tensor) -> bool:
+    """Whether this has a number for each point and training example."""
+    return tuple(numbers.shape[2:3]) == (TRAIN,)

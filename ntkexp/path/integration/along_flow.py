@@ -32,6 +32,18 @@ class AlongFlow(AbstractIntegration):
             )
 
     @property
+    def rules(self) -> int:
+        return 1
+
+    @property
+    def kernels(self) -> int:
+        return 1 + self.errors  # a finer one at work
+
+    @property
+    def errors(self) -> int:
+        return 1 if self.path.error_samples else 0
+
+    @property
     def details(self) -> Mapping[str, str]:
         return {RULE: f"nodes={self.path.nodes} in time"}
 

@@ -29,9 +29,19 @@ class AbstractIntegration(ABC):
         return 1
 
     @property
+    def rules(self) -> int:
+        """By how many rules there are contributions."""
+        return len(self.path.rule)
+
+    @property
     def kernels(self) -> int:
         """How many path kernels and snapshots are held at once."""
-        return len(self.path.rule)
+        return self.rules if self.path.keeps_kernels else 0
+
+    @property
+    def errors(self) -> int:
+        """How many sums like contributions tell their error."""
+        return 0
 
     @property
     def tapes(self) -> int:

@@ -20,6 +20,10 @@ class EveryStep(AbstractIntegration):
 
     path: Path
 
+    @property
+    def errors(self) -> int:
+        return 1 if self.path.finer else 0
+
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
         rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
         totals = {name: totals_at_zero(domain, len(rules)) for name in rules}

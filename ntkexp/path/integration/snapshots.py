@@ -24,7 +24,11 @@ class Snapshots(AbstractIntegration):
 
     @property
     def kernels(self) -> int:
-        return 3 * len(self.path.rule)
+        return 3 * self.rules
+
+    @property
+    def errors(self) -> int:
+        return self.rules
 
     @property
     def tapes(self) -> int:
