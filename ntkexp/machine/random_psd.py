@@ -31,8 +31,9 @@ class RandomIdentity(AbstractMachine):
         kernel = random_kernel(evidence)
         if (kernel == 0).any():
             raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
+        change = divided(evidence.path.contributions, kernel[evidence.read].__getitem__)
         return Prediction(
-            evidence.after(divided(evidence.path.contributions, kernel[evidence.read].__getitem__) + evidence.path.decay),
+            evidence.after(change + evidence.path.decay),
             f"rank {len(kernel)}, 𝒮 by {evidence.rule}",
             partial=True,
         )
