@@ -65,8 +65,8 @@ class Path(Component):
 
     @property
     def tangents(self) -> int:
-        """How many tangent kernels are held at once: the first, one that is put together from its blocks, and the last one
-        where it says when the next is due.
+        """How many tangent kernels are held at once: the first, one that is put together from its blocks, and the last
+        one where it says when the next is due.
         """
         if self.kernels == "none":
             return 0
