@@ -39,6 +39,7 @@ from ntkexp.kernel.read.parts import (
 from ntkexp.kernel.record.inputs import tensors
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, trace
+from ntkexp.kernel.record.same import same
 from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners
@@ -114,7 +115,7 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     features: Programs[Features] = field(default_factory=Programs)
-    once: Answers[bool] = field(default_factory=lambda: Answers(LATEST))  # what was read and has no program yet
+    once: Answers[bool] = field(default_factory=lambda: Answers(LATEST))  # what was read of what values route
 
     def tape(self, weights: Weights, inputs: Inputs, usual: Callable[[], Tape]) -> Tape:
         """What `usual` records."""
@@ -123,9 +124,16 @@ class ProgramCache:
         return self.tapes.result(key, fed, usual, lambda: write_tape(usual()))
 
     def read(
-        self, start: Tape, end: Tape, mixtures: Mixtures, owned: Owners, reading: Callable[[Tensor, bool], Features]
+        self,
+        start: Tape,
+        end: Tape,
+        mixtures: Mixtures,
+        owned: Owners,
+        routed: bool,
+        reading: Callable[[Tensor, bool], Features],
     ) -> Features:
-        """What `reading` makes of two tapes for the columns of mixtures, one by one or, if asked to, all at once."""
+        """What `reading` makes of two tapes for the columns of mixtures, one by one or, if asked to, all at once. Where
+        values route rows, these may have other owners next time."""
 
         def usual() -> Callable[[bool], Features]:
             return partial(reading, mixtures.columns)
@@ -133,7 +141,7 @@ class ProgramCache:
         if is_large(start, mixtures.count):
             return usual()(False)
         key = (start.program, start is end, mixtures.chosen, owned.digest)
-        if start.program != end.program or not self.comes_again(key):
+        if start.program != end.program or (routed and not self.comes_again(key)):
             return at_once(usual())
         tapes = [start] if start is end else [start, end]
         fed = [value for tape in tapes for value in varying(tape)]
@@ -166,8 +174,8 @@ def close(found: Tensor, expected: Tensor) -> bool:
     """Relative to the largest element; where training has diverged there is nothing to compare."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    if not expected.is_floating_point():
-        return torch.equal(found, expected)
+    if (equal := same(found, expected)) or not expected.is_floating_point():
+        return equal
     size = expected.detach().abs().amax() if expected.numel() else torch.zeros(())
     tolerance = torch.finfo(expected.dtype).eps ** 0.75 * size
     return not size.isfinite() or bool(((found - expected).abs() <= tolerance).all())

@@ -139,10 +139,10 @@ class Reader:
         owned = self.owned_faithfully(start)
 
         def reading(columns: Tensor, at_once: bool) -> Features:
-            replay = Replay(start, end, self.trained, owned.constants)
+            replay = Replay(start, end, self.trained, owned.constants, still=True)
             return differentiate(arrange, replay.delta, replay.uses, owned, replay.leaves, columns, at_once=at_once)
 
-        return self.programs.read(start, end, mixtures, owned, reading)
+        return self.programs.read(start, end, mixtures, owned, bool(self.routes(start).steering), reading)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """The features J̄(x) of a segment, and J̄Δθ."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from torch._ops import OpOverload
 
-from ntkexp.kernel.record.arguments import leaves
+from ntkexp.kernel.record.arguments import leaves, replace
 
 
 class Slot(int):
@@ -42,6 +43,11 @@ class Entry:
     def reads(self) -> bool:
         """Whether it gave a number to Python."""
         return any(scalar is not None for scalar in self.scalars)
+
+    def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
+        """The same operation on other slots, which a function gives for these."""
+        kwargs = {name: replace(value, slot) for name, value in self.kwargs.items()}
+        return Entry(self.op, replace(self.args, slot), kwargs, results, self.scalars, self.places)
 
     @cached_property
     def makes(self) -> frozenset[Slot]:

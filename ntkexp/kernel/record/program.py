@@ -8,21 +8,18 @@ it went on: if one of them is another than when it was written down, the program
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_map
+from torch import Tensor
 
-from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
 from ntkexp.kernel.record.entry import Entry, Slot
 from ntkexp.kernel.record.recorder import Recorder, writes
-from ntkexp.kernel.record.reuse import IN_PLACE, in_place, overwritten
+from ntkexp.kernel.record.reuse import overwritten
 from ntkexp.kernel.record.simplify import Simplification
+from ntkexp.kernel.record.source import Function, Source
 from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import Tape
 
@@ -35,7 +32,7 @@ class DoesNotHold(Exception):
 class Program:
     """Operations from what is fed to results, compiled to a Python function of a line for each."""
 
-    function: Callable[..., tuple[list[Tensor], list[Any]]]
+    function: Function
     constants: tuple[Tensor, ...]
     read: list[Any]  # numbers that the computation read
     shapes: list[torch.Size]
@@ -69,9 +66,10 @@ def program(
     made = {slot for entry in kept for slot in entry.results}
     constants = sorted(wanted - made - set(fed))
     over = overwritten(kept[::-1], values, {*fed, *constants, *results})
-    function, read = compile_entries(kept[::-1], fed, constants, results, over)
+    source = Source(kept[::-1], [*fed, *constants], results, over)
     shapes = [values[slot].shape for slot in results]
-    return Program(function, tuple(values[slot].detach() for slot in constants), read, shapes)
+    held = tuple(values[slot].detach() for slot in constants)
+    return Program(source.function(), held, list(source.read.values()), shapes)
 
 
 def reach(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
@@ -80,53 +78,6 @@ def reach(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
         if not start.isdisjoint(entry.slots):
             start.update(entry.results)
     return start
-
-
-def compile_entries(
-    entries: Sequence[Entry],
-    fed: Sequence[Slot],
-    constants: Sequence[Slot],
-    results: Sequence[Slot],
-    over: Mapping[Slot, Slot],
-) -> tuple[Callable[..., tuple[list[Tensor], list[Any]]], list[Any]]:
-    """The operations as a function of what is fed and of constants; and what it reads. Some write over an argument."""
-    graph = fx.Graph()
-    nodes: dict[Slot, fx.Node] = {}
-
-    def node(leaf: Any) -> Any:
-        return nodes[leaf] if isinstance(leaf, Slot) else leaf
-
-    for k, slot in enumerate((*fed, *constants)):
-        nodes[slot] = graph.placeholder(f"v{k}")
-    read: list[tuple[fx.Node, Any]] = []
-    for entry in entries:
-        args, kwargs = tree_map(node, (entry.args, entry.kwargs))
-        target = over.get(entry.results[0]) if entry.results else None
-        whole = call(graph, entry.op, args, kwargs) if target is None else call_over(graph, entry, target, node)
-        if entry.places is None:
-            nodes |= dict.fromkeys(entry.results, whole)
-            read += [(whole, scalar) for scalar in entry.scalars if scalar is not None]
-        else:
-            for slot, place in zip(entry.results, entry.places, strict=True):
-                nodes[slot] = graph.call_function(operator.getitem, (whole, place))
-    graph.output(([nodes[slot] for slot in results], [node for node, _ in read]))
-    return fx.GraphModule({}, graph).forward, [scalar for _, scalar in read]
-
-
-def call(graph: fx.Graph, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-    """The line that runs an operation."""
-    if op in METHODS:
-        return graph.call_method(METHODS[op], args, kwargs)
-    return graph.call_function(FUNCTIONS.get(op, op), args, kwargs)
-
-
-def call_over(graph: fx.Graph, entry: Entry, target: Slot, node: Callable[[Any], Any]) -> fx.Node:
-    """The line that runs an operation and writes over one of its arguments."""
-    first = in_place(entry, target)
-    args, kwargs = tree_map(node, ((first or entry).args, entry.kwargs))
-    if first is not None:
-        return graph.call_method(IN_PLACE[entry.op], args, kwargs)
-    return graph.call_function(FUNCTIONS[entry.op], args, kwargs | {"out": node(target)})
 
 
 def trace(
@@ -152,5 +103,4 @@ def told(entry: Entry, tape: Tape, recorder: Recorder) -> Entry:
     def slot(leaf: Any) -> Any:
         return recorder.slot(tape[leaf]) if isinstance(leaf, Slot) else leaf
 
-    args, kwargs = tree_map(slot, (entry.args, entry.kwargs))
-    return replace(entry, args=args, kwargs=kwargs, results=tuple(map(slot, entry.results)))
+    return entry.of(slot, tuple(map(slot, entry.results)))

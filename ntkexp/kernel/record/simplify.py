@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.entry import Entry, Slot
 
@@ -47,11 +46,13 @@ class Simplification:
 
     def rewritten(self, entry: Entry) -> Entry:
         """The operation on slots that stand for others, and on what a view was taken from."""
-        args, kwargs = tree_map(self.slot, (entry.args, entry.kwargs))
+        if not self.same.keys().isdisjoint(entry.slots):
+            entry = entry.of(self.slot, entry.results)
         if entry.op in RESHAPED:
-            args = (self.shown.get(args[0], args[0]), *args[1:])
-            self.shown[entry.results[0]] = args[0]
-        return replace(entry, args=args, kwargs=kwargs)
+            value, *shape = entry.args
+            base = self.shown[entry.results[0]] = self.shown.get(value, value)
+            return replace(entry, args=(base, *shape))
+        return entry
 
     def is_known(self, entry: Entry) -> bool:
         """Whether its results stand somewhere else; taken note of, if not."""

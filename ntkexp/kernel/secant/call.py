@@ -7,8 +7,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from ntkexp.kernel.record.arguments import replace
 from ntkexp.kernel.record.entry import Entry
 from ntkexp.kernel.secant.chord import Chord
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule
@@ -20,7 +20,8 @@ class Call(AbstractCall):
 
     def __init__(self, chord: Chord, entry: Entry) -> None:
         self.chord, self.entry = chord, entry
-        self.args, self.kwargs = tree_map(chord.ends, (entry.args, entry.kwargs))
+        self.args = replace(entry.args, chord.ends)
+        self.kwargs = {name: replace(value, chord.ends) for name, value in entry.kwargs.items()}
         self.meets_inputs = entry.results[0] in chord.trained.from_inputs
 
     @cached_property

@@ -30,7 +30,8 @@ from ntkexp.shapes import Weights
 
 
 class Replay:
-    """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`; or J̄v, of any other direction v."""
+    """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`; or J̄v, of any other direction v. Where only
+    the way back is asked, everything is `still`: Δθ is taken for zero."""
 
     def __init__(
         self,
@@ -40,12 +41,14 @@ class Replay:
         constants: frozenset[Slot] = frozenset(),
         scramble: torch.Generator | None = None,
         direction: Weights | None = None,
+        *,
+        still: bool = False,
     ) -> None:
         compare(start, end)
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
-        is_still = start is end and direction is None
-        self.chord = Chord(start, end, Trained(start, trained, constants), scramble, is_still)
+        still = still or (start is end and direction is None)
+        self.chord = Chord(start, end, Trained(start, trained, constants), scramble, still)
         self.unknown: dict[Slot, str] = {}  # results whose difference no rule gives, and why
         self.seed_deltas(direction)
         with torch.enable_grad():
