@@ -37,5 +37,5 @@ def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out_"]:
     parts = parts.flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):
         raise DoesNotApply("the path kernel among the training examples is not finite")
-    coefficients: Tensor = torch.linalg.pinv(kernel) @ parts
+    coefficients: Tensor = torch.linalg.pinv(kernel) @ parts.to(kernel.dtype)  # 𝒮 is summed in float64
     return coefficients[..., 0]

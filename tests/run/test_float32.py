@@ -34,3 +34,14 @@ def test_the_error_of_a_long_sum_is_that_of_its_steps() -> None:
         assert row.relative_error is not None
         assert row.floor is not None
         assert row.relative_error <= row.floor / 100 * steps**0.5
+
+
+def test_every_machine_of_the_ladder_speaks_of_a_run_in_float32_whose_optimizer_remembers() -> None:
+    """Contributions are summed in float64 there, kernels are not: machines made of both have to bring them together."""
+    run = ran("optimizer=momentum", *TINY, "steps=4", "dtype=float32")
+    double = ran("optimizer=momentum", *TINY, "steps=4")
+    for machine in ("fixed_coefficients", "kernel_regression", "frozen_start", "linearised", "rbf_identity"):
+        for row, other in zip(run.rows(machine), double.rows(machine), strict=True):
+            assert row.relative_error is not None
+            assert other.relative_error is not None
+            assert abs(row.relative_error - other.relative_error) < 1e-2, (machine, row.split)
