@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -35,13 +35,16 @@ from tests.bench import (
     steps,
     training,
 )
+from tests.bench.asked import MORE, RACES, parse
 from tests.bench.cell import as_json, shown
-from tests.bench.figures import compared, keep
+from tests.bench.figures import beside, counted, keep
+from tests.bench.figures import shown as compared
 from tests.bench.machine import Machine, measure
-from tests.bench.race import SECONDS, Race
+from tests.bench.race import Race
+from tests.bench.table import Table
 
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, infinite, commands)}
-REPORTS: dict[str, Callable[..., str]] = {
+REPORTS: dict[str, Callable[..., list[Table]]] = {
     chapter.__name__.rpartition(".")[2]: chapter.report
     for chapter in (
         default_run,
@@ -57,73 +60,52 @@ REPORTS: dict[str, Callable[..., str]] = {
         profile,
     )
 }
-MORE = {
-    "peers": ("attribution",),
-    "plot": ("reading",),
-    "only": ("infinite",),
-    "large": ("scale",),
-    **dict.fromkeys(("cells", "minutes", "full"), ("attribution",)),
-}
 
 
 def main(arguments: list[str]) -> None:
     """All benchmarks, or some."""
     names = [*CELLS, *REPORTS]
-    chosen = parse(arguments, names)
+    chosen = parse(arguments, names, tuple(CELLS))
     torch.set_num_threads(chosen.threads)
     machine = measure(quick=chosen.quick)
-    said = f"torch {torch.__version__}, {chosen.threads} threads, float64, {machine.operations / 1e9:.3g} GFLOP/s and "
+    said = f"torch {torch.__version__}, {counted(chosen.threads)}, float64, {machine.operations / 1e9:.3g} GFLOP/s and "
     write(f"{said}{machine.bytes / 1e9:.3g} GB/s", chosen.json)
-    found = [entry for name in chosen.names or names for entry in measured(name, machine, chosen)]
-    if found:
-        write("\n" + compared(found, chosen.threads), chosen.json)
+    cells: list[dict[str, Any]] = []
+    tables: list[dict[str, Any]] = []
+    for name in chosen.names or names:
+        if name in CELLS:
+            cells += measured(name, machine, chosen)
+        else:
+            tables += reported(name, chosen)
+    older = [] if chosen.quick else beside(cells, chosen.threads)  # small sizes go by the same names
+    if cells and not chosen.quick:
+        write("\n" + compared(older, len(cells), chosen.threads), chosen.json)
     if chosen.tag:
-        keep(found, chosen.threads, chosen.tag)
+        keep(cells, chosen.threads, chosen.tag)
     if chosen.json:
-        sys.stdout.write(json.dumps({"threads": chosen.threads, "product": machine.product, "cells": found}) + "\n")
-
-
-def parser_of(names: Sequence[str]) -> argparse.ArgumentParser:
-    """The options."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Speed of kernels and of training.")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all, if none is named")
-    parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
-    parser.add_argument("--peers", type=Path, help="a folder for environments of other programs, to compare with")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="that a call of another program may take")
-    parser.add_argument("--only", default="", help="rows of `infinite` whose names have these words: `stride, flatten`")
-    parser.add_argument("--large", action="store_true", help="`scale` with up to 10,000 examples and points")
-    parser.add_argument("--plot", type=Path, help="where `reading` draws cost against error")
-    parser.add_argument("--cells", type=Path, help="a folder where `attribution` keeps what it measured, and goes on")
-    parser.add_argument("--minutes", type=float, help="when `attribution` stops to measure; 0: tables of what is kept")
-    parser.add_argument(
-        "--full", type=Path, metavar="MNIST", help="`attribution` in the sizes of papers; MNIST's folder"
-    )
-    parser.add_argument("--tag", help="keep the figures of these cells under this name, to compare later runs with")
-    parser.add_argument("--json", action="store_true", help="print the cells as one JSON object instead of tables")
-    return parser
-
-
-def parse(arguments: Sequence[str], names: Sequence[str]) -> argparse.Namespace:
-    """What was asked for."""
-    parser = parser_of(names)
-    chosen = parser.parse_args(arguments)
-    if unknown := set(chosen.names) - set(names):
-        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(names)}")
-    return chosen
+        told = {"threads": chosen.threads, "quick": chosen.quick, "product": machine.product, "cells": cells}
+        ratios = [asdict(each) | {"ratio": each.ratio} for each in older]
+        sys.stdout.write(json.dumps(told | {"compared": ratios, "tables": tables}) + "\n")
 
 
 def measured(name: str, machine: Machine, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """The cells of one table, or none of a table without cells; the table is printed."""
+    """The cells of one table, which is printed."""
     given = {key: getattr(chosen, key) for key, takers in MORE.items() if name in takers}
-    if name in REPORTS:
-        write("\n" + REPORTS[name](quick=chosen.quick, **given), chosen.json)
-        return []
     chapter = CELLS[name]
     peers = None if chosen.peers is None else Race(chosen.peers, chosen.seconds)
     cells = chapter.cells(machine, quick=chosen.quick, peers=peers, **given)
-    write("\n" + shown(chapter.TITLE, cells, machine), chosen.json)
+    write("\n" + shown(chapter.TITLE, cells, machine).text, chosen.json)
     return as_json(cells, machine)
+
+
+def reported(name: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tables without cells, which are printed."""
+    given = {key: getattr(chosen, key) for key, takers in MORE.items() if name in takers}
+    if name in RACES:
+        given["peers"] = chosen.peers
+    tables = REPORTS[name](quick=chosen.quick, **given)
+    write("\n" + "\n".join(table.text for table in tables), chosen.json)
+    return [table.data for table in tables]
 
 
 def write(text: str, as_data: bool) -> None:

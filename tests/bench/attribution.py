@@ -26,7 +26,7 @@ from ntkexp.report.analysis.estimate import mean_of
 from tests.bench.attribution_case import Case
 from tests.bench.attribution_cells import Cells, Told
 from tests.bench.attribution_measure import FRESH, RETRAINED, Measurement, names, scores
-from tests.bench.attribution_page import PAGE, Table, page
+from tests.bench.attribution_page import PAGE, Scores, page
 from tests.bench.attribution_trainings import (
     ONCE,
     PAPER,
@@ -39,6 +39,7 @@ from tests.bench.attribution_trainings import (
 )
 from tests.bench.attribution_truth import halves, leavers
 from tests.bench.peers import ROOT
+from tests.bench.table import Table
 
 CELLS = ROOT / "outputs" / "attribution"
 Judged: TypeAlias = Mapping[str, Mapping[str, float]]
@@ -79,7 +80,7 @@ def report(
     cells: Path | None = None,
     minutes: float | None = None,
     full: Path | None = None,
-) -> str:
+) -> list[Table]:
     """The tables, of all trainings of which everything is known."""
     wanted = Wanted(quick, peers, cells or CELLS, minutes, full)
     digits, once, kept = two_digits(quick=quick), wanted.once, Cells(wanted.cells)
@@ -90,7 +91,7 @@ def report(
     if peers is not None and not quick:
         PAGE.write_text(page(tables, PAGE.read_text("utf-8")), "utf-8")
         sys.stderr.write(f"\n{PAGE.relative_to(ROOT)} is written\n")
-    return "\n".join(table.text for table in tables)
+    return [measured.table for measured in tables]
 
 
 def judged(kept: Cells, training: Training, wanted: Wanted) -> list[Judged]:
@@ -122,7 +123,7 @@ def correlations(says: Mapping[str, Tensor], left: Tensor, actual: Tensor) -> Ma
     return {name: score(left @ tau.t(), actual) for name, tau in says.items()}
 
 
-def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Table:
+def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
     """The same run without somebody."""
     size = trainings[0].size
     title = (
@@ -132,7 +133,7 @@ def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]
     return table(title, "left out", ("one", "5 %", "50 %", "s"), trainings, found, without=("5 effects",))
 
 
-def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Table:
+def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
     """Halves, each from a start of its own."""
     size = trainings[0].size
     title = (
@@ -142,7 +143,7 @@ def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judg
     return table(title, "asked", ("output", "-loss", "s"), trainings, found)
 
 
-def seen_once(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Table:
+def seen_once(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
     """One pass over images."""
     size = trainings[0].size
     title = (
@@ -159,7 +160,7 @@ def table(
     trainings: Sequence[Training],
     found: Mapping[str, Sequence[Judged]],
     without: Sequence[str] = (),
-) -> Table:
+) -> Scores:
     """These rows of every training of which a seed is known, without these scores."""
     lines, header = [], tuple[str, ...]()
     for training in trainings:
@@ -171,7 +172,7 @@ def table(
             cells = [seconds(each) if row == "s" else cell(each) for each in values]
             lines.append((training.name, row, str(len(seeds)), *cells))
     measured = sum(bool(found[training.name]) for training in trainings)
-    return Table(f"{title}; {measured} of {len(trainings)} trainings", header, tuple(lines))
+    return Scores(f"{title}; {measured} of {len(trainings)} trainings", header, tuple(lines))
 
 
 def seconds(values: Sequence[float]) -> str:

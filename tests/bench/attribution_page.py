@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.bench.peers import ROOT
-from tests.bench.stopwatch import table
+from tests.bench.table import Table
 
 PAGE = ROOT / "docs" / "attribution.md"
 SECTION = re.compile(r"<!-- measured: (?P<name>[^>]*) -->\n.*?<!-- end -->", re.DOTALL)
@@ -37,7 +37,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class Scores:
     """A table as it is printed: training, row, seeds, and a column for every score."""
 
     title: str
@@ -45,10 +45,15 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     @property
+    def table(self) -> Table:
+        """Its cells alone."""
+        return Table(self.title, self.header, self.rows)
+
+    @property
     def name(self) -> str:
         """Which of the tables it is.
 
-        >>> Table("Attribution, one run: 60 digits", (), ()).name
+        >>> Scores("Attribution, one run: 60 digits", (), ()).name
         'one run'
         """
         return self.title.partition(", ")[2].partition(":")[0]
@@ -56,9 +61,7 @@ class Table:
     @property
     def text(self) -> str:
         """For a terminal."""
-        if not self.rows:
-            return f"{self.title}\n  nothing is measured yet\n"
-        return table(self.title, self.header, self.rows)
+        return self.table.text
 
     @property
     def lines(self) -> list[Line]:
@@ -81,35 +84,36 @@ class Table:
         return found
 
 
-def read(text: str) -> Table:
+def read(text: str) -> Scores:
     """A table from its print: cells are two spaces apart.
 
-    >>> made = Table("Attribution, one run: x", ("training", "left out", "seeds", "last"), (("MLP", "5 %", "3", ".1"),))
+    >>> header = ("training", "left out", "seeds", "last")
+    >>> made = Scores("Attribution, one run: x", header, (("MLP", "5 %", "3", ".1"),))
     >>> read(made.text) == made
     True
     """
     title, header, *rows = (tuple(re.split(" {2,}", line.strip())) for line in text.strip().splitlines())
-    return Table("  ".join(title), header, tuple(rows))
+    return Scores("  ".join(title), header, tuple(rows))
 
 
-def page(tables: Sequence[Table], before: str) -> str:
+def page(tables: Sequence[Scores], before: str) -> str:
     """The page, with what was measured in place of what was."""
     by_name = {each.name: each for each in tables}
     return SECTION.sub(lambda found: section(by_name[found["name"]]), before)
 
 
-def tables_of(text: str) -> list[Table]:
+def tables_of(text: str) -> list[Scores]:
     """The tables of a page."""
     return [read(block) for block in re.findall(r"```text\n(.*?)```", text, re.DOTALL)]
 
 
-def section(measured: Table) -> str:
+def section(measured: Scores) -> str:
     """A table, and what it says."""
     said = f"\n{sentences(measured)}\n" if measured.lines else ""
     return f"<!-- measured: {measured.name} -->\n\n```text\n{measured.text}```\n{said}\n<!-- end -->"
 
 
-def sentences(measured: Table) -> str:
+def sentences(measured: Scores) -> str:
     """What all lines say together: an item for each kind of row, one for where all scores fail, and one for prices."""
     kinds = dict.fromkeys(line.row for line in measured.lines)
     found = [of_kind(kind, [line for line in measured.lines if line.row == kind]) for kind in kinds]

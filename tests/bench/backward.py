@@ -23,7 +23,8 @@ from ntkexp.run.loop import go, go_back
 from ntkexp.run.row import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import RunState, begin
-from tests.bench.stopwatch import milliseconds, table
+from tests.bench.stopwatch import milliseconds
+from tests.bench.table import Table
 
 STEPS = 6
 
@@ -91,7 +92,7 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def report(*, quick: bool) -> str:
+def report(*, quick: bool) -> list[Table]:
     """A row for every number of training examples."""
     width, counts = (16, (8, 16)) if quick else (512, (32, 128, 512, 2048))
     rows = []
@@ -100,4 +101,4 @@ def report(*, quick: bool) -> str:
             step, back, before, most = pool.apply(measured, (width, train, torch.get_num_threads()))
         rows.append([str(train), milliseconds(step), milliseconds(back), f"{before:.2f}", f"{most:.2f}"])
     header = ("M", "step, ms", "step back, ms", "GB before", "GB at most")
-    return table(f"Adam, w = {width}, 64 attributed points, one rule", header, rows)
+    return [Table(f"Adam, w = {width}, 64 attributed points, one rule", header, rows)]

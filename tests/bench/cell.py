@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tests.bench.machine import Machine
-from tests.bench.stopwatch import milliseconds, table
+from tests.bench.stopwatch import milliseconds
+from tests.bench.table import Table
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Cell:
         return None if self.floor is None else self.floor / self.seconds
 
 
-def shown(title: str, cells: Sequence[Cell], machine: Machine) -> str:
+def shown(title: str, cells: Sequence[Cell], machine: Machine) -> Table:
     """A table, a row for each cell; `products` are how many plain products of matrices a cell takes as long as."""
     others = list(dict.fromkeys(name for cell in cells for name in cell.others))
     peers = list(dict.fromkeys(name for cell in cells for name in (*cell.peers, *cell.failed)))
@@ -52,7 +53,7 @@ def shown(title: str, cells: Sequence[Cell], machine: Machine) -> str:
     )
     rows = [row(cell, others, peers, machine) for cell in cells]
     used = [column for column in range(len(header)) if any(each[column] for each in rows)]
-    return table(title, [header[column] for column in used], [[each[column] for column in used] for each in rows])
+    return Table(title, [header[column] for column in used], [[each[column] for column in used] for each in rows])
 
 
 def row(cell: Cell, others: Sequence[str], peers: Sequence[str], machine: Machine) -> list[str]:

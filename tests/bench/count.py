@@ -1,9 +1,14 @@
-"""How many operations a tangent kernel takes at least, of N inputs with C outputs, counted from a module's layers.
+"""How many operations are needed at least, of N inputs with C outputs, counted from a module's layers.
+
+A tangent kernel takes
 
 forward     what the module's own forward takes
 backward    C times that, but for the first layer, whose inputs need no gradients
 Gram        per layer with i inputs, o outputs and u uses an example, by factors or multiplied out, for half of all
             pairs since the kernel is symmetric: u² (i + C² o), or C² i o after C u i o per example
+
+and the features of a step a forward, and two ways back for each output: at a point and along the segment. The readout's
+way back is its weights.
 """
 
 from __future__ import annotations
@@ -30,9 +35,9 @@ class Layer:
         """Operations of all its products."""
         return 2.0 * examples * self.uses * self.inputs * self.outputs * self.groups
 
-    def gram(self, examples: int, outputs: int) -> float:
-        """Operations of its part of the kernel."""
-        pairs, both = examples * (examples + 1) / 2, float(outputs) ** 2
+    def gram(self, examples: int, outputs: int, pairs: float) -> float:
+        """Operations of its part of the kernel of so many pairs of examples."""
+        both = float(outputs) ** 2
         factored = 2 * pairs * self.uses**2 * (self.inputs + both * self.outputs)
         rows = 2 * examples * outputs * self.uses * self.inputs * self.outputs
         return self.groups * min(factored, rows + 2 * pairs * both * self.inputs * self.outputs)
@@ -44,8 +49,33 @@ def operations(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
     with plain_kernels(), FlopCounterMode(display=False) as counter:
         outputs = module(inputs)[0].numel()
     forward = float(counter.get_total_flops())
-    passes = forward + outputs * (forward - layers[0].forward(examples))
-    return passes + sum(layer.gram(examples, outputs) for layer in layers), float((examples * outputs) ** 2)
+    passes, pairs = forward + outputs * (forward - layers[0].forward(examples)), examples * (examples + 1) / 2
+    return passes + sum(layer.gram(examples, outputs, pairs) for layer in layers), float((examples * outputs) ** 2)
+
+
+def forward_and_back(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
+    """Operations forward, and back to all activations for one output; gradients of weights take as many as forward."""
+    with plain_kernels():
+        with FlopCounterMode(display=False) as forward:
+            outputs = module(inputs)
+        with FlopCounterMode(display=False) as backward:
+            torch.autograd.grad(outputs.sum(), list(module.parameters()))
+    there = float(forward.get_total_flops())
+    return there, backward.get_total_flops() - there - layers_of(module, inputs)[-1].forward(len(inputs))
+
+
+def of_features(module: nn.Module, inputs: Tensor, outputs: int) -> float:
+    """Operations of the features of a step."""
+    forward, backward = forward_and_back(module, inputs)
+    return forward + 2 * outputs * backward
+
+
+def of_training(module: nn.Module, train: Tensor, others: int) -> float:
+    """Operations of a step of training with the path kernel of one output, at the training examples or elsewhere."""
+    (forward, backward), layers = forward_and_back(module, train), layers_of(module, train)
+    gradient, read = forward, others or len(train)
+    grams = sum(layer.gram(len(train) + others, 1, read * len(train)) for layer in layers)
+    return forward * (1 + others / len(train)) + backward * (1 + read / len(train)) + gradient + grams
 
 
 def layers_of(module: nn.Module, inputs: Tensor) -> list[Layer]:

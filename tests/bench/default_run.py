@@ -11,13 +11,14 @@ from ntkexp.path.accumulate.integrals import Integrals, integrals_at_zero
 from ntkexp.path.accumulate.tally import Tally
 from ntkexp.path.points import StepBlock
 from ntkexp.run.setting import Setting, prepare
-from tests.bench.stopwatch import medians, milliseconds, table
+from tests.bench.stopwatch import medians, milliseconds
+from tests.bench.table import Table
 
 RULES = ("secant", "left", "gauss")
 TINY = ("model.width=16", "data.train=16", "data.probe=8", "data.test=8")
 
 
-def report(*, quick: bool) -> str:
+def report(*, quick: bool) -> list[Table]:
     """A row for every part."""
     steps, times = (2, 2) if quick else (4, 5)
     setting = prepare(compose([f"path.rule=[{','.join(RULES)}]", "path.nodes=1", *(TINY if quick else ())]))
@@ -30,7 +31,7 @@ def report(*, quick: bool) -> str:
     rows = [["descent alone", milliseconds(alone / steps)]]
     rows += [[f"{name} adds", milliseconds((found[name] - alone) / steps)] for name in RULES]
     counts = f"{len(setting.points.inputs)} points, {setting.points.train} training examples"
-    return table(f"A step of the default experiment, {counts}", ("part", "ms"), rows)
+    return [Table(f"A step of the default experiment, {counts}", ("part", "ms"), rows)]
 
 
 def walk(setting: Setting, integrals: dict[str, Integrals], steps: int) -> None:

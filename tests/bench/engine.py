@@ -21,7 +21,8 @@ from ntkexp.engine.work import work
 from ntkexp.progress import Silent
 from ntkexp.run.execute import execute
 from ntkexp.sweep.run_job import RunJob
-from tests.bench.stopwatch import milliseconds, seconds, table
+from tests.bench.stopwatch import milliseconds, seconds
+from tests.bench.table import Table
 
 TINY = (
     *("model.width=8", "data.train=8", "data.probe=4", "data.test=4", "steps=2"),
@@ -29,7 +30,7 @@ TINY = (
 )
 
 
-def report(*, quick: bool) -> str:
+def report(*, quick: bool) -> list[Table]:
     """A row for the loop, and one for the engine with a worker for each core."""
     runs = 10 if quick else 1000
     with tempfile.TemporaryDirectory() as out:
@@ -37,7 +38,7 @@ def report(*, quick: bool) -> str:
         engine(task, 1)  # its server has loaded everything
         found = {"a loop": seconds(partial(loop, task, runs)), "the engine": seconds(partial(engine, task, runs))}
     rows = [[name, milliseconds(spent / runs)] for name, spent in found.items()]
-    return table(f"Engine: {runs} runs with nothing to do, {cores()} workers", ("by", "ms a run"), rows)
+    return [Table(f"Engine: {runs} runs with nothing to do, {cores()} workers", ("by", "ms a run"), rows)]
 
 
 def finished(out: Path) -> Task:

@@ -4,40 +4,94 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.stopwatch import table
+from tests.bench.table import Table
 
 FILE = Path(__file__).with_name("figures.json")
-HEADER = ("cell", "tagged", "now", "ratio")
+HEADER = ("cell", "tag", "tagged", "now", "ratio")
+NOTABLE = 1.1  # a ratio that is more than the noise of an idle machine
 
 
-def kept() -> dict[str, Any]:
-    """By number of threads, the name and the figures."""
-    found: dict[str, Any] = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+@dataclass(frozen=True)
+class Compared:
+    """A cell beside its tagged figure, both in products of matrices."""
+
+    name: str
+    tag: str
+    tagged: float
+    now: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long it takes now."""
+        return self.now / self.tagged
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of the table."""
+        return [self.name, self.tag, f"{self.tagged:.3g}", f"{self.now:.3g}", f"{self.ratio:.2f}"]
+
+
+def kept(file: Path = FILE) -> dict[str, dict[str, dict[str, Any]]]:
+    """By number of threads and cell: the tag, and the figure."""
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     return found
 
 
-def keep(cells: Sequence[Mapping[str, Any]], threads: int, name: str) -> None:
-    """Keep the figures of these cells beside those of others."""
-    known = kept()
-    before = known.get(str(threads), {}).get("products", {})
-    now = {cell["name"]: float(f"{cell['products']:.4g}") for cell in cells}
-    known[str(threads)] = {"tag": name, "products": before | now}
-    FILE.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+def keep(cells: Sequence[Mapping[str, Any]], threads: int, tag: str, file: Path = FILE) -> None:
+    """Keep the figures of these cells; those of others stay, under the tags that they have."""
+    known = kept(file)
+    now = {cell["name"]: {"tag": tag, "products": float(f"{cell['products']:.4g}")} for cell in cells}
+    known[str(threads)] = known.get(str(threads), {}) | now
+    file.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
 
 
-def compared(cells: Sequence[Mapping[str, Any]], threads: int) -> str:
-    """A row for each cell of which there is an older figure, in products of matrices."""
-    tagged = kept().get(str(threads))
-    if tagged is None:
-        return f"No figures of {threads} threads are tagged\n"
-    rows = [
-        [cell["name"], f"{before:.3g}", f"{cell['products']:.3g}", f"{cell['products'] / before:.2f}"]
+def beside(cells: Sequence[Mapping[str, Any]], threads: int, file: Path = FILE) -> list[Compared]:
+    """The cells of which there is a figure with as many threads."""
+    tagged = kept(file).get(str(threads), {})
+    return [
+        Compared(cell["name"], before["tag"], before["products"], cell["products"])
         for cell in cells
-        if (before := tagged["products"].get(cell["name"]))
+        if (before := tagged.get(cell["name"]))
     ]
-    if not rows:
-        return f"None of these cells is among the figures tagged {tagged['tag']}\n"
-    return table(f"In products of matrices, beside the figures tagged {tagged['tag']}", HEADER, rows)
+
+
+def shown(found: Sequence[Compared], cells: int, threads: int) -> str:
+    """What is slower than it was, what is faster, and of what nothing is known; below a row for each cell.
+
+    >>> print(shown([Compared("a", "May", 1.0, 1.5), Compared("b", "May", 2.0, 1.0)], cells=3, threads=1), end="")
+    In products of matrices, beside tagged figures
+      cell  tag  tagged  now  ratio
+         a  May       1  1.5   1.50
+         b  May       2    1   0.50
+    1 of 2 takes more than 1.1 times as long: a 1.50; 1 less than 1/1.1: b 0.50. No figure of 1 thread is tagged for 1.
+    """
+    if not found:
+        return (
+            f"Of none of {cells} cells a figure of {counted(threads)} is tagged: --tag=NAME keeps those of this run\n"
+        )
+    slower = sorted((each for each in found if each.ratio > NOTABLE), key=lambda each: -each.ratio)
+    faster = sorted((each for each in found if each.ratio < 1 / NOTABLE), key=lambda each: each.ratio)
+    said = f"{len(slower)} of {len(found)} {'takes' if len(slower) == 1 else 'take'} more than {NOTABLE} times as long"
+    said += f"{named(slower)}; {len(faster)} less than 1/{NOTABLE}{named(faster)}."
+    if left := cells - len(found):
+        said += f" No figure of {counted(threads)} is tagged for {left}."
+    table = Table("In products of matrices, beside tagged figures", HEADER, [each.cells for each in found])
+    return f"{table.text}{said}\n"
+
+
+def named(found: Sequence[Compared]) -> str:
+    """The cells and their ratios."""
+    return ": " + "; ".join(f"{each.name} {each.ratio:.2f}" for each in found) if found else ""
+
+
+def counted(threads: int) -> str:
+    """How many threads.
+
+    >>> counted(1), counted(2)
+    ('1 thread', '2 threads')
+    """
+    return f"{threads} thread{'' if threads == 1 else 's'}"

@@ -25,7 +25,8 @@ from ntkexp.foreign_loop.kept.plan import FIRST
 from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
 from tests.bench.architectures import cnn
 from tests.bench.language import Block
-from tests.bench.stopwatch import milliseconds, table
+from tests.bench.stopwatch import milliseconds
+from tests.bench.table import Table
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 
@@ -111,7 +112,7 @@ class Cost:
         return [*times, *(f"{each / self.bare:.2f}" for each in (self.held, self.on_disk)), f"{self.kept:.1f}"]
 
 
-def report(quick: bool = False) -> str:
+def report(quick: bool = False) -> list[Table]:
     """A row for every network and optimizer."""
     torch.manual_seed(0)
     rows = []
@@ -124,7 +125,7 @@ def report(quick: bool = False) -> str:
             rows.append([name, kind, *measured(case, optimizer, 1 if quick else 10).row])
     times = ("bare ms", "in memory ms", "on disk ms", "in memory / bare", "on disk / bare")
     header = ("network", "optimizer", *times, "bytes/weight/step")
-    return table("Following: a step, bare and followed", header, rows)
+    return [Table("Following: a step, bare and followed", header, rows)]
 
 
 def measured(case: Case, optimizer: Optimizer, turns: int) -> Cost:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ntkexp.library import tangent_kernel
-from tests.bench.stopwatch import table
+from tests.bench.table import Table
 
 
 class Block(nn.Module):
@@ -54,7 +54,7 @@ class Language(nn.Module):
         return scores.gather(2, x[:, 1:, None]).mean((1, 2))
 
 
-def report(quick: bool = False) -> str:
+def report(quick: bool = False) -> list[Table]:
     """One kernel, in single precision."""
     torch.manual_seed(0)
     words, texts, length, size = (50, 4, 6, 64) if quick else (50257, 32, 32, 1024)
@@ -67,8 +67,5 @@ def report(quick: bool = False) -> str:
     weights = sum(weight.numel() for weight in module.parameters()) / 1e6
     cells = [f"{weights:.1f}", str(texts), str(length), str(size), f"{seconds:.0f}", f"{worked:.0f}", f"{memory:.2f}"]
     row = [*cells, f"{bar / float(kernel.norm()):.3f}"]
-    return table(
-        "Language: a sketched kernel",
-        ("M weights", "texts", "words", "k", "seconds", "of processors", "GB", "bar/‖K̂‖"),
-        [row],
-    )
+    header = ("M weights", "texts", "words", "k", "seconds", "of processors", "GB", "bar/‖K̂‖")
+    return [Table("Language: a sketched kernel", header, [row])]

@@ -27,10 +27,14 @@ PACKAGES = {
 
 def environment(folder: Path, program: str) -> Path:
     """The interpreter of an environment with this program."""
-    python = folder / program / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder / program], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[program]], check=True)
+    python, whole = (folder / program / name for name in ("bin/python", "whole"))
+    if not whole.exists():  # whoever was stopped on the way left a part of it
+        try:
+            subprocess.run([sys.executable, "-m", "venv", folder / program], check=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[program]], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"{program} cannot be installed in {folder}: {error}") from error
+        whole.touch()
     return python
 
 

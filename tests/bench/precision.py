@@ -8,7 +8,8 @@ from ntkexp.library import tangent_kernel
 from tests.bench.architectures import NETWORKS
 from tests.bench.network import mlp, points
 from tests.bench.steps import acts
-from tests.bench.stopwatch import Act, medians, milliseconds, table
+from tests.bench.stopwatch import Act, medians, milliseconds
+from tests.bench.table import Table
 from tests.bench.training import with_path_kernel
 
 HEADER = ("what", "float64, ms", "float32, ms", "ratio")
@@ -16,7 +17,7 @@ STEPS = 20  # programs are made in the first
 KINDS = {"float64": torch.float64, "float32": torch.float32}
 
 
-def report(quick: bool = False) -> str:
+def report(quick: bool = False) -> list[Table]:
     """A line for every kernel, step and training."""
     names, examples, width, times = (("mlp",), 8, 8, 1) if quick else (tuple(NETWORKS), 256, 512, 5)
     rows = [line(f"kernel, {name}", {kind: kernel(name, examples, kind) for kind in KINDS}, times) for name in names]
@@ -25,7 +26,7 @@ def report(quick: bool = False) -> str:
         rows += [line(title.format(name), {kind: step(name, outputs, kind) for kind in KINDS}, times) for name in names]
     trained = {kind: training(width, examples, kind) for kind in KINDS}
     rows.append(line(f"{STEPS} steps of training, mlp, w={width}", trained, times))
-    return table(f"Precision: N = {examples}, of steps 64", HEADER, rows)
+    return [Table(f"Precision: N = {examples}, of steps 64", HEADER, rows)]
 
 
 def line(name: str, both: dict[str, Act], times: int) -> list[str]:

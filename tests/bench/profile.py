@@ -14,7 +14,8 @@ from ntkexp.library import tangent_kernel
 from tests.bench.architectures import NETWORKS, Encoder, cnn
 from tests.bench.network import INPUTS, mlp
 from tests.bench.steps import acts
-from tests.bench.stopwatch import Act, seconds, table
+from tests.bench.stopwatch import Act, seconds
+from tests.bench.table import Table
 
 TITLE = "Shares of operations: the six that take longest, and what is left"
 SHOWN = 6
@@ -23,7 +24,7 @@ ENOUGH, MOST = 2.0, 25  # seconds of a cell, and rounds
 Shares: TypeAlias = Mapping[str, float]
 
 
-def report(*, quick: bool) -> str:
+def report(*, quick: bool) -> list[Table]:
     """A row for every cell."""
     some, few, times = (8, 4, 1) if quick else (256, 48, 3)
     channels, side = (4, 6) if quick else (64, 14)
@@ -44,7 +45,7 @@ def report(*, quick: bool) -> str:
         for outputs in ((1,) if quick else (1, 10))
     }
     rows = [[name, in_words(shares(act, times))] for name, act in found.items()]
-    return table(TITLE, ["cell", "operations"], rows)
+    return [Table(TITLE, ["cell", "operations"], rows)]
 
 
 def kernel(module: nn.Module, shape: tuple[int, ...], examples: int) -> Callable[[], object]:

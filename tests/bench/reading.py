@@ -19,7 +19,8 @@ from ntkexp.records.trajectory import Trajectory
 from ntkexp.report.plots.style import GREY, NARROW, RC, colour, heading
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState, begin
-from tests.bench.stopwatch import seconds, table
+from tests.bench.stopwatch import seconds
+from tests.bench.table import Table
 
 SHARED = ("model.activation=tanh", "path.error_samples=0", "path.probes=[probe]")
 QUICK = ("model.width=16", "data.train=16", "data.probe=8", "data.test=8", "steps=20")
@@ -42,13 +43,13 @@ class Cost:
     error: float
 
 
-def report(*, quick: bool, plot: Path | None = None) -> str:
+def report(*, quick: bool, plot: Path | None = None) -> list[Table]:
     """A row for each way."""
     found = costs((*SHARED, *(QUICK if quick else LONG)))
     if plot is not None:
         draw(found, plot)
     rows = [[cost.name, f"{cost.seconds:.3g}", f"{cost.error:.1e}"] for cost in found]
-    return table("Reading the path of a training run", ("kernel", "seconds", "error"), rows)
+    return [Table("Reading the path of a training run", ("kernel", "seconds", "error"), rows)]
 
 
 def costs(chosen: tuple[str, ...]) -> list[Cost]:

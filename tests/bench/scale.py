@@ -28,7 +28,7 @@ from ntkexp.run.loop import go
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.backward import Deaf
-from tests.bench.stopwatch import table
+from tests.bench.table import Table
 
 TITLE = "Scale: one thread"
 SIZES = {
@@ -50,11 +50,11 @@ class Cost(NamedTuple):
     disk: float
 
 
-def report(quick: bool = False, large: bool = False) -> str:
+def report(quick: bool = False, large: bool = False) -> list[Table]:
     """Each number by itself around a base, and all large, with the exponents that fit; with kernels and without."""
     if quick:
-        return table(TITLE, HEADER, quick_rows())
-    return table(TITLE, HEADER, grid() if large else [row for kept in SIZES for row in lines(kept)])
+        return [Table(TITLE, HEADER, quick_rows())]
+    return [Table(TITLE, HEADER, grid() if large else [row for kept in SIZES for row in lines(kept)])]
 
 
 def quick_rows() -> list[list[str]]:

@@ -22,13 +22,13 @@ from ntkexp.library import reader_of
 from ntkexp.path.gradient import total, unit
 from ntkexp.shapes import Weights
 from tests.bench.architectures import Encoder, cnn
-from tests.bench.stopwatch import table
+from tests.bench.table import Table
 
 RATE = 0.3
 HEADER = ("network", "C", "k", "K̂", "closing", "𝒮", "closing", "Σ𝒮", "closing", "bar/error")
 
 
-def report(quick: bool = False) -> str:
+def report(quick: bool = False) -> list[Table]:
     """A line for each network, number of outputs and size of the sketch."""
     sizes, seeds, points = ((64,), 1, 6) if quick else ((512, 2048), 3, 48)
     rows = []
@@ -36,7 +36,7 @@ def report(quick: bool = False) -> str:
         for outputs in (1,) if quick else (1, 10):
             step = take(network(name, outputs), INPUTS[name], points, outputs)
             rows += [line(name, outputs, size, [step.errors(size, seed) for seed in range(seeds)]) for size in sizes]
-    return table("Sketches of one step: relative errors, plain and closing", HEADER, rows)
+    return [Table("Sketches of one step: relative errors, plain and closing", HEADER, rows)]
 
 
 INPUTS = {"mlp": (20,), "cnn": (1, 8, 8), "transformer": (8, 8)}

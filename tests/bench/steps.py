@@ -13,6 +13,7 @@ from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.library import reader_of
 from tests.bench.architectures import NETWORKS
 from tests.bench.cell import Cell
+from tests.bench.count import of_features
 from tests.bench.machine import Machine
 from tests.bench.race import Race
 from tests.bench.stopwatch import Act, medians
@@ -21,16 +22,18 @@ TITLE = "A training step with secant features, N = 64"
 EXAMPLES = 64
 
 
-def cells(_: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
+def cells(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for every network and number of outputs."""
     outputs, times = ((1,), 2) if quick else ((1, 10), 15)
-    return [cell(name, count, times) for name in NETWORKS for count in outputs]
+    return [cell(name, count, times, machine) for name in NETWORKS for count in outputs]
 
 
-def cell(name: str, outputs: int, times: int) -> Cell:
+def cell(name: str, outputs: int, times: int, machine: Machine) -> Cell:
     """One network."""
     found = medians(acts(name, outputs, torch.float64), times)
-    return Cell(f"{name}, C={outputs}", found["features"], {"plain step": found["plain"]})
+    make, shape = NETWORKS[name]
+    needed = of_features(make(outputs).double().eval(), torch.randn(EXAMPLES, *shape, dtype=torch.float64), outputs)
+    return Cell(f"{name}, C={outputs}", found["features"], {"plain step": found["plain"]}, machine.floor(needed, 0))
 
 
 def acts(name: str, outputs: int, kind: torch.dtype) -> dict[str, Act]:

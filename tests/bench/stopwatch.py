@@ -1,9 +1,9 @@
-"""Medians of alternating measurements, and tables of them."""
+"""Medians of alternating measurements."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from statistics import median
 from typing import TypeAlias
@@ -28,20 +28,6 @@ def seconds(act: Act) -> float:
     start = time.perf_counter()
     act()
     return time.perf_counter() - start
-
-
-def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned to the right, under a title.
-
-    >>> print(table("Speeds", ["w", "ms"], [["8", "0.25"]]), end="")
-    Speeds
-      w    ms
-      8  0.25
-    """
-    lines = [header, *rows]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
-    text = ("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join([title, *(f"  {line}" for line in text)]) + "\n"
 
 
 def milliseconds(value: float) -> str:

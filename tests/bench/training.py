@@ -21,6 +21,7 @@ from ntkexp.path.points import Points, StepBlock
 from ntkexp.path.rule.secant import Secant
 from ntkexp.schedule.constant import Constant
 from tests.bench.cell import Cell
+from tests.bench.count import of_training
 from tests.bench.machine import Machine
 from tests.bench.network import mlp, points
 from tests.bench.race import Race
@@ -30,10 +31,10 @@ STEP_SIZE = 0.05
 TITLE = "A step of training with the secant path kernel, MLP 64-w-w-w-1, w = 512, N = Q = 256"
 
 
-def cells(_: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
+def cells(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for each choice of probes."""
     examples, width, steps, times = (32, 32, 2, 2) if quick else (256, 512, 40, 5)  # programs are made in the first
-    return [cell(name, width, examples, others, steps, times) for name, others in choices(examples)]
+    return [cell(name, width, examples, others, steps, times, machine) for name, others in choices(examples)]
 
 
 def choices(examples: int) -> tuple[tuple[str, int], ...]:
@@ -41,7 +42,7 @@ def choices(examples: int) -> tuple[tuple[str, int], ...]:
     return (("training examples", 0), ("other points", examples))
 
 
-def cell(name: str, width: int, examples: int, others: int, steps: int, times: int) -> Cell:
+def cell(name: str, width: int, examples: int, others: int, steps: int, times: int, machine: Machine) -> Cell:
     """One choice."""
     module, inputs = mlp(width, 1), points(examples + others, 1)
     targets = points(examples, 2)[:, :1]
@@ -50,7 +51,8 @@ def cell(name: str, width: int, examples: int, others: int, steps: int, times: i
         "path": lambda: with_path_kernel(module, inputs, targets, steps),
     }
     found = medians(acts, times)
-    return Cell(f"probes: {name}", found["path"] / steps, {"plain step": found["plain"] / steps})
+    floor = machine.floor(of_training(module, inputs[:examples], others), 0)
+    return Cell(f"probes: {name}", found["path"] / steps, {"plain step": found["plain"] / steps}, floor)
 
 
 def plainly(module: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> None:
