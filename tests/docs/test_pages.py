@@ -14,7 +14,7 @@ from ntkexp.config.compose import composer, resolve
 from ntkexp.config.folders import folders
 from ntkexp.sweep.parse import define
 from ntkexp.sweep.plan import plan
-from tests.bench.__main__ import parser_of
+from tests.bench.asked import parser_of
 from tests.docs import orders
 from tests.docs.commands import options
 from tests.docs.pages import PAGES, Page
