@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -40,10 +41,37 @@ def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Fun
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         placed, named = arguments(inputs)
         with without_checkpoints():
-            answer = functional_call(module, (weights, buffers), placed, named, tie_weights=True)
+            answer = called(module, weights | buffers, placed, named)
         return choose_output(answer, output)
 
     return function
+
+
+def called(
+    module: nn.Module, values: Mapping[str, Tensor], placed: tuple[object, ...], named: Mapping[str, object] | None = None
+) -> Any:
+    """Call a module with other parameters and buffers, which go wherever the module holds one of those that they name.
+
+    Every place is named once. A layer that stands in a module twice has two names for each, and torch's own call would
+    leave the latest values behind in it.
+
+    >>> import torch
+    >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
+    >>> before = layer.weight
+    >>> called(twice, {"0.weight": torch.zeros(1, 1)}, (torch.ones(1, 1),)).tolist(), layer.weight is before
+    ([[0.0]], True)
+    """
+    names = dict(held(module, named_once=False))
+    known = {id(names[name]): value for name, value in values.items()}
+    places = {name: known[id(value)] for name, value in held(module) if id(value) in known}
+    return functional_call(module, places, placed, dict(named or {}), tie_weights=False)
+
+
+def held(module: nn.Module, *, named_once: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers at every place that holds one, each place by one of its names or by all."""
+    for prefix, layer in module.named_modules(remove_duplicate=named_once):
+        yield from layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
+        yield from layer.named_buffers(prefix, recurse=False, remove_duplicate=False)
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:

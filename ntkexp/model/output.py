@@ -11,10 +11,10 @@ from math import sqrt
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake, first_line
+from ntkexp.model.functional import called
 from ntkexp.shapes import Weights
 
 
@@ -41,7 +41,7 @@ class ScaledOutput(nn.Module):
         """α‖trained term‖ for every example at these weights: f cannot be known to better than rounding of that."""
         there = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
-            terms = functional_call(TrainedTerms(self), there, (x,), tie_weights=True)
+            terms = called(TrainedTerms(self), there, (x,))
         return self.alpha * torch.stack([term.norm(dim=1) for term in terms])
 
 

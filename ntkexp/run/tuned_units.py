@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
 from ntkexp.diagnostics.selectivity import activity, selectivity
+from ntkexp.model.functional import called
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
@@ -27,7 +27,7 @@ def answer(setting: Setting, weights: Weights, place: slice) -> Float[Tensor, " 
     module, points = setting.problem.module, setting.points
 
     def heard(part: Tensor) -> Float[Tensor, "point unit"] | None:
-        return activity(module.network, lambda: functional_call(module, dict(weights), (part,), tie_weights=True))
+        return activity(module.network, lambda: called(module, weights, (part,)))
 
     known = [heard(part) for part in torch.split(points.inputs[place], points.block)]
     units = [part for part in known if part is not None]

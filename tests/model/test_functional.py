@@ -1,0 +1,54 @@
+"""A module that is called with other weights is afterwards what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from ntkexp.library import secant_kernel, tangent_kernel
+from ntkexp.model.functional import function_of
+from ntkexp.shapes import Weights
+
+X = torch.tensor([[0.3, -1.0], [2.0, 0.5]], dtype=torch.float64)
+Read = Callable[[nn.Module, Weights], object]
+READINGS: dict[str, Read] = {
+    "function": lambda module, weights: function_of(module)(weights, X),
+    "tangent": lambda module, weights: tangent_kernel(module, X, weights=weights),
+    "secant": lambda module, weights: secant_kernel(module, {}, weights, X, X),
+}
+
+
+def with_a_layer_twice() -> nn.Sequential:
+    """Its tensors have two names each."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh())
+        return nn.Sequential(layer, layer, nn.Linear(2, 1)).double().eval()
+
+
+def moved(module: nn.Module) -> Weights:
+    """Other weights."""
+    return {name: weight.detach() + 0.5 for name, weight in module.named_parameters()}
+
+
+@pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+def test_a_layer_that_stands_twice_in_a_module_keeps_its_own_tensors(read: Read) -> None:
+    module = with_a_layer_twice()
+    before = [*module.parameters(), *module.buffers()]
+    read(module, moved(module))
+    assert all(one is other for one, other in zip([*module.parameters(), *module.buffers()], before, strict=True))
+
+
+def test_weights_go_wherever_they_are_held() -> None:
+    module = with_a_layer_twice()
+    bias = nn.Parameter(torch.tensor([0.3, -0.3], dtype=torch.float64))
+    module[0][0].bias = module[0][1].bias = bias  # of two layers
+    there = deepcopy(module)
+    with torch.no_grad():
+        for weight in there.parameters():
+            weight += 0.5
+    assert torch.equal(function_of(module)(moved(module), X), there(X))
