@@ -48,9 +48,12 @@ def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Fun
 
 
 def called(
-    module: nn.Module, values: Mapping[str, Tensor], placed: tuple[object, ...], named: Mapping[str, object] | None = None
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    placed: tuple[object, ...],
+    named: Mapping[str, object] | None = None,
 ) -> Any:
-    """Call a module with other parameters and buffers, which go wherever the module holds one of those that they name.
+    """Call a module with other parameters and buffers, which go wherever the module holds one that they name.
 
     Every place is named once. A layer that stands in a module twice has two names for each, and torch's own call would
     leave the latest values behind in it.

@@ -106,6 +106,10 @@ READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "tied and transposed": (formula(lambda x, w: torch.tanh(x @ w) @ w.t(), w=(4, 3)), (4,)),
     "disjoint slices": (formula(lambda x, w: torch.tanh(x @ w[:3]) @ w[3:6, :2] + w[6, :2], w=(7, 3)), (3,)),
     "overlapping slices": (formula(lambda x, w: torch.tanh(x @ w[:3]) @ w[1:4], w=(4, 3)), (3,)),
+    "a row for all, and a band": (
+        formula(lambda x, w, v: torch.tanh(x @ w.expand(4, 5)) @ v.unfold(0, 3, 1), w=(1, 5), v=(7,)),
+        (4,),
+    ),
     "every other column": (formula(lambda x, w: torch.tanh(x @ w[:, ::2]) @ w[:3, 1::2], w=(4, 6)), (4,)),
     "gains and shifts": (
         formula(lambda x, g, b, w, k: torch.tanh(x * g + b) @ w * k, g=(4,), b=(4,), w=(4, 2), k=()),

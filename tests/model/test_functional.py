@@ -50,5 +50,5 @@ def test_weights_go_wherever_they_are_held() -> None:
     there = deepcopy(module)
     with torch.no_grad():
         for weight in there.parameters():
-            weight += 0.5
+            weight.add_(0.5)
     assert torch.equal(function_of(module)(moved(module), X), there(X))

@@ -76,12 +76,17 @@ def factorable_keys(uses: Sequence[Use]) -> set[Key]:
     pairs: set[tuple[Source | None, Source | None]] = set()
     for use in uses:
         pair = (use.source, None) if isinstance(use, Element) else (use.weight, use.bias)
-        plain = isinstance(use, Product) and not any(isinstance(source, Derived) for source in pair)
+        plain = isinstance(use, Product) and all(map(keeps_factors, pair))
         for name in names(pair[0]) | names(pair[1]):
             ways[name].add(pair if plain else use)
         if plain:
             pairs.add(pair)
     return {pair for pair in pairs if all(len(ways[name]) == 1 for name in names(pair[0]) | names(pair[1]))}
+
+
+def keeps_factors(source: Source | None) -> bool:
+    """Whether each element of what is multiplied with is a parameter of its own, or there is nothing."""
+    return source is None or (isinstance(source, View) and source.shows_once)
 
 
 def names(source: Source | None) -> frozenset[str]:

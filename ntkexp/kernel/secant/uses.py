@@ -49,6 +49,20 @@ class View(NamedTuple):
         )
 
     @property
+    def shows_once(self) -> bool:
+        """Whether no element shows twice, which is seen from strides that leave room for all shorter ones.
+
+        >>> View("w", (2, 3), (1, 2), 0).shows_once, View("w", (2, 3), (0, 1), 0).shows_once
+        (True, False)
+        """
+        reach = 0
+        for step, n in sorted(zip(self.stride, self.shape, strict=True)):
+            if n > 1 and step <= reach:
+                return False
+            reach += step * (n - 1)
+        return True
+
+    @property
     def extent(self) -> int:
         """How many elements of the parameter lie up to the last one shown."""
         return 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
