@@ -46,7 +46,8 @@ def test_a_layer_that_stands_twice_in_a_module_keeps_its_own_tensors(read: Read)
 def test_weights_go_wherever_they_are_held() -> None:
     module = with_a_layer_twice()
     bias = nn.Parameter(torch.tensor([0.3, -0.3], dtype=torch.float64))
-    module[0][0].bias = module[0][1].bias = bias  # of two layers
+    linear, norm, _ = module[0].children()
+    linear.bias = norm.bias = bias
     there = deepcopy(module)
     with torch.no_grad():
         for weight in there.parameters():
