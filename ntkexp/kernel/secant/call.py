@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from ntkexp.kernel.record.arguments import replace
 from ntkexp.kernel.record.entry import Entry
 from ntkexp.kernel.secant.chord import Chord
+from ntkexp.kernel.secant.linear_map import once, passed
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule
 from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source
 
@@ -84,7 +85,9 @@ class Call(AbstractCall):
         factor = self.mean(left) if gain == 1 else gain * self.mean(left)
         terms = []
         if left.delta is not None:
-            terms.append(torch.mm(left.delta if gain == 1 else gain * left.delta, self.mean(right)))
+            matrix = self.mean(right)
+            way = (partial(torch.matmul, other=matrix), once(partial(torch.matmul, other=matrix.t()), -2))
+            terms.append(passed(left.delta if gain == 1 else gain * left.delta, *way))
         if self.is_cut(right):
             wide = self.start.shape[1:]
             joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None

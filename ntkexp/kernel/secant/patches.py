@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -23,14 +21,26 @@ def patches(
 
     Pixels follow each other in memory, as they do in x: to bring a patch together takes longer than to multiply it.
     """
-    x = nn.functional.pad(x, [width for width in reversed(padding) for _ in range(2)])
-    reach = [d * (w - 1) for d, w in zip(dilation, window, strict=True)]
-    shown = []
-    for offset in product(*map(range, window)):
-        corner = [d * o for d, o in zip(dilation, offset, strict=True)]
-        places = [slice(c, n - r + c, s) for c, n, r, s in zip(corner, x.shape[2:], reach, stride, strict=True)]
-        shown.append(x[(slice(None), slice(None), *places)])
-    return torch.stack(shown, dim=2).flatten(3).flatten(1, 2).mT  # [example, pixel, (channel, offset)]
+    shown = shown_by(padded(x, padding), window, stride, dilation)  # [example, channel, *offset, *pixel]
+    return shown.reshape(len(x), x.shape[1] * prod(window), -1).mT
+
+
+def padded(x: Float[Tensor, "example channel *pixels"], padding: Sequence[int]) -> Float[Tensor, "example channel *_"]:
+    """Images with a border of zeros."""
+    return nn.functional.pad(x, [width for width in reversed(padding) for _ in range(2)])
+
+
+def shown_by(
+    image: Float[Tensor, "example channel *pixels"],
+    window: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Float[Tensor, "example channel *offsets_and_pixels"]:
+    """A view of an image with its border: for every offset in the window, what is seen there from every pixel."""
+    for axis, (size, step, apart) in enumerate(zip(window, stride, dilation, strict=True), start=2):
+        image = image.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
+    axes = len(window)
+    return image.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
 
 
 AT_ONCE = 2**22  # bytes of patches that are brought together: they are multiplied while they are in the cache
@@ -53,41 +63,28 @@ class Window:
 
     def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
         """The patches of a few examples at a time, transposed; each time in the memory of the time before."""
+        how = (self.size, self.stride, self.dilation)
         pixel = [1] * len(self.size)
         bare = list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding)
         if bare:
             yield slice(None), self.x.flatten(2)
             return
-        seen = shown_by(self.x.new_empty(1, self.x.shape[1], *self.padded), self)
+        border = self.x.new_empty(1, self.x.shape[1], *self.bordered)
+        seen = shown_by(border, *how)
         step = min(max(1, AT_ONCE // (seen.numel() * seen.element_size())), len(self.x))
         if step == len(self.x):  # nothing is overwritten, so that a program can be made of it
-            image = nn.functional.pad(self.x, [width for width in reversed(self.padding) for _ in range(2)])
-            yield slice(None), shown_by(image, self).reshape(step, self.x.shape[1] * prod(self.size), -1)
+            yield slice(None), self.rows.mT
             return
-        border = self.x.new_zeros(step, self.x.shape[1], *self.padded)
+        border = self.x.new_zeros(step, *border.shape[1:])
         shown = self.x.new_empty(step, *seen.shape[1:])
         for at in range(0, len(self.x), step):
             part = self.x[at : at + step]
             inner = [slice(p, p + n) for p, n in zip(self.padding, part.shape[2:], strict=True)]
             border[(slice(len(part)), slice(None), *inner)] = part
-            rows = shown[: len(part)].copy_(shown_by(border[: len(part)], self))
+            rows = shown[: len(part)].copy_(shown_by(border[: len(part)], *how))
             yield slice(at, at + step), rows.view(len(part), part.shape[1] * prod(self.size), -1)
 
     @property
-    def padded(self) -> list[int]:
+    def bordered(self) -> list[int]:
         """The pixels of an image with its border."""
         return [n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)]
-
-
-def shown_by(
-    image: Float[Tensor, "example channel *pixels"], window: Window
-) -> Float[Tensor, "example channel *offsets_and_pixels"]:
-    """A view of an image with its border: for every offset in the window, what is seen there from every pixel."""
-    strides = image.stride()
-    counts = [
-        (n - d * (w - 1) - 1) // s + 1
-        for n, w, s, d in zip(image.shape[2:], window.size, window.stride, window.dilation, strict=True)
-    ]
-    offsets = [step * d for step, d in zip(strides[2:], window.dilation, strict=True)]
-    pixels = [step * s for step, s in zip(strides[2:], window.stride, strict=True)]
-    return image.as_strided((*image.shape[:2], *window.size, *counts), (*strides[:2], *offsets, *pixels))

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.linear_map import passed
+from ntkexp.kernel.secant.convolve_back import CONVOLVE_BACK
+from ntkexp.kernel.secant.linear_map import once, passed
 from ntkexp.kernel.secant.patches import patches
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule, total
-
-aten = torch.ops.aten
 
 Numbers = tuple[int, ...]
 
@@ -39,25 +38,18 @@ def convolution(call: AbstractCall) -> Tensor:
 
 
 def convolved(delta: Tensor, kernel: Tensor, *how: Any) -> Tensor:
-    """Δx ∗ W. On the way back all vectors are the examples of one batch, and a pixel is multiplied with W itself."""
-    lead, shape = -delta.dim() + 1, delta.shape[1:]
-    stride, padding, _, transposed, _, groups = how
-    single = kernel.shape[2:].numel() == 1 and set(stride) == {1} and not (any(padding) or transposed)
+    """Δx ∗ W. On the way back all vectors are the images of one batch."""
+    lead, shape = 1 - delta.dim(), delta.shape[1:]
 
     def there(v: Tensor) -> Tensor:
         found = torch.convolution(v.flatten(0, lead - 1), kernel, None, *how)
         return found.view(*v.shape[:lead], *found.shape[1:])
 
     def back(w: Tensor) -> Tensor:
-        images = w.flatten(0, lead - 1)
-        if single and groups == 1:
-            found = torch.bmm(kernel.flatten(1).t().expand(len(images), -1, -1), images.flatten(2))
-        else:
-            blank = images.new_empty(len(images), *shape)  # which nobody reads
-            found, *_ = aten.convolution_backward(images, blank, kernel, None, *how, [True, False, False])
+        found: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, kernel, *how)
         return found.view(*w.shape[:lead], *shape)
 
-    return passed(delta, there, back)
+    return passed(delta, there, once(back, -delta.dim()))
 
 
 def used(
