@@ -50,7 +50,7 @@ def taken_apart(values: Sequence[Tensor]) -> tuple[list[Tensor], list[Place]]:
 
 
 def extent(value: Tensor) -> tuple[int, int]:
-    """Between which bytes of its storage a tensor's elements are."""
+    """The bytes of its storage between which a tensor's elements are."""
     first = int(value.storage_offset())
     reach = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True))
     return first * value.itemsize, (first + (1 + reach) * (value.numel() > 0)) * value.itemsize
