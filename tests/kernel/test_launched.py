@@ -212,6 +212,6 @@ def test_a_program_that_reads_numbers_has_no_graph() -> None:
 
 
 def test_a_program_of_two_devices_has_no_graph() -> None:
-    made = LaunchedProgram(program_of(doubled, *values(0)), Launching(torch.device("cuda"), 1e9, [].append))
+    made = LaunchedProgram(program_of(doubled, *values(0)), Launching(torch.device("cuda"), 1e9, list[str]().append))
     made.run(values(0))
     assert made.graph is None
