@@ -16,6 +16,7 @@ from ntkexp.library.blocks import kernel
 from ntkexp.library.module import warn_of
 from ntkexp.library.point import ModulePoints
 from ntkexp.library.sketched import sketched_tangent
+from ntkexp.library.strips import tangent_by_strips
 from ntkexp.shapes import Inputs
 
 
@@ -69,8 +70,9 @@ def tangent_kernel(
     among them: "all", a list of places, or "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are.
     `casts="ignore"` leaves out what the module casts to shorter numbers than its weights.
 
-    Where all features would not fit, `sketch=k` projects them to k dimensions at random (`seed`). Then there are two
-    results, a kernel without bias and a bar, which ‖K̂ − K‖_F exceeds in one case of a hundred. Errors fall like
+    Features that would not fit are read some examples at a time, and multiplied out a strip of a parameter at a time.
+    For many examples of a large module, `sketch=k` projects them to k dimensions at random (`seed`). Then there are
+    two results, a kernel without bias and a bar, which ‖K̂ − K‖_F exceeds in one case of a hundred. Errors fall like
     1/√k: this is for drift, spectra, alignment and many examples, not for single entries.
 
     >>> import torch
@@ -86,4 +88,6 @@ def tangent_kernel(
     if casts == "ignore":
         warn_of(module, output, left.record(), casts)
     right = left if x2 is None else points.at(x2)
+    if outputs != "trace" and (found := tangent_by_strips(points.subject, x1, x2, left, right, outputs)) is not None:
+        return found
     return kernel(left, right, outputs)

@@ -6,9 +6,7 @@ bar a gradient as long as the weights at a time. What was read is kept for the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,16 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.features import nothing
-from ntkexp.kernel.features.use_by_use import UseByUse
-from ntkexp.kernel.record.inputs import examples, part
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.read.in_turns import InTurns
 from ntkexp.kernel.sketch.closing import Sketched, sketched_gram
 from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
 from ntkexp.kernel.sketch.sketch import Sketch
-from ntkexp.shapes import Inputs, Weights
-
-READ = 0.1e9  # bytes of the values of examples that are read at once
-KEPT = 1e9  # bytes of what was read, on either side
+from ntkexp.shapes import Weights
 
 
 class SketchedKernel(NamedTuple):
@@ -36,31 +29,8 @@ class SketchedKernel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SketchedPoints:
-    """Examples, and how a network is recorded and read at some of them."""
-
-    record: Callable[[Inputs], Tape]
-    read: Callable[[Tape], UseByUse]
-    inputs: Inputs
-    kept: dict[int, UseByUse] = field(default_factory=dict)
-
-    @cached_property
-    def places(self) -> list[slice]:
-        """Which examples are read at once: as many each time as differ by one at most."""
-        count = examples(self.inputs)
-        each = self.record(part(self.inputs, slice(0, 2))).bytes_per_example
-        turns = -(-count // max(2, int(READ / each)))
-        return [slice(count * k // turns, count * (k + 1) // turns) for k in range(turns)]
-
-    def jacobians(self) -> Iterator[tuple[slice, UseByUse]]:
-        """The Jacobian of all examples, some at a time."""
-        for place in self.places:
-            found = self.kept.get(place.start)
-            if found is None:
-                found = self.read(self.record(part(self.inputs, place)))
-            if sum(each.nbytes for each in self.kept.values()) + found.nbytes <= KEPT:
-                self.kept[place.start] = found
-            yield place, found
+class SketchedPoints(InTurns):
+    """Examples whose Jacobians are projected and contracted."""
 
     def sketched(self, sketch: Sketch) -> Float[Tensor, "example out size"]:
         """J S."""

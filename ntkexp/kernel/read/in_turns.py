@@ -1,0 +1,51 @@
+"""Examples that are read some at a time, use by use: no features of them all, no rows as long as the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ntkexp.kernel.features.use_by_use import UseByUse
+from ntkexp.kernel.record.inputs import examples, part
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.shapes import Inputs
+
+READ = 0.1e9  # bytes of the values of examples that are read at once
+KEPT = 1e9  # bytes of what was read, on either side
+
+
+@dataclass(frozen=True)
+class InTurns:
+    """Examples, and how a network is recorded and read at some of them; what was read is kept while it fits."""
+
+    record: Callable[[Inputs], Tape]
+    read: Callable[[Tape], UseByUse]
+    inputs: Inputs
+    kept: dict[int, UseByUse] = field(default_factory=dict)
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return examples(self.inputs)
+
+    @cached_property
+    def places(self) -> list[slice]:
+        """Which examples are read at once: as many each time as differ by one at most."""
+        each = self.record(part(self.inputs, slice(0, 2))).bytes_per_example
+        turns = -(-self.examples // max(2, int(READ / each)))
+        return [slice(self.examples * k // turns, self.examples * (k + 1) // turns) for k in range(turns)]
+
+    def jacobians(self) -> Iterator[tuple[slice, UseByUse]]:
+        """The Jacobian of all examples, some at a time."""
+        for place in self.places:
+            found = self.kept.get(place.start)
+            if found is None:
+                found = self.jacobian(place)
+            if sum(each.nbytes for each in self.kept.values()) + found.nbytes <= KEPT:
+                self.kept[place.start] = found
+            yield place, found
+
+    def jacobian(self, place: slice) -> UseByUse:
+        """The Jacobian of these examples, read afresh."""
+        return self.read(self.record(part(self.inputs, place)))
