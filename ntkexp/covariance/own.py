@@ -1,6 +1,5 @@
 """The covariances of examples with themselves, pushed ahead of everything else; the variances on the way are kept.
 
->>> import torch
 >>> from ntkexp.layer.pointwise import ReLU
 >>> own = ReLU().push(Own.of(torch.tensor([[2.0, 0.0]]), Pairs.equal(())), (2,))
 >>> own.nngp, own.variances
@@ -12,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.covariance.coarse import Coarse, averaged, reached, trivial
 from ntkexp.covariance.covariance import AbstractCovariance, Alone, Dual, Learn, Mix, PairEnd, Scalar
 from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.portions import portions
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Own(AbstractCovariance):
     @classmethod
     def of(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Own:
         """Find the covariance of inputs: the mean over channels of x[p] x[q]."""
-        return cls((pairs.spread(x) * pairs.at_second(x)).mean(1), pairs)
+        few = portions(x, pairs.count * x.shape[1])
+        return cls(torch.cat([(pairs.spread(part) * pairs.at_second(part)).mean(1) for part in few]), pairs)
 
     def affine(self, mix: Mix, scale: Scalar, shift: Scalar, learn: Learn) -> Own:
         return replace(self, nngp=scale * mix(self.nngp, self.pairs) + shift)

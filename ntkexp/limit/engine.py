@@ -19,7 +19,7 @@ from ntkexp.mistake import Mistake, nearest
 ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
-"""Two sides, and whether they are the same ↦ the kernels of a block."""
+"""Two sides, and whether they are the same ↦ the kernels of a block, whose entries are finite."""
 ENOUGH = 3e7  # pairs of pixels times layers: a tenth of a second in torch, against the second that numba takes to load
 
 

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from ntkexp.covariance.portions import portions
 from ntkexp.layer.spec import Spec, parse
-from ntkexp.limit.blocks import blocks, is_finite
+from ntkexp.limit.blocks import blocks
 from ntkexp.limit.engine import Engine
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
@@ -64,20 +65,34 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
                 f"x1 has examples of shape {list(x1.shape[1:])} and {x1.dtype}, "
                 f"x2 of {list(x.shape[1:])} and {x.dtype}; they are of one kind"
             )
-        if not is_finite(x):
-            raise Mistake(f"{name} has entries that are not finite, the first in example {first_odd(~x.isfinite())}")
-        if (odd := is_tiny(x.detach())).any():
+        sizes = largest(x.detach())
+        if not sizes.isfinite().all():
+            raise Mistake(
+                f"{name} has entries that are not finite, the first in example {first_odd(~sizes.isfinite())}"
+            )
+        if (odd := is_tiny(sizes)).any():
             raise Mistake(f"{name} is so small that its squares lose digits, in example {first_odd(odd)}; scale it up")
 
 
-def is_tiny(x: Float[Tensor, "example *shape"]) -> Bool[Tensor, " example"]:
+def largest(x: Float[Tensor, "example *shape"]) -> Float[Tensor, " example"]:
+    """The size of the largest entry of each example, or what is not finite there.
+
+    >>> largest(torch.tensor([[1.0, -2.0], [torch.nan, torch.inf]]))
+    tensor([2., nan])
+    """
+    if not x[:1].numel():
+        return x.flatten(1).sum(1)
+    parts = portions(x.flatten(1), x[0].numel())
+    return torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
+
+
+def is_tiny(sizes: Float[Tensor, " example"]) -> Bool[Tensor, " example"]:
     """The examples whose largest squares are no normal numbers; zeros are zeros."""
-    sizes, kind = x.flatten(1).abs(), torch.finfo(x.dtype)
-    largest = sizes.amax(1) if sizes.shape[1] else sizes.sum(1)
-    found: Tensor = (largest > 0) & (largest < (kind.tiny / kind.eps) ** 0.5)
+    kind = torch.finfo(sizes.dtype)
+    found: Tensor = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)
     return found
 
 
-def first_odd(odd: Bool[Tensor, "example *shape"]) -> int:
-    """The first example with an entry of this kind."""
-    return int(odd.reshape(len(odd), -1).any(1).nonzero()[0])
+def first_odd(odd: Bool[Tensor, " example"]) -> int:
+    """The first example of this kind."""
+    return int(odd.nonzero()[0])

@@ -11,6 +11,7 @@ from math import isqrt
 
 from torch import Tensor
 
+from ntkexp.limit.finite import finite
 from ntkexp.limit.network import CHUNK, Kernels, Network, Side
 from ntkexp.mistake import Mistake
 
@@ -31,7 +32,7 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
                 whole[row, column] = symmetric(values) if same and row == column else values
                 if same and row != column:
                     whole[column, row] = values.t()
-    return nngp, ntk
+    return finite((nngp, ntk))
 
 
 def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[int, int]:

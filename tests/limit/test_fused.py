@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import mpmath
@@ -27,7 +28,7 @@ from ntkexp.layer.pooling import AvgPool
 from ntkexp.layer.residual import Residual
 from ntkexp.layer.smooth import SiLU, Tanh
 from ntkexp.limit.blocks import compute, places
-from ntkexp.limit.engine import engine_of
+from ntkexp.limit.engine import Engine, engine_of
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
 
@@ -236,6 +237,21 @@ def test_many_vectors_are_cut_into_pieces_that_fit() -> None:
         torch.testing.assert_close(one, two, rtol=1e-12, atol=0.0)
         torch.testing.assert_close(part, two[600:670], rtol=1e-12, atol=0.0)
         assert torch.equal(one, one.t())
+    fused = ntkexp.infinite_kernel(layers, x[:300], x[600:], engine="fused", threads=2)
+    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x[:300], x[600:], engine="torch"), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("times", "words"), [(1.5, "the NNGP kernel"), (0.75, "the tangent kernel"), (0.25, "")])
+def test_an_entry_beyond_the_range_is_refused(times: float, words: str, dtype: torch.dtype, engine: Engine) -> None:
+    """Two orthogonal inputs have kernels w²c²/2 and twice that with themselves, and smaller ones with each other."""
+    layers = (Dense(features=2, W_std=2**0.5), ReLU(), Dense(features=1, W_std=(2e6 * times) ** 0.5))
+    x = 1e-3 * torch.finfo(dtype).max ** 0.5 * torch.eye(2, dtype=dtype)
+    for given in ((x,), (x, x.clone()), (x[:1], x)):
+        with pytest.raises(Mistake, match=f"{words} has entries beyond") if words else nullcontext():
+            ntkexp.infinite_kernel(layers, *given, engine=engine)
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:

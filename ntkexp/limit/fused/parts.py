@@ -8,13 +8,12 @@ from math import isqrt
 from typing import TypeVar
 
 from ntkexp.limit.fused.tables import Tables
+from ntkexp.limit.fused.vectors import PIECE
 from ntkexp.limit.network import Side
 from ntkexp.limit.torch_engine import cuts
 
 SubBlock = tuple[slice, slice]
 Result = TypeVar("Result")
-ROWS, COLUMNS = 64, 1024
-"""Vectors on each side of a sub-block: its rows are long, and its matrix stays in a cache."""
 IMAGES = 32
 """Images on each side of a sub-block: so many that laying them out costs little."""
 
@@ -29,15 +28,16 @@ def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
     ]
 
 
-def long_places(left: Side, right: Side, same: bool, threads: int) -> list[SubBlock]:
-    """The sub-blocks of vectors, a few rows of many columns; where the sides are the same, the first ones of their rows
-    begin on the diagonal.
+def long_places(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
+    """The sub-blocks of a strip of vectors, so many that every thread has some; where the sides are the same, the first
+    ones of their rows begin on the diagonal.
     """
-    few = max(1, min(ROWS, len(left.x) // (2 * threads)))
+    rows = strip.stop - strip.start
+    few = rows if threads == 1 else max(1, rows // (2 * threads))
     return [
-        (row, slice(start, min(start + COLUMNS, len(right.x))))
-        for row in cuts(len(left.x), few)
-        for start in range(row.start if same else 0, len(right.x), COLUMNS)
+        (slice(row, min(row + few, strip.stop)), slice(start, min(start + PIECE, columns)))
+        for row in range(strip.start, strip.stop, few)
+        for start in range(row if same else 0, columns, PIECE)
     ]
 
 

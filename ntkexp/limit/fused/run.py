@@ -15,18 +15,18 @@ import torch
 from ntkexp.covariance.cross import Cross
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
+from ntkexp.limit.finite import finite
 from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.parts import SubBlock, in_threads, laid_out, long_places, places, shared
+from ntkexp.limit.fused.parts import SubBlock, in_threads, laid_out, places, shared
 from ntkexp.limit.fused.program import TileProgram
 from ntkexp.limit.fused.slots import departures
+from ntkexp.limit.fused.strips import of_vectors
 from ntkexp.limit.fused.tables import Tables
-from ntkexp.limit.fused.vectors import mirrored, vectors
 from ntkexp.limit.network import Kernels, Network, Side
-from ntkexp.limit.torch_engine import COPIES, cuts, symmetric
+from ntkexp.limit.torch_engine import COPIES, symmetric
 
 Array = np.ndarray[Any, Any]
-STRIP = 256  # vectors whose products with all others are found at a time
 TABLES = 8
 """Into so many parts memory goes, of which the tables of a side take one."""
 NUMBERS = 2**22
@@ -46,7 +46,7 @@ def kernels(
     nngp, ntk = of_images(program, left, right, same, threads, memory_gb / threads)
     if same:
         nngp, ntk = symmetric(nngp), symmetric(ntk)
-    return rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk)
+    return finite(rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
 
 
 def in_parts(
@@ -148,31 +148,3 @@ def rest(program: TileProgram, left: Side, right: Side, found: Kernels, same: bo
     start = Cross(*found, wanted, left.variances, right.variances, same, program.met)
     end = chain.push(program.rest, start, program.rest_shape)
     return end.nngp, end.ntk
-
-
-def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
-    """The kernels by the recursion on every number of a matrix; of a symmetric one, on those on and above the
-    diagonal.
-    """
-    nngp, ntk = (left.x.new_empty(len(left.x), len(right.x)) for _ in range(2))
-    for strip in cuts(len(left.x), STRIP):
-        start = strip.start if same else 0
-        shown = nngp[strip, start:]
-        torch.addmm(shown, left.x[strip], right.x[start:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
-    whole = (nngp.numpy(), ntk.numpy())
-    level = program.levels[0]
-    table = tables.of_vectors(level, left, right)
-    fields = np.ascontiguousarray(table.right.T)
-
-    def walk(place: SubBlock) -> None:
-        row, column = place
-        one, two, itself = table.left[row], np.ascontiguousarray(fields[:, column]), same and row.start == column.start
-        ends = tuple(end[place] for end in whole)
-        vectors(table.operations, table.weights, level.registers, one, two, table.spread, itself, table.rounding, *ends)
-        for end in whole if same else ():
-            mirrored(end, row.start, row.stop, column.start, column.stop)
-
-    parts = long_places(left, right, same, threads)
-    for _ in in_threads(walk, parts, threads, len(parts)):
-        pass
-    return nngp, ntk

@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from ntkexp.limit.fused.exponent import exponent
 from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.lent import lent
 from ntkexp.limit.fused.loops import filled
 from ntkexp.limit.fused.tile import walked
 
 Array = np.ndarray[Any, Any]
-PIECE = 1024
+PIECE = 512
+"""At most so many columns: what is kept of a row in between stays in the nearest cache."""
 MARGIN = 64
 
 
@@ -26,34 +28,32 @@ def vectors(
     spread: Array,
     same: bool,
     equal: Any,
+    inputs: Array,
     nngp: Array,
     ntk: Array,
-) -> None:
-    """Both kernels, from nngp holding the products of the inputs; a side is [example, field] or [field, example].
+) -> Any:
+    """Both kernels from the products of the inputs, and the largest exponent in them; a side is [example, field] or
+    [field, example].
 
     The left side's examples come first, the right side's fields do. If the sides are the `same`, the left one may have
     fewer examples, and pairs below the diagonal are left out.
     """
-    left, nngp, ntk = lent(left), lent(nngp), lent(ntk)
+    left, inputs, nngp, ntk = lent(left), lent(inputs), lent(nngp), lent(ntk)
     fields, columns = right.shape
     work = np.zeros((2 * registers + 4, PIECE + 2 * MARGIN), left.dtype)
     one, inside = np.zeros(fields * PIECE, left.dtype), np.ones(PIECE, left.dtype)
     halo = np.zeros((2, 0), np.int64)
     two = right.reshape(fields * columns)
-    exact, alone = weights.dtype.type(2), np.intp(1)
+    exact, alone, found = weights.dtype.type(2), np.intp(1), 0
     for i in range(nngp.shape[0]):
         begin = i if same else 0
+        size, rows = columns - begin, (left[i], inputs[i], nngp[i], ntk[i])
         for field in spread:
-            filled(one, field * PIECE, min(PIECE, columns - begin), left[i, field])
-        mine = nngp[i, i] if same else weights.dtype.type(0)
-        for start in range(begin, columns, PIECE):
-            size = min(PIECE, columns - start)
-            piece(
-                operations, weights, work, one, two, start, size, columns, equal, inside, halo, left[i], nngp[i], ntk[i]
-            )
+            filled(one, field * PIECE, size, left[i, field])
+        found = max(found, piece(operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows))
         if same:  # an example and itself: the correlation is one
-            nngp[i, i] = mine
-            piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, left[i], nngp[i], ntk[i])
+            found = max(found, piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, rows))
+    return found
 
 
 @compiled
@@ -69,17 +69,17 @@ def piece(
     equal: Any,
     inside: Array,
     halo: Array,
-    numbers: Array,
-    nngp: Array,
-    ntk: Array,
-) -> None:
-    """One piece of a row: some of its columns.
+    rows: tuple[Array, Array, Array, Array],
+) -> Any:
+    """One piece of a row, some of its columns, and the largest exponent in it; rows are those of the fields, of the
+    products of the inputs, and of both kernels.
 
     What is constant here is not for images; given as variables, the layers are compiled once for both.
     """
     margin, beside, first, pitch = np.intp(MARGIN), np.intp(1), np.intp(0), np.intp(PIECE)
+    numbers, inputs, nngp, ntk = rows
     for j in range(np.uintp(size)):
-        work[0, margin + j] = nngp[start + j]
+        work[0, margin + j] = inputs[start + j]
         work[1, margin + j] = 0
     walked(
         operations,
@@ -100,9 +100,12 @@ def piece(
         halo,
         numbers,
     )
+    found = exponent(work.dtype.type(0))
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
         ntk[start + j] = work[1, margin + j]
+        found = max(found, exponent(work[0, margin + j]), exponent(work[1, margin + j]))
+    return found
 
 
 @compiled
