@@ -17,6 +17,7 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
 
+SHORTEST = 32  # bits of numbers
 FOUND: WeakKeyDictionary[nn.Module, dict[frozenset[str], Found]] = WeakKeyDictionary()
 """What was found of each module that is still alive, by what it trains."""
 
@@ -27,8 +28,23 @@ def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts =
     trained = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad)
     if not trained:
         raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
+    refuse_short({name: own[name] for name in trained})
     found = FOUND.setdefault(module, {}).setdefault(trained, Found())
     return Reader(with_casts(function_of(module, output), casts), trained, found), own
+
+
+def refuse_short(weights: Weights) -> None:
+    """Refuse weights in numbers so short that a kernel of them is mostly rounding, and may be infinite.
+
+    >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: the parameter 'b' is in float16, to whose rounding no kernel is told; give module.float()
+    """
+    for name in sorted(weights):
+        if (kind := weights[name].dtype).is_floating_point and torch.finfo(kind).bits < SHORTEST:
+            kind_name = str(kind).removeprefix("torch.")
+            said = f"the parameter '{name}' is in {kind_name}, to whose rounding no kernel is told"
+            raise Mistake(f"{said}; give module.float()")
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:

@@ -59,5 +59,5 @@ def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:
 
 def refuse_size(size: int) -> None:
     """Refuse what is no number of dimensions."""
-    if size < 1:
-        raise Mistake(f"sketch={size}: give the number of dimensions that gradients are projected to, such as 1024")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")

@@ -60,6 +60,7 @@ class Explanation:
     warning: str = ""  # why what they would change is withheld
     movement: Movement | None = None  # when training moved the output, where that is known
     sharing: str = ""  # what the output is for, where phases share it
+    sketch: int | None = None  # to how many dimensions gradients were projected, where they were
 
     @property
     def mass(self) -> float:
@@ -131,6 +132,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         warning=without.warning,
         movement=movement(run, rule, k, out),
         sharing=sharing(run, out, len(end)),
+        sketch=run.config.get("kernel", {}).get("sketch"),
     )
 
 

@@ -31,7 +31,16 @@ def told(explanation: Explanation, top: int) -> str:
 def notes(explanation: Explanation) -> list[str]:
     """Say what the output is for and when it moved, and what columns mean that might be taken for one another."""
     when = "" if explanation.movement is None else explanation.movement.sentence
-    return [said for said in (explanation.sharing, when, columns(explanation)) if said]
+    return [said for said in (explanation.sharing, when, columns(explanation), sketched(explanation)) if said]
+
+
+def sketched(explanation: Explanation) -> str:
+    """Say what no sketch tells."""
+    if explanation.sketch is None:
+        return ""
+    return (
+        f"added, by sketches (kernel.sketch={explanation.sketch}): only the sum is exact, no part and no order of parts"
+    )
 
 
 def columns(explanation: Explanation) -> str:

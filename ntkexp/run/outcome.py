@@ -182,13 +182,16 @@ def regions(state: RunState) -> dict[str, Region]:
 
 
 def facts(state: RunState, rule: str) -> dict[str, float]:
-    """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
+    """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known.
+
+    Of those by sketches nothing is said but their sum: how far parts exceed it would be off by as much as the parts.
+    """
     setting, integrals = state.setting, state.accumulator.integrals[rule]
     read, train = setting.domain.attributed, setting.points.train
     kernel, contributions, decay = (at(setting.domain.rows, part) for part in integrals.parts)
     if not (kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))):
         return {}
-    found = summary(kernel, contributions, train if int((read < train).sum()) == train else 0)
+    found = {} if setting.points.sketch else summary(kernel, contributions, train if every_train(read, train) else 0)
     if setting.experiment.optimizer.weight_decay:
         found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
@@ -197,6 +200,11 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
         if error.sums is not None:
             found["sum_error_bar"] = relative(error.sums, summed(contributions) + decay)
     return found | setting.experiment.integration.facts(state.memory)
+
+
+def every_train(read: Int[Tensor, " read"], train: int) -> bool:
+    """Whether all training examples are among the points that were read."""
+    return int((read < train).sum()) == train
 
 
 def at(rows: Int[Tensor, " row"], part: Tensor) -> Tensor:

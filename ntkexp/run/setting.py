@@ -83,15 +83,17 @@ def setting_of(experiment: Experiment, found: Survey) -> Setting:
 def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
     """The network at its start, unless it cannot be trained.
 
-    The largest stable step is the least of those of all phases, each by the kernel among its own examples.
+    The largest stable step is the least of those of all phases, each by the kernel among its own examples, which no
+    sketch stands for: what is trained does not depend on how it is read.
     """
     view = NetworkView(points, problem.weights)
     refuse_infinite(view.outputs, experiment)
     keeps = experiment.path.keeps_kernels
     kernel = view.kept_kernel()
+    exact = keeps and points.sketch is None
     turns = phases(experiment, problem)
     tops = [
-        largest(kernel[phase.examples, :, phase.examples]) if keeps else view.largest_among(phase.examples)
+        largest(kernel[phase.examples, :, phase.examples]) if exact else view.largest_among(phase.examples)
         for phase in turns
     ]
     refuse_dead(moves=bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0)
@@ -170,12 +172,18 @@ def sketch_remarks(experiment: Experiment, points: Points, weights: Weights, sta
     """How far sketched kernels are from kernels, and what they are good for."""
     if points.sketch is None:
         return ()
+    asked = f"kernel.sketch={experiment.kernel.sketch}"
+    many = sum(shape.numel() for shape in points.sketch.shapes.values())
+    said = (
+        (f"{asked} is no less than the {many:,} weights: without it kernels are exact, and take less",)
+        if points.sketch.size >= many
+        else ()
+    )
     if not experiment.path.keeps_kernels:
-        return (
-            f"contributions are from sketches (kernel.sketch={experiment.kernel.sketch}): only their sums are exact",
-        )
+        return (f"contributions are from sketches ({asked}): only their sums are exact", *said)
     share = NetworkView(points, weights).sketch_error(start.kernel[: points.train])
     return (
-        f"kernels are sketches (kernel.sketch={experiment.kernel.sketch}), the first within {share:.1%} of its norm: "
-        "they tell drift, spectra and alignment, and sums that close, but no single parts",
+        f"kernels are sketches ({asked}), the first within {share:.1%} of its norm: they tell drift, spectra and "
+        "alignment, and sums that close, but no single parts; machines that are made of kernels err as these do",
+        *said,
     )

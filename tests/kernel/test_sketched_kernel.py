@@ -59,8 +59,9 @@ def test_plain_jacobians_are_sketched_too() -> None:
 
 def test_what_cannot_be_sketched_is_refused_in_one_line() -> None:
     given = problem("tanh")
-    with pytest.raises(Mistake, match="sketch=0: give the number of dimensions"):
-        tangent_kernel(given.module, given.x, sketch=0)
+    for size in (0, -3, True):
+        with pytest.raises(Mistake, match=f"sketch={size!r}: give the number of dimensions"):
+            tangent_kernel(given.module, given.x, sketch=size)
     with pytest.raises(Mistake, match="a trace is not sketched"):
         tangent_kernel(given.module, given.x, sketch=8, outputs="trace")
 

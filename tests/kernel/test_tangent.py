@@ -10,7 +10,8 @@ from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.secant.plain_uses import plain_uses
 from ntkexp.kernel.secant.uses import Element, Trained
-from ntkexp.library import reader_of, tangent_kernel
+from ntkexp.library import reader_of, secant_kernel, tangent_kernel
+from ntkexp.mistake import Mistake
 from tests.kernel import oracle
 from tests.kernel.applied import applied
 from tests.kernel.compare import agree
@@ -170,3 +171,15 @@ def test_a_dead_unit_that_wakes_up_is_owned() -> None:
     walker.tangent(walker.record(dead, given.x))
     awake = walker.tangent(walker.record(own, given.x))
     agree(gram(awake, awake), oracle.tangent(given.module, given.x, given.x), ROUNDING * EPS)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_modules_in_short_numbers_are_refused_in_one_line(kind: torch.dtype) -> None:
+    module, x = nn.Linear(2, 1).to(kind), torch.ones(3, 2, dtype=kind)
+    start = dict(module.named_parameters())
+    with pytest.raises(Mistake, match="'bias' is in b?float16, to whose rounding"):
+        tangent_kernel(module, x)
+    with pytest.raises(Mistake, match="give module.float"):
+        secant_kernel(module, start, start, probes=x, train=x)
+    with pytest.raises(Mistake, match="'bias' is in b?float16, to whose rounding"):
+        tangent_kernel(module, x, sketch=8)

@@ -6,6 +6,7 @@ import pytest
 
 from ntkexp.experiment.identity import identity
 from ntkexp.mistake import Mistake
+from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
 
 SHORT = ("steps=4", "path.rule=[secant,left]")
@@ -25,7 +26,8 @@ def test_the_secant_closes_however_small_the_sketch(way: tuple[str, ...]) -> Non
         error = run.table["secant", split].relative_error
         assert error is not None
         assert error < EXACT
-    assert "error_bar" not in run.outcome.evidence.paths["secant"].facts
+    known = run.outcome.evidence.paths["secant"].facts
+    assert set(known) <= {"decay_share"}  # nothing is told of parts that no sketch knows
 
 
 def test_every_kernel_that_is_kept_lies_within_its_bar_and_the_run_says_so() -> None:
@@ -37,6 +39,20 @@ def test_every_kernel_that_is_kept_lies_within_its_bar_and_the_run_says_so() -> 
     assert float((first - start).norm() / first.norm()) <= bar < 0.5
     assert f"the first within {bar:.1%} of its norm" in sketched.outcome.sentence
     assert "sketch_error" not in exact.memory.rows[0]
+
+
+def test_a_sketch_changes_how_training_is_read_but_not_what_is_trained() -> None:
+    """The step size is chosen by the largest eigenvalue, that of the kernel, which Lanczos finds to 1e-7 of itself."""
+    sketched, exact = (ran(*SHORT, *way) for way in (("kernel.sketch=5",), ()))
+    assert sketched.setting.descent.step_size == pytest.approx(exact.setting.descent.step_size, rel=1e-5)
+    moved = exact.outcome.evidence.end - exact.outcome.evidence.start
+    assert float((sketched.outcome.evidence.end - exact.outcome.evidence.end).norm()) < 1e-4 * float(moved.norm())
+
+
+def test_a_sketch_that_is_larger_than_what_it_projects_is_said_to_be_of_no_use() -> None:
+    weights = sum(weight.numel() for weight in ran("steps=1").outcome.weights.values())
+    said = (prepare(small(f"kernel.sketch={size}")).remarks for size in (weights - 1, weights))
+    assert [f"no less than the {weights:,} weights" in " ".join(remarks) for remarks in said] == [False, True]
 
 
 def test_a_larger_sketch_comes_closer_to_the_parts() -> None:
