@@ -289,6 +289,19 @@ def test_what_is_known_of_routings_is_bounded() -> None:
     assert len(reader.found.routes.kept) == len(known.tapes.latest.kept) == 1
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.Conv1d(3, 4, 1)], ids=["linear", "convolution"])
+def test_a_program_for_one_mixture_of_all_examples_serves_another_of_each(layer: nn.Module) -> None:
+    """Whether they have one in common shows in memory, which decides how layers are passed."""
+    x = torch.randn(5, 3, *(() if isinstance(layer, nn.Linear) else (1,)), dtype=torch.float64)
+    module = nn.Sequential(layer, nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2)).double()
+    plain, weights = reader_of(module)
+    reader = replace(plain, found=Found(), programs=ProgramCache())
+    common, each = torch.randn(1, 2, dtype=torch.float64).expand(5, 2), torch.randn(5, 2, dtype=torch.float64)
+    for mixture in (*[common] * (TRIALS + 2), each):
+        found = reader.weighted(reader.record(weights, x), mixture)
+    same_bits(found, uncached(reader).weighted(reader.record(weights, x), each))
+
+
 @pytest.mark.parametrize("name", ["encoder, norm before", "ragged", "sorted rows", "last position"])
 def test_a_run_and_the_rest_of_one_have_the_same_bits(name: str) -> None:
     """A resumed run starts with no programs."""

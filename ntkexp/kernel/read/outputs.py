@@ -51,8 +51,11 @@ class Mixtures:
 
     @cached_property
     def columns(self) -> Float[Tensor, "mixture example out"]:
-        """The weight of every output, for which a program does not ask."""
-        return self.numbers[None] if self.chosen is None else each_output(self.numbers, self.chosen)
+        """The weight of every output, for which a program does not ask.
+
+        A mixture that examples have in common is copied for each: a program is for those that they have not, too.
+        """
+        return self.numbers[None].contiguous() if self.chosen is None else each_output(self.numbers, self.chosen)
 
 
 AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
