@@ -36,6 +36,10 @@ class Call(AbstractCall):
     def is_point(self) -> bool:
         return self.chord.is_point
 
+    @property
+    def is_still(self) -> bool:
+        return self.chord.is_still
+
     def is_cut(self, value: Ends) -> bool:
         carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
         return value.from_weights and self.meets_inputs and carries
@@ -87,7 +91,8 @@ class Call(AbstractCall):
         if left.delta is not None:
             matrix = self.mean(right)
             way = (partial(torch.matmul, other=matrix), once(partial(torch.matmul, other=matrix.t()), -2))
-            terms.append(passed(left.delta if gain == 1 else gain * left.delta, *way))
+            shape = (len(left.delta), matrix.shape[1]) if self.is_still else None
+            terms.append(passed(left.delta if gain == 1 else gain * left.delta, *way, shape))
         if self.is_cut(right):
             wide = self.start.shape[1:]
             joined = bias if bias is not None and self.is_cut(bias) and bias.start.shape == wide else None
@@ -110,7 +115,7 @@ class Call(AbstractCall):
 
     def use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
         assert weight.delta is not None
-        if self.chord.is_still:
+        if self.is_still:
             tap = nothing(factor, weight.delta.shape[-1])
         else:
             row = None if bias is None or bias.delta is None else shift * bias.delta.detach()

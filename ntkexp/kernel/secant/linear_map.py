@@ -7,11 +7,13 @@
 >>> total = passed(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
 >>> torch.autograd.grad(total, v, torch.tensor([3.0]))
 (tensor([3., 3.]),)
+>>> passed(0 * v, lambda v: v.sum(), lambda w: w.expand(2), nothing=[])
+tensor(0., grad_fn=<LinearMapBackward>)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -21,9 +23,9 @@ from torch import Tensor
 Way: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def passed(delta: Tensor, there: Way, back: Way) -> Tensor:
-    """there(delta), through which autograd goes by `back`."""
-    result: Tensor = LinearMap.apply(delta, there, back)  # type: ignore[no-untyped-call]  # torch's own
+def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None = None) -> Tensor:
+    """there(delta), through which autograd goes by `back`; of zeros it is `nothing`, of this shape."""
+    result: Tensor = LinearMap.apply(delta, there, back, nothing)  # type: ignore[no-untyped-call]  # torch's own
     return result
 
 
@@ -58,21 +60,23 @@ class LinearMap(torch.autograd.Function):
     """What torch knows of a map and its transpose."""
 
     @staticmethod
-    def forward(delta: Tensor, there: Way, back: Way) -> Tensor:
+    def forward(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None) -> Tensor:
         """The map itself."""
-        return there(delta)
+        return there(delta) if nothing is None else delta.new_zeros(nothing)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Way, Way], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Way, Way, Any], output: Tensor) -> None:
         """Keep both ways: the transpose of the transpose is the map."""
-        _, ctx.there, ctx.back = inputs
+        _, ctx.there, ctx.back, _ = inputs
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None, None]:
         """The transpose."""
-        return passed(cotangent, ctx.back, ctx.there), None, None
+        return passed(cotangent, ctx.back, ctx.there), None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None, None], delta: Tensor, there: Way, back: Way) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: Sequence[Any], delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None
+    ) -> tuple[Tensor, int]:
         """All vectors at once."""
         return passed(delta.movedim(in_dims[0], 0), there, back), 0

@@ -71,6 +71,11 @@ class AbstractCall:
     def is_point(self) -> bool:
         """Whether the segment has length zero, so that differences are derivatives."""
 
+    @property
+    @abstractmethod
+    def is_still(self) -> bool:
+        """Whether every difference is zero, and what it reaches is all that is asked."""
+
     @abstractmethod
     def is_cut(self, value: Ends) -> bool:
         """Whether the network is cut between this value and the operation: one is made of weights, one of inputs."""

@@ -6,6 +6,7 @@ the kernel: its uses are the positions. A transposed one convolves the input wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def convolution(call: AbstractCall) -> Tensor:
     x, kernel, bias, *how = call.args
     terms = []
     if x.delta is not None:
-        terms.append(convolved(call.delta(x), call.mean(kernel), *how))
+        terms.append(convolved(call.delta(x), call.mean(kernel), call.start.shape if call.is_still else None, *how))
     if call.is_cut(kernel):
         added = bias if bias is not None and call.is_cut(bias) else None
         terms.append(used(call, x, kernel, added, *how))
@@ -37,8 +38,8 @@ def convolution(call: AbstractCall) -> Tensor:
     return total(terms, call.start.shape)
 
 
-def convolved(delta: Tensor, kernel: Tensor, *how: Any) -> Tensor:
-    """Δx ∗ W. On the way back all vectors are the images of one batch."""
+def convolved(delta: Tensor, kernel: Tensor, nothing: Sequence[int] | None, *how: Any) -> Tensor:
+    """Δx ∗ W, or nothing. On the way back all vectors are the images of one batch."""
     lead, shape = 1 - delta.dim(), delta.shape[1:]
 
     def there(v: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def convolved(delta: Tensor, kernel: Tensor, *how: Any) -> Tensor:
         found: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, kernel, *how)
         return found.view(*w.shape[:lead], *shape)
 
-    return passed(delta, there, once(back, -delta.dim()))
+    return passed(delta, there, once(back, -delta.dim()), nothing)
 
 
 def used(
