@@ -8,10 +8,11 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import chain
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.concatenation import Concatenation
 from ntkexp.layer.entire import GELU, Erf, Sin
 from ntkexp.layer.linear import Flatten, GlobalAvgPool
 from ntkexp.layer.norm import LayerNorm
-from ntkexp.layer.pointwise import ReLU
+from ntkexp.layer.pointwise import Abs, ReLU
 from ntkexp.layer.pooling import AvgPool
 from ntkexp.layer.residual import Residual
 from ntkexp.layer.smooth import Tanh
@@ -22,15 +23,18 @@ KINDS: dict[str, tuple[AbstractLayer, ...]] = {
     "stride": (ReLU(),),
     "pool": (ReLU(),),
     "residual": (ReLU(),),
+    "concat": (ReLU(),),
     "norm": (LayerNorm(), ReLU()),
     "erf": (Erf(),),
     "gelu": (GELU(),),
     "sin": (Sin(),),
     "tanh": (Tanh(),),
 }
-"""What follows the layers with weights, which are circular, or in the middle strided or pooled, if they say so."""
+"""What follows the layers with weights, which are circular, beside others, or in the middle strided or pooled, if they
+say so.
+"""
 OF_IMAGES = tuple(kind for kind in KINDS if kind != "relu")
-OF_VECTORS = ("norm", "erf", "gelu", "sin", "tanh")
+OF_VECTORS = ("norm", "concat", "erf", "gelu", "sin", "tanh")
 
 
 @dataclass(frozen=True)
@@ -54,19 +58,26 @@ class Case:
     def block(self, k: int) -> tuple[AbstractLayer, ...]:
         """One layer with weights, and what belongs to it."""
         if self.head == "dense":
-            return Dense(features=8, W_std=1.4, b_std=0.1), *KINDS[self.kind]
+            body = (Dense(features=8, W_std=1.4, b_std=0.1), *KINDS[self.kind])
+            return beside(body, Dense(features=4)) if self.kind == "concat" else body
         middle = k == self.depth // 2
         stride = 2 if middle and self.kind == "stride" else 1
         conv = Conv(features=8, W_std=1.4, circular=self.kind == "circular", stride=stride)
         if self.kind == "residual":
             return (Residual(branch=(*KINDS[self.kind], conv)),) if k else (conv,)
+        if self.kind == "concat":
+            return beside((conv, *KINDS[self.kind]), Conv(features=4, window=1))
         return *((AvgPool(),) if middle and self.kind == "pool" else ()), conv, *KINDS[self.kind]
 
     @property
     def pixel_pairs(self) -> int:
         """Of one pair of examples, in all layers with weights but the last."""
         shapes, end = chain.shapes(self.layers, self.shape), Pairs((), ())
-        hidden = [k for k, layer in enumerate(self.layers[:-1]) if isinstance(layer, AbstractAffine | Residual)]
+        hidden = [
+            k
+            for k, layer in enumerate(self.layers[:-1])
+            if isinstance(layer, AbstractAffine | Residual | Concatenation)
+        ]
         return sum(chain.need(self.layers[k:], end, shapes[k]).count for k in hidden)
 
     @property
@@ -74,6 +85,11 @@ class Case:
         """For the table."""
         shape = "×".join(map(str, self.shape))
         return f"{self.kind}, {self.head}, depth {self.depth}, {shape}, n={self.many} ({self.few})"
+
+
+def beside(body: tuple[AbstractLayer, ...], thin: AbstractLayer) -> tuple[AbstractLayer, ...]:
+    """Layers, and half as many channels of others."""
+    return (Concatenation(branches=(body, (thin, Abs()))),)
 
 
 CASES = (

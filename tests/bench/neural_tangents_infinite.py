@@ -63,7 +63,8 @@ def network(head: str, depth: int, axes: int, kind: str) -> Callable[[Any, Any],
     def block(k: int) -> tuple[Any, ...]:
         after = kinds[kind]() if kind in kinds else (stax.Relu(),)
         if head == "dense":
-            return stax.Dense(8, 1.4, 0.1), *after
+            body = (stax.Dense(8, 1.4, 0.1), *after)
+            return beside(body, stax.Dense(4)) if kind == "concat" else body
         strides = (2 if kind == "stride" and k == middle else 1,) * axes
         conv = stax.Conv(8, (3,) * axes, strides=strides, padding=padding, W_std=1.4)
         pool = (stax.AvgPool((2,) * axes, (2,) * axes),) if kind == "pool" and k == middle else ()
@@ -72,7 +73,13 @@ def network(head: str, depth: int, axes: int, kind: str) -> Callable[[Any, Any],
                 return (conv,)
             body = stax.serial(*after, conv)
             return stax.FanOut(2), stax.parallel(body, stax.Identity()), stax.FanInSum()
+        if kind == "concat":
+            return beside((conv, *after), stax.Conv(4, (1,) * axes))
         return *pool, conv, *after
+
+    def beside(body: tuple[Any, ...], thin: Any) -> tuple[Any, ...]:
+        branches = stax.parallel(stax.serial(*body), stax.serial(thin, stax.Abs()))
+        return stax.FanOut(2), branches, stax.FanInConcat(-1)
 
     ends = {"gap": [stax.GlobalAvgPool()], "flatten": [stax.Flatten()], "dense": []}
     layers = [layer for k in range(depth - 1) for layer in block(k)]
