@@ -1,9 +1,9 @@
 """Reuse: what a program needs no more is written over.
 
-To fill fresh memory takes several times as long as the arithmetic that fills it. A sum, difference, product, quotient
-or mean may go where one of its arguments is, if the program itself made that argument, nothing that comes later looks
-at its memory, and what is written has the same shape, layout and kind. Bits stay the same: these operations round each
-element by itself.
+To fill fresh memory takes several times as long as the arithmetic that fills it. A sum, difference, product, quotient,
+mean or bound may go where one of its arguments is, if the program itself made that argument, nothing that comes later
+looks at its memory, and what is written has the same shape, layout and kind. Bits stay the same: these operations round
+each element by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ aten = torch.ops.aten
 IN_PLACE = {
     aten.add.Tensor: "add_",
     aten.addcmul.default: "addcmul_",
+    aten.clamp_min.default: "clamp_min_",
     aten.div.Tensor: "div_",
     aten.lerp.Scalar: "lerp_",
     aten.mul.Tensor: "mul_",

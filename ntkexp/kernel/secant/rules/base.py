@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -40,8 +41,8 @@ class Ends:
     start: Tensor
     end: Tensor
     delta: Tensor | None
-    from_weights: bool  # a function of trained weights, not of the inputs
-    from_inputs: bool
+    from_weights: bool = False  # a function of trained weights, not of the inputs
+    from_inputs: bool = True
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
         """The same rearrangement of the value at both ends and of the difference."""
@@ -55,6 +56,12 @@ class AbstractCall:
     entry: Entry
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The arguments by the names that torch has for them, or what it takes where none was given."""
+        defaults = {each.name: each.default_value for each in self.entry.op._schema.arguments}
+        return defaults | dict(zip(defaults, self.args, strict=False)) | self.kwargs
 
     @property
     @abstractmethod

@@ -35,21 +35,21 @@ def add_scaled(of_two: Callable[..., Tensor], call: AbstractCall) -> Tensor:
     shape = call.start.shape
     terms = [] if added.delta is None else [call.delta(added, shape)]
     if left.delta is not None or right.delta is not None:
-        terms.append(call.kwargs.get("value", 1) * of_two(call, left, right, shape))
+        terms.append(call.given["value"] * of_two(call, left, right, shape))
     return total(terms, shape)
 
 
 def prod(call: AbstractCall) -> Tensor:
     """The product of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
     value, *dims = call.args
-    known = Ends(value.start, value.end, call.delta(value), False, value.from_inputs)
+    known = Ends(value.start, value.end, call.delta(value))
     return delta_of(fold(last(known, dims[0] if dims else []), partial(pair, call))).reshape(call.start.shape)
 
 
 def pair(call: AbstractCall, left: Ends, right: Ends) -> Ends:
     """A product of two, and its difference."""
     delta = multiply(call, left, right, left.start.shape)
-    return Ends(left.start * right.start, left.end * right.end, delta, False, left.from_inputs)
+    return Ends(left.start * right.start, left.end * right.end, delta)
 
 
 def delta_of(value: Ends) -> Tensor:
@@ -60,11 +60,11 @@ def delta_of(value: Ends) -> Tensor:
 
 def glu(call: AbstractCall) -> Tensor:
     """One half, times the sigmoid of the other."""
-    value, dim = call.args[0], call.args[1] if len(call.args) > 1 else -1
-    known = Ends(value.start, value.end, call.delta(value), False, True)
+    value, dim = call.args[0], call.given["dim"]
+    known = Ends(value.start, value.end, call.delta(value))
     left, right = (known.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
     moved = call.slope(right, partial(sigmoid, call)) * delta_of(right)
-    gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved, False, True)
+    gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved)
     return multiply(call, left, gate, call.start.shape)
 
 
@@ -79,7 +79,7 @@ def cross(call: AbstractCall) -> Tensor:
 
 def div(call: AbstractCall) -> Tensor:
     """Elementwise, with broadcasting; either may be a number."""
-    if call.kwargs.get("rounding_mode") is not None:
+    if call.given.get("rounding_mode") is not None:
         raise NoRule(f"{call.entry.op} rounds, so its differences are no multiples of its arguments'")
     above, below = call.args
     return divide(call, above, below, call.start.shape)

@@ -83,7 +83,7 @@ def length(call: AbstractCall) -> Tensor:
 def log_sum(base: float, call: AbstractCall) -> Tensor:
     """log(eᵃ + eᵇ), or to another base."""
     left, right = both(call)
-    ahead = Ends(left.start - right.start, left.end - right.end, None, False, True)
+    ahead = Ends(left.start - right.start, left.end - right.end, None)
     share = call.slope(ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1))
     terms = [] if left.delta is None else [share * left.delta]
     terms += [] if right.delta is None else [(1 - share) * right.delta]
@@ -94,7 +94,7 @@ def lerp(call: AbstractCall) -> Tensor:
     """a + w(b − a)."""
     shape, weight = call.start.shape, call.args[2]
     left, right = both(call)
-    gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right), False, True)
+    gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
     moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
     terms = [] if left.delta is None else [left.delta]
     return total(terms + ([multiply(call, weight, gap, shape)] if moves else []), shape)
@@ -139,8 +139,8 @@ def raised(call: AbstractCall) -> Tensor:
 def loss_of_gap(call: AbstractCall) -> Tensor:
     """ℓ(a − b), quadratic where the gap is small, each by itself or as their mean or sum."""
     left, right = (wide(call, value, call.args[0].start.shape) for value in call.args[:2])
-    gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left), False, True)
-    how, kind = call.args[2] if len(call.args) > 2 else 1, call.entry.op.overloadpacket
+    gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
+    how, kind = call.given["reduction"], call.entry.op.overloadpacket
     numbers = call.args[3:] or (1.0,) * (call.entry.name != "mse_loss")
 
     def each(z: Tensor) -> Tensor:

@@ -23,32 +23,17 @@ from ntkexp.kernel.secant.rules.smooth import piecewise
 def pairwise(call: AbstractCall, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
     """The larger of two at both ends (the smaller, for sign −1); the second's share where they stay equal is given."""
     choose = torch.maximum if sign > 0 else torch.minimum
-    ahead = Ends(sign * (right.start - left.start), sign * (right.end - left.end), None, False, True)
+    ahead = Ends(sign * (right.start - left.start), sign * (right.end - left.end), None)
     weight = call.slope(ahead, lambda d0, d1: share(call, d0, d1, tied))
     terms = [] if left.delta is None else [(1 - weight) * left.delta]
     terms += [] if right.delta is None else [weight * right.delta]
     start, end = choose(left.start, right.start), choose(left.end, right.end)
-    return Ends(start, end, total(terms, start.shape), False, True)
+    return Ends(start, end, total(terms, start.shape))
 
 
 def share(call: AbstractCall, d0: Tensor, d1: Tensor, tied: float) -> Tensor:
     """How much of the second of two is the maximum, d ahead of the first."""
     return torch.where((d0 == 0) & (d1 == 0), tied, relu(call, d0, d1))
-
-
-def maximum(call: AbstractCall) -> Result:
-    """The larger of two tensors."""
-    return of_two(call, 1)
-
-
-def minimum(call: AbstractCall) -> Result:
-    """The smaller of two tensors."""
-    return of_two(call, -1)
-
-
-def first_of_two(sign: int, call: AbstractCall) -> Tensor:
-    """The first of two where both are equal, as torch differentiates fmax and fmin."""
-    return of_two(call, sign, tied=0.0)
 
 
 def of_two(call: AbstractCall, sign: int, tied: float = 0.5) -> Tensor:
@@ -76,40 +61,29 @@ def wide(call: AbstractCall, value: Any, shape: torch.Size) -> Ends:
     """An argument at the shape of the result; a number is a constant."""
     if not isinstance(value, Ends):
         number = torch.full(shape, float(value), dtype=call.start.dtype, device=call.start.device)
-        return Ends(number, number, None, False, False)
+        return Ends(number, number, None, from_inputs=False)
     delta = None if value.delta is None else call.delta(value, shape)
-    return Ends(value.start.expand(shape), value.end.expand(shape), delta, False, value.from_inputs)
-
-
-def largest(call: AbstractCall) -> Result:
-    """max, amax."""
-    return extremum(call, 1)
-
-
-def smallest(call: AbstractCall) -> Result:
-    """min, amin."""
-    return extremum(call, -1)
+    return Ends(value.start.expand(shape), value.end.expand(shape), delta, from_inputs=value.from_inputs)
 
 
 def extremum(call: AbstractCall, sign: int) -> Result:
     """The extreme along some axes, or of all elements; of two tensors, where the second argument is one."""
-    value, *rest = call.args
-    if rest and isinstance(rest[0], Ends):
+    if "other" in call.given:
         return of_two(call, sign)
-    delta = best(call, value, rest[0] if rest else [], sign)
+    delta = best(call, call.args[0], call.given.get("dim", []), sign)
     return delta if len(call.entry.results) == 1 else (delta, None)
 
 
 def both_extremes(call: AbstractCall) -> Result:
     """The smallest and the largest."""
-    dim = call.kwargs.get("dim")
+    dim = call.given["dim"]
     low, high = (best(call, call.args[0], [] if dim is None else dim, sign) for sign in (-1, 1))
     return low, high
 
 
 def best(call: AbstractCall, value: Ends, dims: int | list[int], sign: int) -> Tensor:
     """A tournament along some axes, or along all."""
-    known = Ends(value.start, value.end, call.delta(value), False, True)
+    known = Ends(value.start, value.end, call.delta(value))
     found = fold(last(known, dims), lambda left, right: pairwise(call, left, right, sign)).delta
     assert found is not None
     return found.reshape(call.start.shape)
@@ -120,10 +94,7 @@ def follow_order(call: AbstractCall) -> Result:
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
         raise NoRule(f"the order that {call.entry.name} finds differs between the ends of a step")
-    dims = {"sort": 1, "topk": 2, "cummax": 1, "cummin": 1, "median": 1, "mode": 1, "kthvalue": 2}
-    place = dims[call.entry.name]
-    dim = call.args[place] if len(call.args) > place else call.kwargs.get("dim", -1)
-    delta = call.delta(call.args[0])
+    dim, delta = call.given["dim"], call.delta(call.args[0])
     if first.dim() < delta.dim():
         return delta.gather(dim, first.unsqueeze(dim)).squeeze(dim), None
     return delta.gather(dim, first), None
@@ -131,13 +102,13 @@ def follow_order(call: AbstractCall) -> Result:
 
 BOUNDS = {"clamp": (1, -1), "clamp_min": (1,), "clamp_max": (-1,)}
 RULES: dict[str, Rule] = {
-    "maximum": maximum,
-    "minimum": minimum,
-    **dict.fromkeys(("max", "amax"), largest),
-    **dict.fromkeys(("min", "amin"), smallest),
+    "maximum": partial(of_two, sign=1),
+    "minimum": partial(of_two, sign=-1),
+    **dict.fromkeys(("max", "amax"), partial(extremum, sign=1)),
+    **dict.fromkeys(("min", "amin"), partial(extremum, sign=-1)),
     "aminmax": both_extremes,
     **dict.fromkeys(BOUNDS, clamp),
-    "fmax": partial(first_of_two, 1),
-    "fmin": partial(first_of_two, -1),
+    "fmax": partial(of_two, sign=1, tied=0.0),  # as torch differentiates them where both are equal: the first
+    "fmin": partial(of_two, sign=-1, tied=0.0),
     **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order),
 }

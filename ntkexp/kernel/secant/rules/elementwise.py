@@ -53,12 +53,13 @@ def relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     """The mean of relu(z) over that of |z| = 2 relu(z) − z; nothing where both ends are zero."""
     mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
     size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
-    return mean / (size + torch.finfo(size.dtype).tiny)
+    kind = torch.finfo(size.dtype)
+    return mean / size.clamp_min(kind.tiny * kind.eps)  # the smallest number there is
 
 
 def leaky_relu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     """slope · z + (1 − slope) · relu(z)."""
-    slope: float = call.args[1] if len(call.args) > 1 else call.kwargs.get("negative_slope", 0.01)
+    slope: float = call.given["negative_slope"]
     return slope + (1 - slope) * relu(call, z0, z1)
 
 
@@ -84,7 +85,7 @@ def erf(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def gelu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    if call.kwargs.get("approximate", "none") == "tanh":
+    if call.given["approximate"] == "tanh":
         return gelu_tanh(call, z0, z1)
     r = sqrt(0.5)
     normal = (2 + torch.erf(z0 * r) + torch.erf(z1 * r)) / 4

@@ -43,4 +43,4 @@ def with_last(result: Ends, value: Ends) -> Ends:
     assert value.delta is not None
     parts = ((result.start, value.start), (result.end, value.end), (result.delta, value.delta))
     start, end, delta = (torch.cat([made, all_[..., -1:]], dim=-1) for made, all_ in parts)
-    return Ends(start, end, delta, False, True)
+    return Ends(start, end, delta)

@@ -54,11 +54,11 @@ def reshape(call: AbstractCall) -> Tensor:
 
 def restride(call: AbstractCall) -> Tensor:
     """Elements by their place in memory, where the difference may lie in another order."""
-    value, size, stride, *rest = call.args
-    v, offset = value.start, rest[0] if rest and rest[0] is not None else value.start.storage_offset()
+    value, size, stride = call.args[:3]
+    v, offset = value.start, call.given["storage_offset"]
     memory = torch.zeros(v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device)
     memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(torch.arange(v.numel()).view(v.shape))
-    places = memory.as_strided(size, stride, offset)
+    places = memory.as_strided(size, stride, v.storage_offset() if offset is None else offset)
     if call.is_cut(value):
         return call.picked(value, lambda source: source.reshape(-1)[places])
     return call.delta(value).reshape(-1)[places]
@@ -135,17 +135,17 @@ def log_likelihood(call: AbstractCall) -> Result:
 
 def add(call: AbstractCall) -> Tensor:
     """Δ(a + αb) = Δa + αΔb."""
-    return signed_sum(call, 1.0, call.kwargs.get("alpha", 1.0))
+    return signed_sum(call, 1, call.given["alpha"])
 
 
 def sub(call: AbstractCall) -> Tensor:
     """Δ(a − αb) = Δa − αΔb."""
-    return signed_sum(call, 1.0, -call.kwargs.get("alpha", 1.0))
+    return signed_sum(call, 1, -call.given["alpha"])
 
 
 def rsub(call: AbstractCall) -> Tensor:
     """Δ(b − αa) = Δb − αΔa."""
-    return signed_sum(call, -call.kwargs.get("alpha", 1.0), 1.0)
+    return signed_sum(call, -call.given["alpha"], 1)
 
 
 def signed_sum(call: AbstractCall, *factors: float) -> Tensor:

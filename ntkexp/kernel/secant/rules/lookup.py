@@ -14,12 +14,12 @@ SUM, MEAN = 0, 1
 
 def embedding(call: AbstractCall) -> Result:
     """One by one. The row of padding has no gradient, but a tied weight may move it."""
-    table, index, *rest = call.args
-    indices, padding = constant(index), rest[0] if rest else -1
+    table, index = call.args[:2]
+    indices, padding = constant(index), call.given["padding_idx"]
     delta = rows(call, table, indices)
     if padding < 0 or not call.is_point:
         return delta
-    shown = Ends(call.start, call.start, None, False, True)
+    shown = Ends(call.start, call.start, None)
     trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
     return trained * delta
 
@@ -31,14 +31,14 @@ def rows(call: AbstractCall, table: Ends, indices: Tensor) -> Tensor:
 
 def bags(call: AbstractCall) -> Result:
     """Sums or means of rows, each times a number of its own if there are any; padding does not count."""
-    given = dict(zip((each.name for each in call.entry.op._schema.arguments), call.args, strict=False))
-    mode, padding = given.get("mode", SUM), given.get("padding_idx", -1)
+    given = call.given
+    mode, padding = given["mode"], given["padding_idx"]
     if mode not in (SUM, MEAN):
         raise NoRule("the largest of a bag of rows")
     table, indices, offsets = given["weight"], constant(given["indices"]), constant(given["offsets"])
     counted = (indices != padding).to(call.start.dtype)
     bag = torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True) - 1
-    terms = weighted(call, table, indices, given.get("per_sample_weights")) * counted[:, None]
+    terms = weighted(call, table, indices, given["per_sample_weights"]) * counted[:, None]
     if mode == MEAN:
         size = counted.new_zeros(len(call.start)).index_add(0, bag, counted)
         terms = terms / size[bag][:, None].clamp(min=1)
@@ -52,7 +52,7 @@ def weighted(call: AbstractCall, table: Ends, indices: Tensor, gains: Ends | Non
     if gains is None:
         assert delta is not None
         return delta
-    picked = Ends(table.start[indices], table.end[indices], delta, False, True)
+    picked = Ends(table.start[indices], table.end[indices], delta)
     return multiply(call, gains.view(lambda v: v[:, None]), picked, picked.start.shape)
 
 

@@ -26,7 +26,7 @@ def mv(call: AbstractCall) -> Tensor:
 def addmm(call: AbstractCall) -> Tensor:
     """shift · bias + gain · left @ right."""
     bias, left, right = call.args
-    return call.product(left, right, call.kwargs.get("alpha", 1.0), bias, call.kwargs.get("beta", 1.0))
+    return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
 
 
 def dot(call: AbstractCall) -> Tensor:
@@ -68,7 +68,7 @@ def baddbmm(call: AbstractCall) -> Tensor:
     added, left, right = call.args
     if call.is_cut(left) or call.is_cut(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
-    gain, shift = call.kwargs.get("alpha", 1.0), call.kwargs.get("beta", 1.0)
+    gain, shift = call.given["alpha"], call.given["beta"]
     terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
     terms += [] if left.delta is None else [gain * torch.bmm(left.delta, call.mean(right))]
     terms += [] if right.delta is None else [gain * torch.bmm(call.mean(left), right.delta)]
@@ -90,7 +90,7 @@ def outer(call: AbstractCall, left: Ends, right: Ends) -> Ends:
     start, end = left.start * right.start, left.end * right.end
     varies = left.delta is not None or right.delta is not None
     delta = multiply(call, left, right, start.shape).flatten(1) if varies else None
-    return Ends(start.flatten(1), end.flatten(1), delta, False, left.from_inputs or right.from_inputs)
+    return Ends(start.flatten(1), end.flatten(1), delta, from_inputs=left.from_inputs or right.from_inputs)
 
 
 RULES: dict[str, Rule] = {

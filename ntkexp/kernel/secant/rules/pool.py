@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +15,10 @@ from ntkexp.kernel.secant.rules.fold import fold
 
 def max_pool(call: AbstractCall) -> Result:
     """The largest in each window, from shifted copies."""
-    value, window, *rest = call.args
-    stride, padding, dilation = (rest[k] if len(rest) > k else [] for k in range(3))
+    value, window, how = call.args[0], call.args[1], call.given
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
-        spelled_out(given, default, space)
-        for given, default in ((window, 1), (stride or window, 1), (padding, 0), (dilation, 1))
+        spelled_out(numbers, space) for numbers in (window, how["stride"] or window, how["padding"], how["dilation"])
     )
     count = call.start.shape[2:]
     reach = [s * (n - 1) + d * (w - 1) + 1 for s, n, d, w in zip(stride, count, dilation, window, strict=True)]
@@ -44,14 +41,14 @@ def max_pool(call: AbstractCall) -> Result:
         return torch.stack(views, dim=-1)
 
     lowest = torch.finfo(value.start.dtype).min / 4  # finite, so that differences of borders are zero
-    windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(call.delta(value), 0.0), False, True)
+    windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(call.delta(value), 0.0))
     return largest(call, windows).delta, None
 
 
 def adaptive_max_pool(call: AbstractCall) -> Result:
     """The largest in each of so many windows, axis by axis; a shorter window shows its last element again."""
     value = call.args[0]
-    best = Ends(value.start, value.end, call.delta(value), False, True)
+    best = Ends(value.start, value.end, call.delta(value))
     for axis, count in enumerate(call.args[1], start=value.start.dim() - len(call.args[1])):
         places = windows_of(value.start.shape[axis], count).to(value.start.device)
         best = largest(call, best.view(partial(spread, axis, places)))
@@ -76,12 +73,9 @@ def largest(call: AbstractCall, windows: Ends) -> Ends:
     return fold(windows, lambda left, right: pairwise(call, left, right, 1))
 
 
-def spelled_out(given: Any, default: int, space: int) -> list[int]:
+def spelled_out(numbers: list[int], space: int) -> list[int]:
     """One number for each dimension."""
-    if isinstance(given, int):
-        return [given] * space
-    listed = list(given) or [default]
-    return listed * space if len(listed) == 1 else listed
+    return numbers * space if len(numbers) == 1 else numbers
 
 
 RULES: dict[str, Rule] = {

@@ -89,7 +89,7 @@ def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor | tuple[Te
 
 def logit(call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
     """The logit has the breaks of the number that it clamps with."""
-    eps = call.args[1] if len(call.args) > 1 else call.kwargs.get("eps")
+    eps = call.given["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
 
@@ -101,7 +101,7 @@ def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
 
 def softplus(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     """log(1 + e^βz)/β, and z where βz is beyond a threshold."""
-    beta, threshold = (call.args[k] if len(call.args) > k else default for k, default in ((1, 1.0), (2, 20.0)))
+    beta, threshold = call.given["beta"], call.given["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
     jump = quotient(plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0)
     inside = torch.where(beyond0 & beyond1, 1.0, softplus_slope(beta * z0, beta * z1))
@@ -116,13 +116,12 @@ def log_sigmoid(call: AbstractCall) -> tuple[Tensor | None, ...]:
 
 def elu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     """scale·(relu(z) + α(e^{s·min(z, 0)} − 1)), with the share of ReLU in the change of z."""
-    alpha, scale, rate = (call.args[k] if len(call.args) > k else 1.0 for k in (1, 2, 3))
-    return exponential_below(call, z0, z1, alpha, scale, rate)
+    return exponential_below(call, z0, z1, *(call.given[name] for name in ("alpha", "scale", "input_scale")))
 
 
 def celu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     """ELU of z/α, times α; torch differentiates it with 1/α in single precision."""
-    alpha = call.args[1] if len(call.args) > 1 else 1.0
+    alpha = call.given["alpha"]
     return exponential_below(call, z0, z1, alpha, 1.0, 1 / alpha)
 
 

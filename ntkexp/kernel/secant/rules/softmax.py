@@ -35,10 +35,9 @@ def log_softmax(call: AbstractCall) -> Tensor:
 
 def logsumexp(call: AbstractCall) -> Tensor:
     value, dim = call.args[:2]
-    keep = len(call.args) > 2 and bool(call.args[2])
     mean = call.slope(value, lambda z0, z1: log_mean(normalise(z0, dim), normalise(z1, dim)))
     weights = mean / mean.sum(dim, keepdim=True)
-    return (weights * call.delta(value)).sum(dim, keepdim=keep)
+    return (weights * call.delta(value)).sum(dim, keepdim=call.given["keepdim"])
 
 
 def centre(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:

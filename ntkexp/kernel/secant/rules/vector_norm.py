@@ -23,9 +23,8 @@ from ntkexp.kernel.secant.rules.power import real_power
 
 def variance(call: AbstractCall) -> Result:
     """Σ (x − mean x)² / (n − correction), with the mean if it is asked for."""
-    value, *rest = call.args
-    dims = rest[0] if rest and rest[0] is not None else list(range(value.start.dim()))
-    keep, correction = call.kwargs.get("keepdim", False), call.kwargs.get("correction", 1)
+    value, dims = call.args[0], axes_of(call)
+    keep, correction = call.given["keepdim"], call.given["correction"]
     count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
     deviation, delta = value.view(lambda v: v - v.mean(dims, keepdim=True)), call.delta(value)
     spread = 2 * (call.mean(deviation) * delta).sum(dims, keepdim=keep) / count
@@ -34,11 +33,11 @@ def variance(call: AbstractCall) -> Result:
 
 def weight_norm(call: AbstractCall) -> Result:
     """w = v · g/‖v‖, the length along all axes but one; the lengths come with it."""
-    direction, gain, *rest = call.args
+    direction, gain = call.args[:2]
     axes = range(direction.start.dim())
-    dims = [d for d in axes if d != axes[rest[0] if rest else 0]]
+    dims = [d for d in axes if d != axes[call.given["dim"]]]
     length = lengths(call, direction, dims)
-    scale = Ends(gain.start / length.start, gain.end / length.end, None, False, True)
+    scale = Ends(gain.start / length.start, gain.end / length.end, None)
     if gain.delta is not None or length.delta is not None:
         scale = replace(scale, delta=divide(call, gain, length, scale.start.shape))
     return multiply(call, direction, scale, call.start.shape), length.delta
@@ -47,7 +46,7 @@ def weight_norm(call: AbstractCall) -> Result:
 def lengths(call: AbstractCall, value: Ends, dims: list[int]) -> Ends:
     """√Σx², whose difference is 2 Σ x̄Δx over the sum of both lengths."""
     start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
-    length = Ends(start.sqrt(), end.sqrt(), None, False, True)
+    length = Ends(start.sqrt(), end.sqrt(), None)
     if value.delta is None:
         return length
     inside = 2 * (call.mean(value) * call.delta(value)).sum(dims, keepdim=True)
@@ -57,10 +56,15 @@ def lengths(call: AbstractCall, value: Ends, dims: list[int]) -> Ends:
 
 def vector_norm(call: AbstractCall) -> Tensor:
     """The length of a vector, in the sense of some order."""
-    value, order = call.args[0], call.args[1] if len(call.args) > 1 and call.args[1] is not None else 2
-    dims = call.args[2] if len(call.args) > 2 else None
-    known = Ends(value.start, value.end, call.delta(value), False, True)
-    return norm_difference(call, known, list(range(value.start.dim())) if dims is None else dims, float(order))
+    value, order = call.args[0], call.given.get("ord", call.given.get("p"))
+    known = Ends(value.start, value.end, call.delta(value))
+    return norm_difference(call, known, axes_of(call), 2.0 if order is None else float(order))
+
+
+def axes_of(call: AbstractCall) -> list[int]:
+    """The axes along which the operation goes; all, if none are given."""
+    dims = call.given.get("dim")
+    return list(range(call.args[0].start.dim())) if dims is None else dims
 
 
 def norm_difference(call: AbstractCall, value: Ends, dims: list[int], order: float) -> Tensor:
@@ -99,7 +103,7 @@ def map_numbers(
     """A function of every number, and its difference."""
     assert value.delta is not None
     delta = call.slope(value, slope) * value.delta
-    return Ends(function(value.start), function(value.end), delta, False, True)
+    return Ends(function(value.start), function(value.end), delta)
 
 
 def distances(call: AbstractCall) -> Tensor:
@@ -109,7 +113,7 @@ def distances(call: AbstractCall) -> Tensor:
     rows, columns = left.view(lambda v: v[..., :, None, :]), right.view(lambda v: v[..., None, :, :])
     terms = [] if left.delta is None else [call.delta(rows, shape)]
     terms += [] if right.delta is None else [-call.delta(columns, shape)]
-    gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape), False, True)
+    gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape))
     return norm_difference(call, gap, [-1], float(order))
 
 
@@ -118,7 +122,7 @@ def deviation(call: AbstractCall) -> Result:
     found = variance(call)
     delta, *means = (found,) if isinstance(found, Tensor) else found
     start, end = call.ends[0]
-    slope = call.slope(Ends(start, end, None, False, True), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0))
+    slope = call.slope(Ends(start, end, None), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0))
     assert delta is not None
     return (slope * delta, *means) if means else slope * delta
 
