@@ -56,6 +56,8 @@ class Own(AbstractCovariance):
         return replace(self, nngp=averaged(self.nngp, self.pairs, coarse), pairs=reached(coarse, self.pairs))
 
     def without_pixels(self) -> Own:
+        if not self.pairs.pixels:
+            return self
         one = self.nngp.flatten(1).sum(1)  # of the only pair; nothing, where no later layer asks for variances
         return replace(self, nngp=one, pairs=Pairs((), ()))
 

@@ -19,6 +19,7 @@ from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.covariance.signal import Signal
 from ntkexp.layer.base import AbstractLayer
+from ntkexp.mistake import Mistake
 
 
 class Flatten(AbstractLayer):
@@ -56,6 +57,8 @@ class GlobalAvgPool(AbstractLayer):
     averages = True
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(shape) == 1:
+            raise Mistake(f"GlobalAvgPool takes [channels, *pixels], and was given {list(shape)}; leave it out")
         return shape[:1]
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:

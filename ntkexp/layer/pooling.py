@@ -40,6 +40,8 @@ class AbstractPool(AbstractLayer):
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         windows = self.windows(shape)
+        if len(shape) == 1:
+            raise Mistake(f"a pool takes [channels, *pixels], and was given {list(shape)}; put it before the Flatten")
         if len(windows) != len(shape) - 1 or not 1 <= len(windows) <= len(self.modules):
             raise Mistake(f"a pooling window {list(windows)} does not fit examples of shape {list(shape)}")
         pixels = tuple(n // window for n, window in zip(shape[1:], windows, strict=True))

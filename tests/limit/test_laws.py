@@ -259,6 +259,17 @@ TWINS: dict[str, tuple[Layers, tuple[int, ...]]] = {
     ),
     "flattened": ((Conv(features=8, b_std=0.2), ReLU(), Flatten(), Dense(features=1, param="standard")), (1, 3, 4)),
 }
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+def test_what_is_flat_already_stays_as_it_is(engine: Engine) -> None:
+    front, back = (Conv(features=8, b_std=0.2), ReLU()), (Dense(features=8), ReLU(), Dense(features=1))
+    nets = ((*front, *[Flatten()] * times, *back) for times in (1, 2))
+    once, twice = (ntkexp.infinite_kernel(net, points(3, (1, 3, 4)), engine=engine) for net in nets)
+    for one, two in zip(once, twice, strict=True):
+        assert torch.equal(one, two)
+
+
 WIDTHS, DRAWS = (16, 64, 256), 12
 
 

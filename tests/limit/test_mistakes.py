@@ -58,6 +58,8 @@ def test_an_activation_without_a_kernel_is_refused_by_name() -> None:
         ([DENSE | {"param": "nkt"}], VECTORS, r"param='nkt': Input should be 'ntk', 'standard' or 'mean_field'"),
         ([DENSE | {"param": "mean_field"}], VECTORS, "mean-field parametrisation has no kernel"),
         ([DENSE], IMAGES, "put a Flatten before it"),
+        ([CONV, FLATTEN, {"layer": "GlobalAvgPool"}, DENSE], IMAGES, r"was given \[64\]; leave it out"),
+        ([CONV, FLATTEN, {"layer": "AvgPool"}, DENSE], IMAGES, r"was given \[64\]; put it before the Flatten"),
         ([CONV, RELU, DENSE], IMAGES, "put a Flatten before it"),
         ([CONV, RELU], IMAGES, r"the layers end in \[4, 4, 4\], an image; end them with Flatten or GlobalAvgPool"),
         ([CONV | {"window": 2}, FLATTEN], IMAGES, "must be odd"),
