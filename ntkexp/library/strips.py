@@ -44,6 +44,4 @@ def tangent_by_strips(
     if fits(some, left.examples, right.examples):
         return None
     one = InTurns(record, read, as_inputs(x1))
-    return kernel_by_strips(
-        one, one if x2 is None else InTurns(record, read, as_inputs(x2)), some.nbytes / some.examples
-    )
+    return kernel_by_strips(one, one if x2 is None else InTurns(record, read, as_inputs(x2)))

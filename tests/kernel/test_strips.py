@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ntkexp.kernel.features import strips
 from ntkexp.kernel.features.gram import Sizes
-from ntkexp.kernel.read import by_strips, in_turns
+from ntkexp.kernel.read import by_strips, in_turns, reader
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.library import strips as library
 from ntkexp.library import tangent_kernel
+from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 from tests.kernel.known import known
+from tests.kernel.oracle import tangent
 from tests.kernel.problems import KINDS
 
 EPS = torch.finfo(torch.float64).eps
@@ -62,7 +67,7 @@ def test_examples_a_few_at_a_time(
 ) -> None:
     network = known(name)
     monkeypatch.setattr(in_turns, "READ", 1.0)
-    monkeypatch.setattr(by_strips, "HELD", held)
+    monkeypatch.setattr(in_turns, "KEPT", held)
     agree(tangent_kernel(network.given.module, network.given.x), network.kernel[:, :, :5], 1000 * EPS)
     agree(tangent_kernel(network.given.module, network.given.x, network.other), network.kernel[:, :, 5:], 1000 * EPS)
     assert nothing_fits == ([5, 5] if held > 1 else [*[1] * 3, *[2] * 3, *[1] * 2, *[2] * 4])
@@ -73,3 +78,53 @@ def test_some_outputs_are_those_blocks(nothing_fits: list[int]) -> None:
     some = tangent_kernel(network.given.module, network.given.x, outputs=[2, 0])
     agree(some, network.kernel[:, [2, 0]][:, :, :5][..., [2, 0]], 1000 * EPS)
     assert nothing_fits == [5]
+
+
+class Text(nn.Module):
+    """The mean log-likelihood of a text's next words, of one table that is read at both ends and one of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.mix = nn.Embedding(7, 3), nn.Embedding(6, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.mix(self.words(x) + self.places(torch.arange(x.shape[1]))))
+        scores = (hidden[:, :-1] @ self.words.weight.t()).log_softmax(2)
+        return scores.gather(2, x[:, 1:, None]).mean((1, 2))
+
+
+def test_texts_are_asked_once_whose_positions_are(nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words steer what is gathered, and are others in every batch; rows of positions are a use like any other."""
+    torch.manual_seed(0)
+    module, x = Text().double(), torch.randint(7, (6, 5))
+    asked: list[int] = []
+
+    def counted(tape: Tape, trained: frozenset[str]) -> Owners:
+        asked.append(len(tape.outputs))
+        return owners(tape, trained)
+
+    monkeypatch.setattr(reader, "owners", counted)
+    monkeypatch.setattr(in_turns, "READ", 1.0)
+    agree(tangent_kernel(module, x), tangent(module, x, x), 1000 * EPS)
+    assert nothing_fits == [6]
+    assert asked == [2]
+
+
+class Sorted(nn.Module):
+    """A layer whose rows are those of other examples wherever the inputs are not in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)[x[:, 0].argsort()]
+        return result
+
+
+def test_owners_of_one_batch_are_not_believed_of_another() -> None:
+    module = Sorted().double()
+    in_order, others = torch.tensor([[1.0], [2.0], [3.0]]).double(), torch.tensor([[3.0], [1.0], [2.0]]).double()
+    tangent_kernel(module, in_order)
+    with pytest.raises(Mistake, match="couples the examples"):
+        tangent_kernel(module, others)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from jaxtyping import Float
@@ -70,6 +70,27 @@ class Chunks:
                 add_strip(rows[examples], part, name, place)
         return rows.flatten(0, 1)
 
+    def thin(self, place: range, beside: int = 0) -> Iterator[range]:
+        """A strip in strips for which there is room, beside so many other rows."""
+        like = numbers(self.found[0].parts[0])
+        step = max(1, ROOM // (like.element_size() * (self.examples * self.outputs + beside)))
+        return (range(at, min(at + step, place.stop)) for at in range(place.start, place.stop, step))
+
+    def add_weighted(
+        self, total: Float[Tensor, "vector size"], vectors: Float[Tensor, "vector row"], name: str, place: range
+    ) -> None:
+        """V R, added to a total."""
+        for some in self.thin(place):
+            total[:, some.start - place.start : some.stop - place.start].addmm_(vectors, self.strip(name, some))
+
+    def applied(self, vectors: Float[Tensor, "vector size"], name: str, place: range) -> Float[Tensor, "vector row"]:
+        """W Rᵀ."""
+        each = (
+            vectors[:, some.start - place.start : some.stop - place.start] @ self.strip(name, some).t()
+            for some in self.thin(place)
+        )
+        return reduce(torch.add, each)
+
 
 def gram_by_strips(left: Chunks, right: Chunks) -> Float[Tensor, "probe out train out_"]:
     """The kernel of two sides, which may be one object."""
@@ -82,10 +103,7 @@ def gram_by_strips(left: Chunks, right: Chunks) -> Float[Tensor, "probe out trai
         if size.way != "multiplied out"
     ]
     for name in left.sizes.keys() & right.sizes.keys() - {name for key in apart for name in names(key)}:
-        size = max(left.sizes[name], right.sizes[name])
-        step = max(1, ROOM // (matrix.element_size() * sum(matrix.shape)))
-        for at in range(0, size, step):
-            place = range(at, min(at + step, size))
+        for place in left.thin(range(min(left.sizes[name], right.sizes[name])), matrix.shape[1]):
             rows = left.strip(name, place)
             total.add_product(rows, rows if right is left else right.strip(name, place))
     kernel = total.whole().view(shape)

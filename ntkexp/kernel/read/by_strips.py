@@ -16,34 +16,25 @@ from ntkexp.kernel.read.in_turns import InTurns
 
 FITS = 2e9  # bytes of features, which are faster at once while they fit
 TIMES = 3  # that rows are there while they are multiplied out, turned and added up
-HELD = 2e9  # bytes of what is read of the examples of a group, on either side
 
 
-def kernel_by_strips(left: InTurns, right: InTurns, each: float) -> Float[Tensor, "probe out train out_"]:
-    """The kernel of two sides, which may be one; what is read of an example takes so many bytes."""
-    ones, others = groups(left, each), groups(right, each)
+def kernel_by_strips(left: InTurns, right: InTurns) -> Float[Tensor, "probe out train out_"]:
+    """The kernel of two sides, which may be one."""
     kernel: Tensor | None = None
-    for k, some in enumerate(ones):
-        held = Chunks([left.jacobian(place) for place in some])
-        for m, more in enumerate(others):
+    for k, group in enumerate(left.groups):
+        rows, ones = left.chunks(group)
+        for m, other in enumerate(right.groups):
             if left is right and m < k:
                 continue
-            beside = held if left is right and m == k else Chunks([right.jacobian(place) for place in more])
-            share = gram_by_strips(held, beside)
+            columns, others = (rows, ones) if left is right and m == k else right.chunks(other)
+            share = gram_by_strips(ones, others)
             if kernel is None:
-                kernel = share.new_empty(left.examples, held.outputs, right.examples, beside.outputs)
-            rows, columns = slice(some[0].start, some[-1].stop), slice(more[0].start, more[-1].stop)
+                kernel = share.new_empty(left.examples, ones.outputs, right.examples, others.outputs)
             kernel[rows, :, columns] = share
             if left is right and m > k:
                 kernel[columns, :, rows] = share.permute(2, 3, 0, 1)
     assert kernel is not None
     return kernel
-
-
-def groups(side: InTurns, each: float) -> list[list[slice]]:
-    """The places whose Jacobians are held at once, of so many bytes for an example."""
-    count = max(1, int(HELD / (each * max(place.stop - place.start for place in side.places))))
-    return [side.places[at : at + count] for at in range(0, len(side.places), count)]
 
 
 def fits(some: UseByUse, probe: int, train: int) -> bool:

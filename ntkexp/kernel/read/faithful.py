@@ -22,10 +22,10 @@ from ntkexp.kernel.features.use_by_use import keep_uses
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import columns, plain_kernels, record, unfused
-from ntkexp.kernel.secant.ownership import Owners
+from ntkexp.kernel.secant.ownership import Owners, have_owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Element, Use, rows_of
+from ntkexp.kernel.secant.uses import Use
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
@@ -87,17 +87,12 @@ def is_as_it_runs(function: Function, tape: Tape, trained: frozenset[str], uses:
 
     A write under no_grad, once rewritten, has another graph.
     """
-    if [rows(use) for use in uses] != [owner.numel() for owner in owned.of_uses]:
+    if not have_owners(uses, owned):
         return False
     cotangent = random_cotangent(tape)
     leaves = {name: tape[slot] for slot, name in tape.weights.items() if name in trained}
     found = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
     return agree(found, by_autograd(function, tape, trained, cotangent), tape)
-
-
-def rows(use: Use) -> int:
-    """How many owners a use has: one for each row of a product, or each element."""
-    return use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0]
 
 
 def gradients_at(

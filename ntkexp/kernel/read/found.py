@@ -17,6 +17,7 @@ class Found:
 
     routes: Answers[Routes] = field(default_factory=lambda: Answers(LATEST))
     owners: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))
+    structures: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))  # the latest owners, of any routing
     graphs: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
     faithful: Answers[Owners | None] = field(default_factory=lambda: Answers(LATEST))
     sizes: Answers[float] = field(default_factory=lambda: Answers(LATEST))

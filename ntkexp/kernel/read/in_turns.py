@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ntkexp.kernel.features.strips import Chunks
 from ntkexp.kernel.features.use_by_use import UseByUse
 from ntkexp.kernel.record.inputs import examples, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.shapes import Inputs
 
 READ = 0.1e9  # bytes of the values of examples that are read at once
-KEPT = 1e9  # bytes of what was read, on either side
+KEPT = 2e9  # bytes of what is read, on either side
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,23 @@ class InTurns:
 
     def jacobians(self) -> Iterator[tuple[slice, UseByUse]]:
         """The Jacobian of all examples, some at a time."""
-        for place in self.places:
-            found = self.kept.get(place.start)
-            if found is None:
-                found = self.jacobian(place)
-            if sum(each.nbytes for each in self.kept.values()) + found.nbytes <= KEPT:
-                self.kept[place.start] = found
-            yield place, found
+        return ((place, self.jacobian(place)) for place in self.places)
+
+    @cached_property
+    def groups(self) -> list[list[slice]]:
+        """The same, as many together as may be held."""
+        count = max(1, int(KEPT / self.jacobian(self.places[0]).nbytes))
+        return [self.places[at : at + count] for at in range(0, len(self.places), count)]
+
+    def chunks(self, group: Sequence[slice]) -> tuple[slice, Chunks]:
+        """The examples of a group, and their Jacobian."""
+        return slice(group[0].start, group[-1].stop), Chunks([self.jacobian(place) for place in group])
 
     def jacobian(self, place: slice) -> UseByUse:
-        """The Jacobian of these examples, read afresh."""
-        return self.read(self.record(part(self.inputs, place)))
+        """The Jacobian of these examples, kept while there is room."""
+        found = self.kept.get(place.start)
+        if found is None:
+            found = self.read(self.record(part(self.inputs, place)))
+            if sum(each.nbytes for each in self.kept.values()) + found.nbytes <= KEPT:
+                self.kept[place.start] = found
+        return found

@@ -31,7 +31,7 @@ from ntkexp.kernel.record.routing import Routes, routes
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.closure import Closure, closure
-from ntkexp.kernel.secant.ownership import Owners, owners
+from ntkexp.kernel.secant.ownership import Owners, hold_at, owners
 from ntkexp.kernel.secant.plain_uses import plain_uses
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
@@ -119,10 +119,8 @@ class Reader:
 
     def differentiated(self, arranged: Callable[..., Jacobian], tape: Tape, mixtures: Mixtures) -> Jacobian:
         """The Jacobian of a point, from its own graph or by the difference rules."""
-        owned = self.owned(tape)
-        differentiable = tape[tape.output].requires_grad and not tape.overwrites
-        uses = plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
-        if uses is not None and self.is_as_it_runs(tape, uses):
+        owned, uses = self.owned_at_point(tape)
+        if uses is not None and self.is_as_it_runs(tape, uses, owned):
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return differentiate(arranged, tape[tape.output], uses, owned, weights, mixtures.columns)
         return self.replayed(arranged, tape, tape, mixtures)[0]
@@ -170,6 +168,24 @@ class Reader:
             found.append(closure(reading.features.applied(step), start, end, places))
         return found
 
+    def owned_at_point(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
+        """Which example owns what at a point, and its uses if autograd can follow them all; of a routing that was not
+        asked for, what is known of another, if the numbers of this point say the same.
+        """
+        differentiable = tape[tape.output].requires_grad and not tape.overwrites
+        known = self.of_another_routing(tape) if differentiable else None
+        uses = None if known is None else plain_uses(Trained(tape, self.trained, known.constants))
+        if known is not None and uses is not None and hold_at(tape[tape.output], uses, known, tape.eps):
+            refuse_dependence(self.function, tape)
+            return known, uses
+        owned = self.owned(tape)
+        return owned, plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
+
+    def of_another_routing(self, tape: Tape) -> Owners | None:
+        """The owners of this structure, where this routing of it is new."""
+        asked = self.question(tape, self.routes(tape).steering) in self.found.owners.kept
+        return None if asked else self.found.structures.kept.get(tape.form)
+
     def owned(self, tape: Tape) -> Owners:
         """Which example owns what, asked once for every structure and routing."""
         return self.found.owners.to(self.question(tape, self.routes(tape).steering), lambda: self.owners(tape))
@@ -178,7 +194,8 @@ class Reader:
         """Which example owns what; the same object as for another routing, where the owners are the same."""
         refuse_dependence(self.function, tape)
         found = owners(tape, self.trained)
-        return next((known for known in self.found.owners.kept.values() if known.digest == found.digest), found)
+        known = next((known for known in self.found.owners.kept.values() if known.digest == found.digest), found)
+        return self.found.structures.keep(tape.form, known)
 
     def owned_faithfully(self, tape: Tape) -> Owners:
         """Which example owns what, of a module that autograd differentiates as its values say; asked once for every
@@ -188,9 +205,9 @@ class Reader:
             raise NoRule(UNFAITHFUL)
         return found
 
-    def is_as_it_runs(self, tape: Tape, uses: Sequence[Use]) -> bool:
+    def is_as_it_runs(self, tape: Tape, uses: Sequence[Use], owned: Owners) -> bool:
         """Whether autograd's graph on the tape is the module's own, asked as often."""
-        ask = partial(is_as_it_runs, self.function, tape, self.trained, uses, self.owned(tape))
+        ask = partial(is_as_it_runs, self.function, tape, self.trained, uses, owned)
         return self.found.graphs.to(self.question(tape, self.deciding(tape)), ask)
 
     def faithful_owners(self, tape: Tape) -> Owners | None:

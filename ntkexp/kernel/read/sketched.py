@@ -1,11 +1,12 @@
 """The sketched tangent kernel: examples are read some at a time, and only their sketches are kept of them all.
 
 No features of all examples, no rows as long as the weights: for each example and output k numbers, and for the error
-bar a gradient as long as the weights at a time. What was read is kept for the error bar while it fits, else read again.
+bar gradients of a strip of the weights at a time. What was read is kept for it while it fits, else read again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,12 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.features import nothing
 from ntkexp.kernel.read.in_turns import InTurns
 from ntkexp.kernel.sketch.closing import Sketched, sketched_gram
-from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
+from ntkexp.kernel.sketch.error_bar import VECTORS, error_bar, random_vectors
 from ntkexp.kernel.sketch.sketch import Sketch
 from ntkexp.shapes import Weights
+
+GRADIENTS = 2**28  # bytes of the gradients of some weights, along all vectors
 
 
 class SketchedKernel(NamedTuple):
@@ -47,6 +51,12 @@ class SketchedPoints(InTurns):
         """J v, for a v in the shape of the weights."""
         return torch.cat([found.applied(weights) for _, found in self.jacobians()])
 
+    @property
+    def has_few_uses(self) -> bool:
+        """Whether products with vectors are faster by factors than by gradients multiplied out once for all vectors."""
+        _, first = next(self.jacobians())
+        return all(isinstance(part, Factored) and part.inputs.shape[1] <= VECTORS for part in first.parts)
+
 
 def sketched_kernel(
     left: SketchedPoints, right: SketchedPoints, weights: Weights, size: int, seed: int
@@ -57,10 +67,44 @@ def sketched_kernel(
     one = other if left is right else left.sketched(sketch)
     found = sketched_gram(Sketched(one), Sketched(other))
     vectors = random_vectors(other.shape[:2], seed, other)
-    missed = [product(found, vector) - left.applied(right.gradient(vector, weights)) for vector in vectors]
-    return SketchedKernel(found, error_bar(torch.stack(missed)))
+    missed = torch.einsum("qcnd,vnd->vqc", found, vectors) - products(left, right, vectors, weights)
+    return SketchedKernel(found, error_bar(missed))
 
 
-def product(kernel: Tensor, vector: Float[Tensor, "train out_"]) -> Float[Tensor, "probe out"]:
-    """K v."""
-    return torch.einsum("qcnd,nd->qc", kernel, vector)
+def products(
+    left: SketchedPoints, right: SketchedPoints, vectors: Float[Tensor, "vector train out_"], weights: Weights
+) -> Float[Tensor, "vector probe out"]:
+    """K v = J̄(Jᵀv)."""
+    if left.has_few_uses and right.has_few_uses:
+        return torch.stack([left.applied(right.gradient(vector, weights)) for vector in vectors])
+    results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
+    for some in together(weights, GRADIENTS // (len(vectors) * vectors.element_size())):
+        gradients = [vectors.new_zeros(len(vectors), len(place)) for _, place in some]
+        for examples, chunks in map(right.chunks, right.groups):
+            for gradient, strip in zip(gradients, some, strict=True):
+                chunks.add_weighted(gradient, vectors[:, examples].flatten(1), *strip)
+        for examples, chunks in map(left.chunks, left.groups):
+            for gradient, strip in zip(gradients, some, strict=True):
+                results[:, examples] += chunks.applied(gradient, *strip).view_as(results[:, examples])
+    return results
+
+
+def together(weights: Weights, most: int) -> Iterator[list[tuple[str, range]]]:
+    """Strips of all weights, so many elements at a time at most.
+
+    >>> [list(map(str, some)) for some in together({"w": torch.ones(5), "b": torch.ones(1)}, 3)]
+    [["('w', range(0, 3))"], ["('w', range(3, 5))", "('b', range(0, 1))"]]
+    """
+    some: list[tuple[str, range]] = []
+    left = most
+    for name, weight in weights.items():
+        at = 0
+        while at < weight.numel():
+            end = min(at + left, weight.numel())
+            some.append((name, range(at, end)))
+            left, at = left - (end - at), end
+            if not left:
+                yield some
+                some, left = [], most
+    if some:
+        yield some

@@ -10,6 +10,7 @@ every tape of the same structure and routing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ from ntkexp.kernel.record.independence import COUPLED
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Element, Trained, rows_of
+from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
@@ -79,6 +80,36 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     pairs = zip(replay.uses, found, strict=True)
     shown = (compact(owner) if isinstance(use, Element) else rows(owner) for use, owner in pairs)
     return Owners(tuple(shown), constants)
+
+
+def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
+    """Whether each row of every product, and each element of every other use, has an owner."""
+    each = [use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0] for use in uses]
+    return each == [owner.numel() for owner in owned.of_uses]
+
+
+def hold_at(output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Owners, eps: float) -> bool:
+    """Whether elements at uses reach the outputs of their owners alone, by the numbers of a point as it runs.
+
+    What a dead unit or a zero weight hides is not seen, and gives nothing to the gradients of this point either.
+    """
+    examples, taps = len(output), [use.tap for use in uses]
+    if not taps or not have_owners(uses, owned):
+        return False
+    draw = torch.randn(output.shape, generator=stream("ownership"), dtype=torch.float64).to(output)
+    count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)[:, None]
+    below, above = (
+        torch.autograd.grad(output, taps, cotangent, retain_graph=True, materialize_grads=True)
+        for cotangent in (draw, count * draw)
+    )
+    for use, one, other, owner in zip(uses, below, above, owned.of_uses, strict=True):
+        shown = (one, other) if isinstance(use, Element) else (rows_of(one, batch=0), rows_of(other, batch=0))
+        whose = owner if isinstance(use, Element) else owner[:, None]
+        # √eps is far more than rounding makes of sums, and far less than what another example's share would be
+        missed = torch.addcmul(shown[1], shown[0], (whose + 1).to(one), value=-1).abs_()
+        if one.numel() and not bool(missed.amax() <= eps**0.5 * other.abs().amax()):  # nor where they are no numbers
+            return False
+    return True
 
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:

@@ -73,8 +73,15 @@ class Meeting:
         return view
 
     def spread(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
-        """An element for each of the result's, of a weight of this shape that is repeated along the other axes."""
-        source, count = self.source(slot), torch.arange(self.value(slot).numel(), device=self.tap.device)
+        """An element for each of the result's, of a weight of this shape that is repeated along the other axes; or of
+        rows of a table at constant places, as those of positions are.
+        """
+        table, places = self.trained.lookups.get(slot, (slot, None))
+        source, count = self.source(table), torch.arange(self.value(table).numel(), device=self.tap.device)
+        if places is not None:
+            if not self.trained.tape[slot].requires_grad:
+                raise NotPlain
+            count = count.view(self.value(table).shape)[self.value(places)]
         return Element(self.tap, source, count.view(tuple(axes)).expand(self.tap.shape), gain)
 
 

@@ -153,6 +153,12 @@ class Trained:
         start = {slot for slot, name in self.tape.weights.items() if name in self.names}
         return self.tape.reached(start) - self.from_inputs
 
+    @cached_property
+    def lookups(self) -> dict[Slot, tuple[Slot, Slot]]:
+        """Slots that hold rows of a trained table at places that no input decides: the table, and the places."""
+        found = [entry for entry in self.tape.entries if entry.name == "embedding" and len(entry.args) == 2]
+        return {entry.results[0]: (entry.args[0], entry.args[1]) for entry in found if entry.results[0] in self.slots}
+
     def view(self, value: Tensor) -> View | None:
         """The view of a trained parameter that this tensor is, if it is one."""
         slot = self.homes.get(storage(value))
