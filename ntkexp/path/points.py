@@ -128,7 +128,7 @@ class StepBlock:
         """The kernel of the step as a rule reads it, and the same Jacobian times a vector of weight space."""
         first, *rest = pieces
         features = self.features(first)
-        total = first.weight * right.between(features)
+        total = right.between(features).mul_(first.weight)
         pulled = first.weight * features.applied(vector) if vector else total.new_zeros(total.shape[:2])
         for piece in rest:
             features = self.features(piece)

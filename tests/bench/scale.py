@@ -25,6 +25,7 @@ import torch
 from ntkexp.config.compose import compose
 from ntkexp.on_disk import is_on_disk
 from ntkexp.run.loop import go
+from ntkexp.run.row import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.backward import Deaf
@@ -38,16 +39,18 @@ SIZES = {
 """By what is made of kernels: a base, and a run where everything is large."""
 TIMES = {"N": (0.5, 2), "Q": (0.5, 2), "w": (0.5, 2), "C": (2, 4), "T": (2,)}
 GRID = tuple({"N": n, "Q": n, "w": 1024, "C": c, "T": 1} for n in (2000, 5000, 10_000) for c in (1, 10))
-HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "by the clock", "growth", "GB", "on disk")
+HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "by the clock", "closure", "growth", "GB", "on disk")
 
 
 class Cost(NamedTuple):
-    """What a run took: processor seconds and seconds of its quickest step, its largest memory, and its sums on disk."""
+    """What a run took: processor seconds and seconds of its quickest step, its largest memory, its sums on disk, and how
+    far sums of contributions were from what steps changed at most, as a share of it."""
 
     processor: float
     clock: float
     memory: float
     disk: float
+    closure: float
 
 
 def report(quick: bool = False, large: bool = False) -> list[Table]:
@@ -113,7 +116,7 @@ def row(sizes: Mapping[str, int], kernels: str) -> Cost:
 
 def cells(sizes: Mapping[str, int], kernels: str, found: Cost, growth: str) -> list[str]:
     """A line of the table."""
-    times = f"{found.processor:.3g}", f"{found.clock:.3g}"
+    times = f"{found.processor:.3g}", f"{found.clock:.3g}", f"{found.closure:.0e}"
     return [*map(str, sizes.values()), kernels, *times, growth, f"{found.memory:.2f}", f"{found.disk:.1f}"]
 
 
@@ -122,18 +125,17 @@ def measured(sizes: Mapping[str, int], kernels: str) -> Cost:
     torch.set_num_threads(1)
     made = (f"model.width={sizes['w']}", f"data.train={sizes['N']}", f"data.probe={sizes['Q']}", "data.test=0")
     read = ("path.rule=[secant]", "path.error_samples=0", f"path.kernels={kernels}", "path.probes=[probe]")
-    ends: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         data = classified(Path(folder), sizes) if sizes["C"] > 1 else ("data=teacher", "data.dimension=64")
         setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))
-        listener = Timed(folder, ends)
+        listener = Timed(folder)
         state = begin(setting, listener.trajectory, listener.scratch)
         go(state, listener)
         sums = [found.contributions for found in state.accumulator.integrals.values()]
         disk = sum(each.nbytes for each in sums if is_on_disk(each)) / 1e9
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    processor, clock = (min(b - a for a, b in pairwise(times)) for times in zip(*ends, strict=True))
-    return Cost(processor, clock, memory, disk)
+    processor, clock = (min(b - a for a, b in pairwise(times)) for times in zip(*listener.ends, strict=True))
+    return Cost(processor, clock, memory, disk, max(listener.closures))
 
 
 def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -146,11 +148,15 @@ def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 class Timed(Deaf):
-    """Takes the time after every step."""
+    """Takes the time after every step, and notes whether it closes."""
 
-    def __init__(self, folder: str, ends: list[tuple[float, float]]) -> None:
+    def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        self.ends = ends
+        self.ends: list[tuple[float, float]] = []
+        self.closures: list[float] = []
+
+    def on_row(self, row: Row) -> None:
+        self.closures.append(float(row["closure"] or 0.0))
 
     def on_step(self, state: object, loss: float) -> None:
         self.ends.append((time.process_time(), time.perf_counter()))

@@ -38,7 +38,7 @@ class Tally:
     ) -> Float[Tensor, "point out"]:
         """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
         summed = parts.sum(2)
-        mass, together, squares = fetched(parts.abs().sum(), summed.abs().sum(), kernel.square().sum())
+        mass, together, squares = fetched(parts.norm(p=1, dim=2).sum(), summed.abs().sum(), kernel.square().sum())
         self.contribution_mass += mass
         self.contribution_sum += together
         self.kernel_squares += squares

@@ -45,10 +45,17 @@ class Tiling:
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
-        """How many pairs of points a tile has."""
+        """How many pairs of points are met for a tile: on the diagonal each once, elsewhere also points with themselves.
+
+        >>> Tiling(points=5, train=3, side=2).pairs(0, 0), Tiling(points=5, train=3, side=2).pairs(2, 0)
+        (3, 3)
+        """
         rows, columns = self.rows(row), self.columns(column)
-        count: int = (rows.stop - rows.start) * (columns.stop - columns.start)
-        return count
+        count: int = rows.stop - rows.start
+        if row == column:
+            return count * (count + 1) // 2
+        across: int = columns.stop - columns.start
+        return count * (across + self.owns(row, column))
 
     def mirrored(self, row: int, column: int) -> bool:
         """Whether the tile has a mirror image."""
