@@ -43,8 +43,8 @@ HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "by the clock", 
 
 
 class Cost(NamedTuple):
-    """What a run took: processor seconds and seconds of its quickest step, its largest memory, its sums on disk, and how
-    far sums of contributions were from what steps changed at most, as a share of it."""
+    """What a run took: processor seconds and seconds of its quickest step, its largest memory, its sums on disk, and the
+    largest distance of a step's contributions from what it changed, as a share of that."""
 
     processor: float
     clock: float
