@@ -43,8 +43,8 @@ HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "by the clock", 
 
 
 class Cost(NamedTuple):
-    """What a run took: processor seconds and seconds of its quickest step, its largest memory, its sums on disk, and the
-    largest distance of a step's contributions from what it changed, as a share of that."""
+    """What a run took: processor seconds and seconds of its quickest step, its largest memory, its sums on disk, and by
+    how much the sums of a step missed its change at most."""
 
     processor: float
     clock: float
