@@ -45,7 +45,7 @@ class Tiling:
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
-        """How many pairs of points are met for a tile: on the diagonal each once, elsewhere also points with themselves.
+        """How many pairs of points meet of a tile: on the diagonal each once, elsewhere also points with themselves.
 
         >>> Tiling(points=5, train=3, side=2).pairs(0, 0), Tiling(points=5, train=3, side=2).pairs(2, 0)
         (3, 3)
