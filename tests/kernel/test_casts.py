@@ -54,6 +54,23 @@ def test_without_casts_a_module_is_the_one_that_has_none() -> None:
     assert (kept - expected).abs().max() > 100 * DOUBLE * expected.abs().max()
 
 
+class Scaled(nn.Module):
+    """A gain as long as the weights, beside numbers that were cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(4, 4), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = x + self.inner(x).float() * self.gain
+        return outputs
+
+
+def test_a_gain_is_longer_than_what_it_multiplies() -> None:
+    module, x = Scaled().double(), cast().x
+    agree(tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * SINGLE)
+
+
 def test_without_casts_a_step_closes_to_double_precision() -> None:
     given = cast()
     end = given.end(0.3)

@@ -66,7 +66,7 @@ def arrange(
                 add_rows(rows, weight, block.of_weight().flatten(2), leaves)
             if bias is not None:
                 add_rows(rows, bias, block.of_bias(), leaves)
-    blocks.update({(name, None): Rows(row, name) for name, row in rows.items()})
+    blocks.update({(name, None): Rows(row.to(leaves[name].dtype), name) for name, row in rows.items()})  # after casts
     return Features(blocks, examples, outputs)
 
 

@@ -72,8 +72,9 @@ def sum_over(use: Element, cotangent: Float[Tensor, "out ..."], axes: list[int])
     """The gradient of the expanded weight, added up; of many outputs by products, where pixels are the last axes."""
     last = len(axes) > 0 and axes[0] == use.tap.dim() - len(axes)
     if last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
-        gain = use.gain.expand(use.tap.shape).flatten(axes[0])
-        return inner_products(cotangent.flatten(axes[0] + 1), gain[None])[0, ..., 0]
+        kind = torch.promote_types(cotangent.dtype, use.gain.dtype)  # casts may have left the gain a shorter one
+        gain = use.gain.expand(use.tap.shape).flatten(axes[0]).to(kind)
+        return inner_products(cotangent.flatten(axes[0] + 1).to(kind), gain[None])[0, ..., 0]
     whole = with_gain(use, cotangent)
     return whole.sum([d + 1 for d in axes]) if axes else whole
 

@@ -47,7 +47,8 @@ class Copies:
 
     def add_to(self, gradient: Weights) -> None:
         """Add the sum over examples and outputs to the gradient of the weights."""
-        gradient[self.name].view(-1).index_add_(0, self.places.reshape(-1), self.gradients.sum(1).flatten())
+        total = gradient[self.name].view(-1)  # of numbers that may be longer than those that it was used with
+        total.index_add_(0, self.places.reshape(-1), self.gradients.sum(1).flatten().to(total.dtype))
 
 
 Part: TypeAlias = Factored | Rows | Copies
