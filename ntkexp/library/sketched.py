@@ -11,6 +11,7 @@ from ntkexp.kernel.features.use_by_use import UseByUse, of_features
 from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.sketched import SketchedKernel, SketchedPoints, sketched_kernel
+from ntkexp.kernel.read.worth import remark
 from ntkexp.kernel.record.inputs import as_inputs, examples, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
@@ -32,6 +33,8 @@ def sketched_tangent(
     record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
     left = SketchedPoints(record, read, as_inputs(x1))
     right = left if x2 is None else SketchedPoints(record, read, as_inputs(x2))
+    if why := remark(left.jacobian(left.places[0]), probe, 0 if x2 is None else train, size):
+        warn(why, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     return sketched_kernel(left, right, trained, size, seed)
 

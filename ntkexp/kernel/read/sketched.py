@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.features import nothing
+from ntkexp.kernel.features.use_by_use import UseByUse
 from ntkexp.kernel.read.in_turns import InTurns
 from ntkexp.kernel.sketch.closing import Sketched, sketched_gram
 from ntkexp.kernel.sketch.error_bar import VECTORS, error_bar, random_vectors
@@ -54,8 +55,7 @@ class SketchedPoints(InTurns):
     @property
     def has_few_uses(self) -> bool:
         """Whether products with vectors are faster by factors than by gradients multiplied out once for all vectors."""
-        _, first = next(self.jacobians())
-        return all(isinstance(part, Factored) and part.inputs.shape[1] <= VECTORS for part in first.parts)
+        return has_few_uses(self.jacobian(self.places[0]))
 
 
 def sketched_kernel(
@@ -87,6 +87,11 @@ def products(
             for gradient, strip in zip(gradients, some, strict=True):
                 results[:, examples] += chunks.applied(gradient, *strip).view_as(results[:, examples])
     return results
+
+
+def has_few_uses(some: UseByUse) -> bool:
+    """Whether each weight is used about as often as there are vectors, in products alone."""
+    return all(isinstance(part, Factored) and part.inputs.shape[1] <= VECTORS for part in some.parts)
 
 
 def together(weights: Weights, most: int) -> Iterator[list[tuple[str, range]]]:

@@ -96,11 +96,19 @@ class Sketch:
 def multiplied_out_is_cheaper(
     inputs: Float[Tensor, "example use in_"], outputs: Float[Tensor, "example out use features"], size: int
 ) -> bool:
+    """Whether outer products are multiplied out before they are sketched."""
+    together, apart = operations(inputs, outputs, size)
+    return together <= apart
+
+
+def operations(
+    inputs: Float[Tensor, "example use in_"], outputs: Float[Tensor, "example out use features"], size: int
+) -> tuple[float, float]:
     """Operations of products of matrices and one scatter, against those of a scatter and a transform for each use."""
     (_, uses, count), (_, out, _, features) = inputs.shape, outputs.shape
     together = out * count * features * (uses + SLOWER)
     apart = uses * SLOWER * (count + out * features + (1 + out) * size * log2(size + 1)) + out * uses * size
-    return together <= apart
+    return together, apart
 
 
 def convolved(
