@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ntkexp.kernel.features.strips import Chunks
 from ntkexp.kernel.features.use_by_use import UseByUse
+from ntkexp.kernel.read.batches import cut
 from ntkexp.kernel.record.inputs import examples, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.shapes import Inputs
@@ -35,7 +36,7 @@ class InTurns:
         """Which examples are read at once: as many each time as differ by one at most."""
         each = self.record(part(self.inputs, slice(0, 2))).bytes_per_example
         turns = -(-self.examples // max(2, int(READ / each)))
-        return [slice(self.examples * k // turns, self.examples * (k + 1) // turns) for k in range(turns)]
+        return list(cut(self.examples, turns))
 
     def jacobians(self) -> Iterator[tuple[slice, UseByUse]]:
         """The Jacobian of all examples, some at a time."""

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.read.answers import Answers
-from ntkexp.kernel.read.parts import features_mould, fed_slots, fill_features, parts
-from ntkexp.kernel.read.program_cache import Programs, Written, is_large
+from ntkexp.kernel.read.parts import fed_slots
+from ntkexp.kernel.read.program_cache import Programs, Written, is_large, write_features
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.threads import Work
-from ntkexp.kernel.record.program import trace
-from ntkexp.kernel.record.straight import NotStraight
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
 
@@ -60,22 +59,13 @@ class KnownPoint:
 
 def write_point(reader: Reader, tape: Tape, chosen: Sequence[int]) -> tuple[Features, Written[Features] | None]:
     """The features of a point, and how they follow from weights and inputs."""
-    found: list[Features] = []
-
-    def act() -> list[Tensor]:
-        found[:] = [reader.factored(tape, chosen)]
-        return parts(found[0])
-
-    many = len(chosen) * len(tape.entries) > OPERATIONS
+    usual, many = partial(reader.factored, tape, chosen), len(chosen) * len(tape.entries) > OPERATIONS
     if many or is_large(tape, len(chosen)) or not is_settled(reader, tape):
-        return reader.factored(tape, chosen), None
-    try:
-        written = trace(act, [tape[slot] for slot in fed_slots(tape)], [tape], whole=True)
-    except NotStraight:
-        return reader.factored(tape, chosen), None
-    if sum(constant.nbytes for constant in written.constants) > CONSTANTS:
-        return found[0], None
-    return found[0], Written(written, features_mould(found[0]), fill_features)
+        return usual(), None
+    found, written = write_features(usual, [tape[slot] for slot in fed_slots(tape)], [tape], whole=True)
+    if written is not None and sum(constant.nbytes for constant in written.program.constants) > CONSTANTS:
+        return found, None
+    return found, written
 
 
 def is_settled(reader: Reader, tape: Tape) -> bool:

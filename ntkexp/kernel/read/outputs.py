@@ -23,6 +23,8 @@ from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 
+AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
+
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 
@@ -56,9 +58,6 @@ class Mixtures:
         A mixture that examples have in common is copied for each: a program is for those that they have not, too.
         """
         return self.numbers[None].contiguous() if self.chosen is None else each_output(self.numbers, self.chosen)
-
-
-AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
 
 
 def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:

@@ -140,18 +140,23 @@ class ProgramCache:
         """What `reading` makes of two tapes for the columns of mixtures, one by one or, if asked to, all at once. Where
         values route rows, these may have other owners next time."""
 
-        def usual() -> Callable[[bool], Features]:
-            return partial(reading, mixtures.columns)
+        def usual(columns: Tensor) -> Features:
+            return at_once(partial(reading, columns))
 
         if is_large(start, mixtures.count):
-            return usual()(False)
+            return reading(mixtures.columns, False)
         key = (start.program, start is end, mixtures.chosen, owned.digest)
         if start.program != end.program or (routed and not self.comes_again(key)):
-            return at_once(usual())
+            return usual(mixtures.columns)
         tapes = [start] if start is end else [start, end]
         fed = [value for tape in tapes for value in varying(tape)]
         fed += [mixtures.columns] if mixtures.chosen is None else []
-        return self.features.result(key, fed, lambda: at_once(usual()), lambda: write_features(usual(), fed, tapes))
+        return self.features.result(
+            key,
+            fed,
+            lambda: usual(mixtures.columns),
+            lambda: write_features(partial(usual, mixtures.columns), fed, tapes),
+        )
 
     def comes_again(self, key: Hashable) -> bool:
         """Whether tapes of this program were read before, with these owners."""
@@ -200,19 +205,19 @@ def write_tape(tape: Tape) -> tuple[Tape, Written[Tape] | None]:
 
 
 def write_features(
-    usual: Callable[[bool], Features], fed: Sequence[Tensor], tapes: Sequence[Tape]
+    usual: Callable[[], Features], fed: Sequence[Tensor], tapes: Sequence[Tape], *, whole: bool = False
 ) -> tuple[Features, Written[Features] | None]:
-    """Features, and how they follow from the values on tapes."""
+    """Features, and how they follow from the values on tapes, or from those fed to the `whole` of them."""
     found: list[Features] = []
 
     def act() -> list[Tensor]:
-        found[:] = [at_once(usual)]
+        found[:] = [usual()]
         return parts(found[0])
 
     try:
-        written = trace(act, fed, tapes)
+        written = trace(act, fed, tapes, whole=whole)
     except NotStraight:
-        return found[0], None
+        return found[0] if found else usual(), None
     return found[0], Written(written, features_mould(found[0]), fill_features)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -58,3 +58,12 @@ class Entry:
     def slots(self) -> tuple[Slot, ...]:
         """The slots among the arguments."""
         return tuple([leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)])
+
+
+def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
+    """The given slots, and all that is computed from them."""
+    found = set(start)
+    for entry in entries:
+        if not found.isdisjoint(entry.slots):
+            found.update(entry.results)
+    return frozenset(found)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.entry import Entry, Slot
+from ntkexp.kernel.record.entry import Entry, Slot, reached
 from ntkexp.kernel.record.recorder import Recorder, writes
 from ntkexp.kernel.record.reuse import overwritten
 from ntkexp.kernel.record.simplify import Simplification
@@ -57,7 +57,7 @@ def program(
     simple.rest(known)
     entries = simple.rest(entries)
     results = [simple.slot(slot) for slot in results]
-    moving = reach(entries, set(fed))
+    moving = reached(entries, fed)
     wanted, kept = set(results), []
     for entry in reversed(entries):
         if not moving.isdisjoint(entry.slots) and (entry.reads or not wanted.isdisjoint(entry.results)):
@@ -70,14 +70,6 @@ def program(
     shapes = [values[slot].shape for slot in results]
     held = tuple(values[slot].detach() for slot in constants)
     return Program(source.function(), held, list(source.read.values()), shapes)
-
-
-def reach(entries: Sequence[Entry], start: set[Slot]) -> set[Slot]:
-    """The given slots, and all that is computed from them."""
-    for entry in entries:
-        if not start.isdisjoint(entry.slots):
-            start.update(entry.results)
-    return start
 
 
 def trace(

@@ -7,6 +7,7 @@ what operations of torch overwrite inside themselves stays visible by the operat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ntkexp.kernel.record.digest import digest
-from ntkexp.kernel.record.entry import Entry, Slot
+from ntkexp.kernel.record.entry import Entry, Slot, reached
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.shapes import Inputs
 
@@ -130,20 +131,16 @@ class Tape:
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
         """Slots whose value depends on the inputs."""
-        return self.reached(set(self.inputs))
+        return self.reached(self.inputs)
 
     @cached_property
     def from_weights(self) -> frozenset[Slot]:
         """Slots whose value depends on the weights."""
-        return self.reached(set(self.weights))
+        return self.reached(self.weights)
 
-    def reached(self, start: set[Slot]) -> frozenset[Slot]:
+    def reached(self, start: Iterable[Slot]) -> frozenset[Slot]:
         """The given slots, and all that is computed from them."""
-        found = set(start)
-        for entry in self.entries:
-            if not found.isdisjoint(entry.slots):
-                found.update(entry.results)
-        return frozenset(found)
+        return reached(self.entries, start)
 
 
 OF_A_PROGRAM = (

@@ -45,8 +45,7 @@ class Call(AbstractCall):
         return value.from_weights and self.meets_inputs and carries
 
     def delta(self, value: Ends, shape: torch.Size | None = None, gain: Tensor | float = 1.0) -> Tensor:
-        assert value.delta is not None, "a rule asked for the difference of a value that cannot change"
-        wide = value.delta if shape is None else value.delta.expand(shape)
+        wide = value.change if shape is None else value.change.expand(shape)
         if not self.is_cut(value):
             return wide if isinstance(gain, float) and gain == 1 else wide * gain
         return self.picked(value, lambda source: source.expand(wide.shape), gain)
@@ -60,8 +59,7 @@ class Call(AbstractCall):
         return pieces[taken]
 
     def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0) -> Tensor:
-        assert value.delta is not None
-        tap = (arranged(value.delta.detach()) * gain).requires_grad_()
+        tap = (arranged(value.change.detach()) * gain).requires_grad_()
         count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
         self.chord.uses.append(Element(tap, self.source(value), arranged(count), gain))
         return tap

@@ -43,6 +43,6 @@ class Segment:
         return {name: torch.lerp(weight, self.end[name], position) for name, weight in self.start.items()}
 
 
-def point(weights: Weights, trained: frozenset[str] | None = None) -> Segment:
-    """The segment of length zero at these weights."""
-    return Segment(weights, weights, frozenset(weights) if trained is None else trained)
+def point(weights: Weights) -> Segment:
+    """The segment of length zero at these weights, all of them trained."""
+    return Segment(weights, weights, frozenset(weights))

@@ -44,6 +44,12 @@ class Ends:
     from_weights: bool = False  # a function of trained weights, not of the inputs
     from_inputs: bool = True
 
+    @property
+    def change(self) -> Tensor:
+        """The difference of a value that does change."""
+        assert self.delta is not None, "a rule asked for the difference of a value that cannot change"
+        return self.delta
+
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
         """The same rearrangement of the value at both ends and of the difference."""
         delta = None if self.delta is None else function(self.delta)

@@ -43,7 +43,7 @@ def prod(call: AbstractCall) -> Tensor:
     """The product of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
     value, *dims = call.args
     known = Ends(value.start, value.end, call.delta(value))
-    return delta_of(fold(last(known, dims[0] if dims else []), partial(pair, call))).reshape(call.start.shape)
+    return fold(last(known, dims[0] if dims else []), partial(pair, call)).change.reshape(call.start.shape)
 
 
 def pair(call: AbstractCall, left: Ends, right: Ends) -> Ends:
@@ -52,18 +52,12 @@ def pair(call: AbstractCall, left: Ends, right: Ends) -> Ends:
     return Ends(left.start * right.start, left.end * right.end, delta)
 
 
-def delta_of(value: Ends) -> Tensor:
-    """The difference of a value that changes."""
-    assert value.delta is not None
-    return value.delta
-
-
 def glu(call: AbstractCall) -> Tensor:
     """One half, times the sigmoid of the other."""
     value, dim = call.args[0], call.given["dim"]
     known = Ends(value.start, value.end, call.delta(value))
     left, right = (known.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
-    moved = call.slope(right, partial(sigmoid, call)) * delta_of(right)
+    moved = call.slope(right, partial(sigmoid, call)) * right.change
     gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved)
     return multiply(call, left, gate, call.start.shape)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
-from ntkexp.kernel.secant.rules.choice import wide
+from ntkexp.kernel.secant.rules.choice import both, wide
 from ntkexp.kernel.secant.rules.elementwise import absolute, elementwise, quotient
 from ntkexp.kernel.secant.rules.power import exp2, exponential, log_slope, power, real_power
 from ntkexp.kernel.secant.rules.smooth import linear_pieces, slope, softplus_slope
@@ -37,12 +37,6 @@ def of_two(by_left: Side, by_right: Side, call: AbstractCall) -> Tensor:
     sides = ((left, right, by_left), (right, left, by_right))
     terms = [average(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
     return total(terms, call.start.shape)
-
-
-def both(call: AbstractCall) -> tuple[Ends, Ends]:
-    """The first two arguments at the shape of the result."""
-    left, right = (wide(call, value, call.start.shape) for value in call.args[:2])
-    return left, right
 
 
 def average(call: AbstractCall, value: Ends, other: Ends, side: Side) -> Tensor:
@@ -147,8 +141,7 @@ def loss_of_gap(call: AbstractCall) -> Tensor:
         value: Tensor = kind(z, torch.zeros_like(z), 0, *numbers)
         return value
 
-    assert gap.delta is not None
-    delta = call.slope(gap, partial(slope, each, (*numbers, *(-n for n in numbers)))) * gap.delta
+    delta = call.slope(gap, partial(slope, each, (*numbers, *(-n for n in numbers)))) * gap.change
     return (delta, delta.mean(), delta.sum())[how]
 
 

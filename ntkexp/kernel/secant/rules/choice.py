@@ -38,10 +38,13 @@ def share(call: AbstractCall, d0: Tensor, d1: Tensor, tied: float) -> Tensor:
 
 def of_two(call: AbstractCall, sign: int, tied: float = 0.5) -> Tensor:
     """The larger or the smaller, with broadcasting."""
+    return pairwise(call, *both(call), sign, tied).change
+
+
+def both(call: AbstractCall) -> tuple[Ends, Ends]:
+    """The first two arguments at the shape of the result."""
     left, right = (wide(call, value, call.start.shape) for value in call.args[:2])
-    result = pairwise(call, left, right, sign, tied).delta
-    assert result is not None
-    return result
+    return left, right
 
 
 def clamp(call: AbstractCall) -> Tensor:
@@ -53,8 +56,7 @@ def clamp(call: AbstractCall) -> Tensor:
     for sign, bound in zip(BOUNDS[call.entry.name], call.args[1:], strict=False):
         if bound is not None:
             value = pairwise(call, value, wide(call, bound, shape), sign, tied=0.0)
-    assert value.delta is not None
-    return value.delta
+    return value.change
 
 
 def wide(call: AbstractCall, value: Any, shape: torch.Size) -> Ends:
@@ -84,9 +86,8 @@ def both_extremes(call: AbstractCall) -> Result:
 def best(call: AbstractCall, value: Ends, dims: int | list[int], sign: int) -> Tensor:
     """A tournament along some axes, or along all."""
     known = Ends(value.start, value.end, call.delta(value))
-    found = fold(last(known, dims), lambda left, right: pairwise(call, left, right, sign)).delta
-    assert found is not None
-    return found.reshape(call.start.shape)
+    found = fold(last(known, dims), lambda left, right: pairwise(call, left, right, sign))
+    return found.change.reshape(call.start.shape)
 
 
 def follow_order(call: AbstractCall) -> Result:

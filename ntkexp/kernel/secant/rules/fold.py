@@ -39,8 +39,6 @@ def window(start: int, size: int) -> Callable[[Tensor], Tensor]:
 
 def with_last(result: Ends, value: Ends) -> Ends:
     """The results of a round, and what had no partner."""
-    assert result.delta is not None
-    assert value.delta is not None
-    parts = ((result.start, value.start), (result.end, value.end), (result.delta, value.delta))
+    parts = ((result.start, value.start), (result.end, value.end), (result.change, value.change))
     start, end, delta = (torch.cat([made, all_[..., -1:]], dim=-1) for made, all_ in parts)
     return Ends(start, end, delta)

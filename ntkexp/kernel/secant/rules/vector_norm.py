@@ -101,9 +101,7 @@ def map_numbers(
     call: AbstractCall, value: Ends, slope: Callable[[Tensor, Tensor], Tensor], function: Callable[[Tensor], Tensor]
 ) -> Ends:
     """A function of every number, and its difference."""
-    assert value.delta is not None
-    delta = call.slope(value, slope) * value.delta
-    return Ends(function(value.start), function(value.end), delta)
+    return Ends(function(value.start), function(value.end), call.slope(value, slope) * value.change)
 
 
 def distances(call: AbstractCall) -> Tensor:
