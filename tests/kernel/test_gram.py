@@ -16,10 +16,11 @@ from ntkexp.kernel.features.bracket import inner
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import Sizes, contributions, double_sum, gram, sizes
 from ntkexp.kernel.features.total import STRIP, THIN
+from ntkexp.library import reader_of
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 from tests.kernel.known import known
-from tests.kernel.problems import KINDS
+from tests.kernel.problems import KINDS, Formula
 
 EPS = torch.finfo(torch.float64).eps
 SHAPES = [(1, 8, 8, 1), (2, 8, 8, 1), (2, 3, 4, 2), (6, 2, 2, 3), (30, 2, 2, 1), (4, 20, 1, 2)]
@@ -120,6 +121,18 @@ def test_the_total_of_features_is_the_gradient_of_autograd(name: str) -> None:
     scale = max(gradient.abs().max() for gradient in expected)
     for key, gradient in zip(leaves, expected, strict=True):
         agree(total[key], gradient, 100 * EPS, scale)
+
+
+def test_the_total_of_a_weight_whose_row_is_its_bias_is_the_gradient_of_autograd() -> None:
+    """And no other row is used."""
+    made, x = Formula(lambda x, w: torch.addmm(w[2], x, w[1:3]), w=(4, 3)).double(), torch.eye(2, dtype=torch.float64)
+    reader, weights = reader_of(made)
+    found = reader.tangent(reader.record(weights, x))
+    (block,) = found.blocks.values()
+    assert isinstance(block, Factored)
+    cotangent = output_gradient(found)
+    expected = torch.autograd.grad(made(x), made.get_parameter("w"), cotangent)[0]
+    agree(found.weighted(cotangent).total(weights)["w"], expected, 100 * EPS)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -123,18 +123,21 @@ class Factored:
         """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
         return apart(self.dense(), self.weight, self.bias, self.biases)
 
-    def add_to(self, gradient: Weights) -> None:
-        """Add the sum over examples and outputs to the gradient of the weights."""
+    def total(self, weights: Weights) -> Weights:
+        """The sum over examples and outputs, in the shapes of the parameters."""
         outputs = self.outputs[:, 0] if self.outputs.shape[1] == 1 else self.outputs.sum(1)
+        found = {}
+        if self.weight is not None:
+            found[self.weight.name] = room = self.weight.room(weights[self.weight.name])
+            if self.inputs.shape[1] < outputs.shape[2]:
+                torch.mm(self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=self.weight.of(room))
+            else:  # fewer numbers than in the inputs, which would have to be copied
+                torch.sum(self.inputs.mT @ outputs, 0, out=self.weight.of(room))
         if self.bias is not None and self.shift is not None:
-            self.bias.of(gradient[self.bias.name]).add_(outputs.sum((0, 1)), alpha=self.shift)
-        if self.weight is None:
-            return
-        total = self.weight.of(gradient[self.weight.name])
-        if self.inputs.shape[1] < outputs.shape[2]:
-            total.addmm_(self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1))
-        else:  # fewer numbers than in the inputs, which would have to be copied
-            total.add_((self.inputs.mT @ outputs).sum(0))
+            name = self.bias.name
+            room = found.setdefault(name, weights[name].new_zeros(weights[name].shape))
+            self.bias.of(room).add_(outputs.sum((0, 1)), alpha=self.shift)
+        return found
 
 
 @dataclass(frozen=True)
@@ -191,9 +194,9 @@ class Rows:
         """The rows by themselves: no other weight has a part in them."""
         return [self]
 
-    def add_to(self, gradient: Weights) -> None:
-        """Add the sum over examples and outputs to the gradient of the weights."""
-        gradient[self.name].view(-1).add_(self.rows.sum((0, 1)))
+    def total(self, weights: Weights) -> Weights:
+        """The sum over examples and outputs, in the shape of the parameter."""
+        return {self.name: self.rows.sum((0, 1)).view(weights[self.name].shape).to(weights[self.name].dtype)}
 
 
 Block: TypeAlias = Factored | Rows

@@ -41,17 +41,23 @@ class Features:
 
     def total(self, weights: Weights) -> Weights:
         """The sum over examples and outputs, in the shape of the weights: the gradient, for weighted features."""
-        gradient = nothing(weights)
+        found: Weights = {}
         for block in self.blocks.values():
-            block.add_to(gradient)
-        return gradient
+            for name, value in block.total(weights).items():
+                found[name] = found[name] + value if name in found else value
+        return {name: found[name] if name in found else zeros(weight) for name, weight in weights.items()}
 
 
 def nothing(weights: Weights) -> Weights:
-    """Zeros in the shapes of the weights, which lie in order even where those do not, as in channels-last layout.
+    """Zeros in the shapes of the weights."""
+    return {name: zeros(weight) for name, weight in weights.items()}
+
+
+def zeros(weight: Tensor) -> Tensor:
+    """Zeros in the shape of a weight, which lie in order even where that does not, as in channels-last layout.
 
     >>> import torch
-    >>> nothing({"turned": torch.ones(2, 3).t()})["turned"].stride()
+    >>> zeros(torch.ones(2, 3).t()).stride()
     (2, 1)
     """
-    return {name: weight.new_zeros(weight.shape) for name, weight in weights.items()}
+    return weight.new_zeros(weight.shape)

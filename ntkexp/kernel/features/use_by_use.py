@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.arrange import arrange
 from ntkexp.kernel.features.blocks import Factored, Rows
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.features import Features, zeros
 from ntkexp.kernel.features.places import in_turn, with_zeros
 from ntkexp.kernel.features.scatter import BY_COMPARISON, refuse_unowned, with_gain
 from ntkexp.kernel.secant.rules.base import NoRule
@@ -45,10 +45,11 @@ class Copies:
         gradients = torch.einsum("nc,nce->ne", output_gradient, self.gradients)[:, None]
         return Copies(gradients, self.places, self.name)
 
-    def add_to(self, gradient: Weights) -> None:
-        """Add the sum over examples and outputs to the gradient of the weights."""
-        total = gradient[self.name].view(-1)  # of numbers that may be longer than those that it was used with
-        total.index_add_(0, self.places.reshape(-1), self.gradients.sum(1).flatten().to(total.dtype))
+    def total(self, weights: Weights) -> Weights:
+        """The sum over examples and outputs, in the shape of the parameter."""
+        found = zeros(weights[self.name])  # of numbers that may be longer than those that it was used with
+        found.view(-1).index_add_(0, self.places.reshape(-1), self.gradients.sum(1).flatten().to(found.dtype))
+        return {self.name: found}
 
 
 Part: TypeAlias = Factored | Rows | Copies
@@ -79,7 +80,8 @@ class UseByUse:
     def add_to(self, gradient: Weights) -> Weights:
         """Add the sum over examples and outputs to the gradient of the weights, in its place."""
         for part in self.parts:
-            part.add_to(gradient)
+            for name, value in part.total(gradient).items():
+                gradient[name].add_(value)
         return gradient
 
 

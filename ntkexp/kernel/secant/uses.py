@@ -37,6 +37,11 @@ class View(NamedTuple):
         """The elements that this view shows of a tensor laid out like the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
 
+    def room(self, parameter: Tensor) -> Tensor:
+        """Room for a tensor like the parameter, with zeros for what this view does not show."""
+        whole = self.shows_once and prod(self.shape) == parameter.numel()
+        return parameter.new_empty(parameter.shape) if whole else parameter.new_zeros(parameter.shape)
+
     def turned(self) -> View:
         """The view of the transposed matrix, or of the same vector."""
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
