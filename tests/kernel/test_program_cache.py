@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.read import found
 from ntkexp.kernel.read import program_cache as chapter
 from ntkexp.kernel.read import reader as reading
+from ntkexp.kernel.read.answers import LATEST
 from ntkexp.kernel.read.found import Found
 from ntkexp.kernel.read.parts import parts
-from ntkexp.kernel.read.program_cache import LATEST, TRIALS, ProgramCache
+from ntkexp.kernel.read.program_cache import TRIALS, ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of
@@ -217,8 +217,7 @@ def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more routings in turn than are remembered, the second round of steps leaves what the first left."""
     make, largest = REGIMES[name]
     monkeypatch.setattr(chapter, "LARGEST", largest)
-    monkeypatch.setattr(chapter, "LATEST", 4)
-    monkeypatch.setattr(found, "LATEST", 4)
+    monkeypatch.setattr("ntkexp.kernel.read.answers.LATEST", 4)
     given = make()
     batches = [batch(given.generator) for _ in range(6)] if given.x.dim() == 3 else [given.x]
     reader = cached(given)
@@ -237,7 +236,7 @@ def test_what_is_kept_holds_none_of_the_values_that_vary() -> None:
             tape = reader.record(weights, x)
             reader.tangent(tape)
         del tape
-        for answers in (reader.found.owners, reader.found.faithful):
+        for answers in (reader.found.owners, reader.found.structures, reader.found.faithful):
             answers.kept.clear()  # a number for every example
         sizes.append(alive() - before)
     assert sizes[1] <= sizes[0] + 10**4

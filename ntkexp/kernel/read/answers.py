@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+LATEST = 64  # what is remembered: something for every block of a run, where values route rows
+
 T = TypeVar("T")
 
 
@@ -23,7 +25,7 @@ class Answers(Generic[T]):
     ([1, 4, 1, 9], [1, 3])
     """
 
-    room: int
+    room: int = field(default_factory=lambda: LATEST)
     kept: OrderedDict[Hashable, T] = field(default_factory=OrderedDict, repr=False)
 
     def to(self, question: Hashable, find: Callable[[], T]) -> T:

@@ -8,16 +8,14 @@ from ntkexp.kernel.read.answers import Answers
 from ntkexp.kernel.record.routing import Routes
 from ntkexp.kernel.secant.ownership import Owners
 
-LATEST = 64  # questions that are remembered: one for every block of a run, where values route rows
-
 
 @dataclass(frozen=True)
 class Found:
     """What was found out of a function, by the structure of tapes and by the values on them that decide it."""
 
-    routes: Answers[Routes] = field(default_factory=lambda: Answers(LATEST))
-    owners: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))
-    structures: Answers[Owners] = field(default_factory=lambda: Answers(LATEST))  # the latest owners, of any routing
-    graphs: Answers[bool] = field(default_factory=lambda: Answers(LATEST))
-    faithful: Answers[Owners | None] = field(default_factory=lambda: Answers(LATEST))
-    sizes: Answers[float] = field(default_factory=lambda: Answers(LATEST))
+    routes: Answers[Routes] = field(default_factory=Answers)
+    owners: Answers[Owners] = field(default_factory=Answers)
+    structures: Answers[Owners] = field(default_factory=Answers)  # the latest owners, of any routing
+    graphs: Answers[bool] = field(default_factory=Answers)
+    faithful: Answers[Owners | None] = field(default_factory=Answers)
+    sizes: Answers[float] = field(default_factory=Answers)

@@ -48,7 +48,6 @@ from ntkexp.shapes import Inputs, Weights
 
 LARGEST = 2**28  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written
 TRIALS = 2
-LATEST = 64  # programs
 
 T = TypeVar("T", Tape, Features)
 
@@ -80,7 +79,7 @@ class Written(Generic[T]):
 class Programs(Generic[T]):
     """The latest programs by what they are of; None where there is none to rely on."""
 
-    latest: Answers[Written[T] | None] = field(default_factory=lambda: Answers(LATEST))
+    latest: Answers[Written[T] | None] = field(default_factory=Answers)
     launching: Launching | None = None  # as CUDA graphs, if that is asked for
 
     def result(
@@ -120,7 +119,7 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     features: Programs[Features] = field(default_factory=Programs)
-    once: Answers[bool] = field(default_factory=lambda: Answers(LATEST))  # what was read of what values route
+    once: Answers[bool] = field(default_factory=Answers)  # what was read of what values route
 
     def tape(self, weights: Weights, inputs: Inputs, usual: Callable[[], Tape]) -> Tape:
         """What `usual` records."""

@@ -108,7 +108,7 @@ class Replay:
         """Give the operation's results the differences that its rule finds."""
         try:
             found = rule(call)
-            results = (found,) if isinstance(found, Tensor) else found
+            results = (found, *[None] * (len(ends) - 1)) if isinstance(found, Tensor) else found
             pairs = list(zip(entry.results, results, ends, strict=True))
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")

@@ -20,20 +20,7 @@ from ntkexp.kernel.secant.rules import (
 from ntkexp.kernel.secant.rules.base import Rule
 
 CHAPTERS = (
-    linear,
-    lookup,
-    bilinear,
-    matrix_product,
-    convolution,
-    elementwise,
-    power,
-    smooth,
-    softmax,
-    choice,
-    mask,
-    pool,
-    binary,
-    norm,
-    vector_norm,
+    *(linear, lookup, bilinear, matrix_product, convolution, elementwise, power, smooth),
+    *(softmax, choice, mask, pool, binary, norm, vector_norm),
 )
 RULES: dict[str, Rule] = {name: rule for chapter in CHAPTERS for name, rule in chapter.RULES.items()}

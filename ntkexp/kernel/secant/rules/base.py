@@ -129,7 +129,7 @@ class AbstractCall:
 
 
 Result: TypeAlias = Tensor | tuple[Tensor | None, ...]
-"""The difference of each result; None for one that a network does not use (and may not)."""
+"""The difference of the (first) result, or of each; None for one that a network does not use (and may not)."""
 
 Rule: TypeAlias = Callable[[AbstractCall], Result]
 Slope: TypeAlias = Callable[[AbstractCall, Tensor, Tensor], Tensor]

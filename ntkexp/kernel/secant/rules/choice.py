@@ -72,8 +72,7 @@ def extremum(call: AbstractCall, sign: int) -> Result:
     """The extreme along some axes, or of all elements; of two tensors, where the second argument is one."""
     if "other" in call.given:
         return of_two(call, sign)
-    delta = best(call, call.args[0], call.given.get("dim", []), sign)
-    return delta if len(call.entry.results) == 1 else (delta, None)
+    return best(call, call.args[0], call.given.get("dim", []), sign)
 
 
 def both_extremes(call: AbstractCall) -> Result:
@@ -97,8 +96,8 @@ def follow_order(call: AbstractCall) -> Result:
         raise NoRule(f"the order that {call.entry.name} finds differs between the ends of a step")
     dim, delta = call.given["dim"], call.delta(call.args[0])
     if first.dim() < delta.dim():
-        return delta.gather(dim, first.unsqueeze(dim)).squeeze(dim), None
-    return delta.gather(dim, first), None
+        return delta.gather(dim, first.unsqueeze(dim)).squeeze(dim)
+    return delta.gather(dim, first)
 
 
 BOUNDS = {"clamp": (1, -1), "clamp_min": (1,), "clamp_max": (-1,)}

@@ -127,10 +127,10 @@ def reduce(call: AbstractCall) -> Result:
 
 
 def log_likelihood(call: AbstractCall) -> Result:
-    """−x at the right place, and the sum of the weights of the classes."""
+    """−x at the right place; beside it is the sum of the weights of the classes."""
     value, *rest = call.args
     delta: Tensor = call.entry.op(call.delta(value), *tree_map(constant, rest))[0]
-    return delta, None
+    return delta
 
 
 def add(call: AbstractCall) -> Tensor:

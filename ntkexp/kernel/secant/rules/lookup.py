@@ -42,8 +42,8 @@ def bags(call: AbstractCall) -> Result:
     if mode == MEAN:
         size = counted.new_zeros(len(call.start)).index_add(0, bag, counted)
         terms = terms / size[bag][:, None].clamp(min=1)
-    summed = terms.new_zeros(call.start.shape).index_add(0, bag, terms)
-    return summed, *[None] * (len(call.entry.results) - 1)
+    summed: Tensor = terms.new_zeros(call.start.shape).index_add(0, bag, terms)
+    return summed
 
 
 def weighted(call: AbstractCall, table: Ends, indices: Tensor, gains: Ends | None) -> Tensor:

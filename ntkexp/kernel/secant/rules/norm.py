@@ -22,14 +22,14 @@ def layer_norm(call: AbstractCall) -> Result:
     """Layer norm over the last axes."""
     x, shape, gain, bias, _ = call.args
     together = (*call.start.shape[: -len(shape)], 1)
-    return affine(call, *normalise(call, x, gain, *recorded(call, together)), gain, bias), None, None
+    return affine(call, *normalise(call, x, gain, *recorded(call, together)), gain, bias)
 
 
 def group_norm(call: AbstractCall) -> Result:
     """Group norm, over groups of channels."""
     x, gain, bias, examples, _, _, groups, _ = call.args
     gain, bias = (along(p, 1, x) for p in (gain, bias))
-    return affine(call, *normalise(call, x, gain, *recorded(call, (examples, groups, 1))), gain, bias), None, None
+    return affine(call, *normalise(call, x, gain, *recorded(call, (examples, groups, 1))), gain, bias)
 
 
 def batch_norm(call: AbstractCall) -> Result:
@@ -43,12 +43,12 @@ def batch_norm(call: AbstractCall) -> Result:
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
         found = affine(call, *normalise(call, x, gain, *measured(x, eps)), gain, bias)
-        return found.transpose(0, 1), None, None
+        return found.transpose(0, 1)
     scale, centre = (v.view(-1, *[1] * (x.start.dim() - 2)) for v in ((variance.start + eps).rsqrt(), mean.start))
     gain, bias = (along(p, 1, x) for p in (gain, bias))
     delta = None if x.delta is None else call.delta(x) * (scale if gain is None else scale * call.mean(gain))
     normed = Ends((x.start - centre) * scale, (x.end - centre) * scale, delta, x.from_weights, x.from_inputs)
-    return affine(call, normed, delta, gain, bias), None, None
+    return affine(call, normed, delta, gain, bias)
 
 
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:

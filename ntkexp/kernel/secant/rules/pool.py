@@ -42,7 +42,7 @@ def max_pool(call: AbstractCall) -> Result:
 
     lowest = torch.finfo(value.start.dtype).min / 4  # finite, so that differences of borders are zero
     windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(call.delta(value), 0.0))
-    return largest(call, windows).delta, None
+    return largest(call, windows).change
 
 
 def adaptive_max_pool(call: AbstractCall) -> Result:
@@ -52,7 +52,7 @@ def adaptive_max_pool(call: AbstractCall) -> Result:
     for axis, count in enumerate(call.args[1], start=value.start.dim() - len(call.args[1])):
         places = windows_of(value.start.shape[axis], count).to(value.start.device)
         best = largest(call, best.view(partial(spread, axis, places)))
-    return best.delta, None
+    return best.change
 
 
 def windows_of(size: int, count: int) -> Tensor:

@@ -78,16 +78,15 @@ def function_of(call: AbstractCall) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
+def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor:
     """D · Δz for a function that is analytic between its breaks."""
     value: Ends = call.args[0]
     function = function_of(call)
     between = partial(at_a_point, function) if call.is_point else partial(slope, function, breaks)
-    delta = call.slope(value, between) * call.delta(value)
-    return delta if len(call.entry.results) == 1 else (delta, *[None] * (len(call.entry.results) - 1))
+    return call.slope(value, between) * call.delta(value)
 
 
-def logit(call: AbstractCall) -> Tensor | tuple[Tensor | None, ...]:
+def logit(call: AbstractCall) -> Tensor:
     """The logit has the breaks of the number that it clamps with."""
     eps = call.given["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
@@ -108,10 +107,10 @@ def softplus(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     return torch.where(beyond0 == beyond1, inside, jump)
 
 
-def log_sigmoid(call: AbstractCall) -> tuple[Tensor | None, ...]:
+def log_sigmoid(call: AbstractCall) -> Tensor:
     """−log(1 + e⁻ᶻ), and what torch keeps for its gradient."""
     value: Ends = call.args[0]
-    return call.slope(value, lambda z0, z1: softplus_slope(-z0, -z1)) * call.delta(value), None
+    return call.slope(value, lambda z0, z1: softplus_slope(-z0, -z1)) * call.delta(value)
 
 
 def elu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
