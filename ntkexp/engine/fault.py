@@ -20,6 +20,7 @@ DENIED = {
 FAULTS = DENIED | {
     errno.ENOSPC: "no space is left on the disk; free some, and the same command goes on",
     errno.EDQUOT: "the disk quota is used up; free some, and the same command goes on",
+    errno.EFBIG: "a file may not become so large here; raise the limit (ulimit -f), and the same command goes on",
     errno.EPIPE: "whoever read the output has gone away",
     errno.EIO: "the disk cannot be read or written",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",

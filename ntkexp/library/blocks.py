@@ -19,6 +19,9 @@ from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.read.threads import Work, threads_for, work
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.library.large import refuse_large
+
+MANY = 10**8  # numbers, of which it is asked how long they are
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,17 @@ def kernel(left: KernelSide, right: KernelSide, outputs: Outputs) -> Float[Tenso
             return between(left, right, chosen, gram)
         some = chunks(left.record(), max(left.examples, right.examples), left.outputs, left.read)
         return reduce(torch.add, (between(left, right, chunk, trace) for chunk in some))
+
+
+def refuse_pairs(left: KernelSide, right: KernelSide, outputs: Outputs) -> None:
+    """Refuse blocks of so many outputs that the machine has no memory for them."""
+    if outputs == "trace":
+        return
+    count = len(wanted(outputs, left.outputs))
+    numbers = left.examples * right.examples * count**2
+    if numbers > MANY:
+        choice, needed = "outputs=[0], their sum by outputs='trace'", numbers * left.record().outputs.element_size()
+        refuse_large("kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice)
 
 
 def between(

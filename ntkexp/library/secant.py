@@ -16,7 +16,7 @@ from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.secant.closure import Closure, explained
-from ntkexp.library.blocks import KernelSide, kernel, side
+from ntkexp.library.blocks import KernelSide, kernel, refuse_pairs, side
 from ntkexp.library.module import named, reader_of, warn_of
 from ntkexp.shapes import Inputs
 
@@ -61,7 +61,9 @@ def secant_kernel(
         return reading.features
 
     probed = KernelSide(segment, examples(left.given), left.outputs.shape[1], work(left), lambda: left)
-    found = kernel(probed, side(right), outputs)
+    trained = side(right)
+    refuse_pairs(probed, trained, outputs)
+    found = kernel(probed, trained, outputs)
     if (missed := explained(closures, left.eps)) is not None:
         warn(missed, stacklevel=3)
     return found

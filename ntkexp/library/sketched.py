@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from warnings import warn
@@ -15,6 +14,7 @@ from ntkexp.kernel.read.worth import remark
 from ntkexp.kernel.record.inputs import as_inputs, examples, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.library.large import refuse_large
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
 
@@ -29,7 +29,8 @@ def sketched_tangent(
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
     chosen = wanted(outputs, some.shape[1])
     probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
-    refuse_many(probe, train, len(chosen), size, some.element_size())
+    needed = some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
+    refuse_large("sketched kernel", probe, train, outputs=len(chosen), needed=needed)
     record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
     left = SketchedPoints(record, read, as_inputs(x1))
     right = left if x2 is None else SketchedPoints(record, read, as_inputs(x2))
@@ -37,18 +38,6 @@ def sketched_tangent(
         warn(why, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     return sketched_kernel(left, right, trained, size, seed)
-
-
-def refuse_many(probe: int, train: int, outputs: int, size: int, number_bytes: int) -> None:
-    """Refuse a kernel between so many outputs that the machine cannot hold it, with the sketches that it is made of."""
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = number_bytes * outputs * (probe * train * outputs + (probe + train) * size)
-    if needed > room:
-        raise Mistake(
-            f"the sketched kernel of {probe} × {train} examples with {outputs} outputs each takes {needed / 1e9:.3g} "
-            f"GB, and this machine has {room / 1e9:.3g}; choose some by outputs=[0], or have the module give fewer, "
-            "such as the log-likelihood of a text"
-        )
 
 
 def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:

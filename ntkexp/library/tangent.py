@@ -12,7 +12,7 @@ from ntkexp.kernel.read.outputs import Outputs
 from ntkexp.kernel.read.sketched import SketchedKernel
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
-from ntkexp.library.blocks import kernel
+from ntkexp.library.blocks import kernel, refuse_pairs
 from ntkexp.library.module import warn_of
 from ntkexp.library.point import ModulePoints
 from ntkexp.library.sketched import sketched_tangent
@@ -88,6 +88,7 @@ def tangent_kernel(
     if casts == "ignore":
         warn_of(module, output, left.record(), casts)
     right = left if x2 is None else points.at(x2)
+    refuse_pairs(left, right, outputs)
     if outputs != "trace" and (found := tangent_by_strips(points.subject, x1, x2, left, right, outputs)) is not None:
         return found
     return kernel(left, right, outputs)

@@ -128,7 +128,7 @@ def test_an_interrupt_before_the_first_step_leaves_nothing_to_resume(command: Co
     assert (ended.status, ended.err) == (130, "ntkexp: interrupted before the first step\n")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG], ids=errno.errorcode.get)
 def test_a_fault_of_the_machine_is_one_line(code: int, command: Command, training: Replace) -> None:
     def act(progress: AbstractProgress) -> Path:
         raise OSError(code, os.strerror(code), "kernels.zarr")

@@ -72,6 +72,14 @@ def test_a_thousand_outputs_fit() -> None:
     agree(tangent_kernel(layer, x, outputs="trace"), expected, 100 * EPS)
 
 
+def test_blocks_of_a_thousand_outputs_that_do_not_fit_are_refused_before_any_is_read() -> None:
+    layer, x = nn.Linear(3, 1000).double(), torch.zeros(1, 3, dtype=torch.float64).expand(20_000, 3)
+    with pytest.raises(
+        Mistake, match=r"^the kernel of 20000 × 20000 examples with 1000 outputs each takes 3\.2e\+06 GB"
+    ):
+        tangent_kernel(layer, x)
+
+
 @pytest.mark.parametrize(
     ("outputs", "words"),
     [
