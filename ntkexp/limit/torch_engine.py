@@ -43,7 +43,8 @@ def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[
     most = int(memory_gb * 1e9 / (COPIES * left.x.element_size()))
     if most < pairs:
         needed = COPIES * left.x.element_size() * pairs / 1e9
-        raise Mistake(f"memory_gb={memory_gb:g}: one pair of these examples needs {needed:.2g}; raise memory_gb")
+        said = f"one pair of these examples needs {1.05 * needed:.2g} GB"  # rounded, it is still enough
+        raise Mistake(f"{said}, and a block may take {memory_gb:g}; raise memory_gb")
     if left.x.device.type == "cpu":
         most = min(most, max(CHUNK, pairs))
     rows = min(len(left.x), max(1, isqrt(most // pairs)))

@@ -26,6 +26,7 @@ from ntkexp.records.results import write_results
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.phases_found import PhasesFound
 from ntkexp.run.setting import Setting
+from ntkexp.shapes import Weights
 
 
 def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
@@ -56,7 +57,14 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     table = results(outcome.rungs, outcome.regions, evidence, bool(setting.problem.data.classes))
     write_results(path / "results.csv", table)
     with being_written(path / "weights.pt") as file:
-        torch.save({"start": setting.problem.weights, "end": outcome.weights}, file)
+        torch.save(both_ends(setting.problem.weights, outcome.weights), file)
+
+
+def both_ends(start: Weights, end: Weights) -> dict[str, Weights]:
+    """The weights of both ends by the same names, for pickle writes again what is equal but not the same: a run that
+    went on from its last step would be told by its bytes.
+    """
+    return {"start": start, "end": {name: end[name] for name in start}}
 
 
 def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from ntkexp.path.budget import Budget
 from ntkexp.report.plots import run_plots
 from ntkexp.run.folder_listener import FolderListener
+from ntkexp.run.save import both_ends
 from tests.run.commands import TINY, obey, only_run, promised, started
 from tests.torture.kind.kills import no_pictures
 
@@ -201,3 +203,14 @@ def test_an_interrupt_leaves_a_run_that_goes_on(
     assert {name: files[name] for name in files if name != "config.json"} == {
         name: undisturbed.files[name] for name in files if name != "config.json"
     }  # config.json also holds the circumstances, and the interval of checkpoints is one
+
+
+def test_files_do_not_tell_whether_names_came_from_a_checkpoint() -> None:
+    """As of a run that was killed after its last step: it goes on with nothing to do."""
+    start, end = {"layer.weight": torch.ones(2)}, {"layer.weight": torch.zeros(2)}
+    read = {"".join(list(name)): weight for name, weight in end.items()}
+    assert next(iter(read)) is not next(iter(start))
+    one, two = BytesIO(), BytesIO()
+    torch.save(both_ends(start, dict(zip(start, end.values(), strict=True))), one)
+    torch.save(both_ends(start, read), two)
+    assert one.getvalue() == two.getvalue()
