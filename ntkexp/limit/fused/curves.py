@@ -22,6 +22,7 @@ from ntkexp.limit.fused.arc_sine import arc_sine
 from ntkexp.limit.fused.exponential import exponential
 from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.series import TOGETHER, continued, continued_for_one, correlated, expanded
+from ntkexp.limit.fused.wide import wide
 
 Array = np.ndarray[Any, Any]
 
@@ -75,6 +76,7 @@ def arced(
     K: Array, theta: Array, margin: int, size: int, itself: bool, F1: Array, F2: Array, one_: int, two_: int
 ) -> None:
     """K and Θ after erf."""
+    wide()
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
     number = K.dtype.type
     half, one, turn, share, slope = number(0.5), number(1), number(np.pi / 2), number(2 / np.pi), number(4 / np.pi)
@@ -103,6 +105,7 @@ def gated(
     q2: int,
 ) -> None:
     """K and Θ after GELU."""
+    wide()
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
     qa, qb, number = np.uintp(q1), np.uintp(q2), K.dtype.type
     half, one, turn = number(0.5), number(1), number(np.pi / 2)
@@ -134,6 +137,7 @@ def waved(
     b_: int,
 ) -> None:
     """K and Θ after a sine: a²/2, b² and cos 2c₀ are the constants."""
+    wide()
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(a_), np.uintp(b_)
     scale, squared, phase = constants[0], constants[1], constants[2]
     for j in range(count):

@@ -20,7 +20,7 @@ from ntkexp.limit.fused import tables
 from ntkexp.limit.fused.images import images
 from ntkexp.limit.fused.parts import SubBlock, in_threads, laid_out, places, shared
 from ntkexp.limit.fused.program import TileProgram
-from ntkexp.limit.fused.slots import departures
+from ntkexp.limit.fused.slots import Departures, departures
 from ntkexp.limit.fused.strips import of_vectors
 from ntkexp.limit.fused.tables import Tables
 from ntkexp.limit.network import Kernels, Network, Side
@@ -78,11 +78,12 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
     found = [tables.of_images(level, left, right) for level in program.levels]
     size = shared(left, right, sub_block(program, found, memory_gb), threads)
     parts, last = places(left, right, size, same), program.levels[-1].pairs
+    leaving = [departures(*ends, found[0].left.dtype) for ends in zip(program.levels, program.departed, strict=True)]
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
     def tiles(place: SubBlock) -> Kernels:
         sums = np.zeros((2, len(left.x[place[0]]), len(right.x[place[1]])))
-        kept = through(program, found, same and place[0] == place[1], place, sums)
+        kept = through(program, found, leaving, same and place[0] == place[1], place, sums)
         first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
         return first, second
 
@@ -101,12 +102,18 @@ def sub_block(program: TileProgram, found: Sequence[Tables], memory_gb: float) -
     return max(1, min(laid_out(found, memory_gb), isqrt(2 * numbers // max(1, *departing))))
 
 
-def through(program: TileProgram, found: Sequence[Tables], same: bool, place: SubBlock, sums: Array) -> Array:
+def through(
+    program: TileProgram,
+    found: Sequence[Tables],
+    leaving: Sequence[Departures],
+    same: bool,
+    place: SubBlock,
+    sums: Array,
+) -> Array:
     """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
     row, column = place
     kept = np.zeros((0,) * 5, found[0].left.dtype)
-    for level, table, after in zip(program.levels, found, program.departed, strict=True):
-        going = departures(level, after, kept.dtype)
+    for level, table, going, after in zip(program.levels, found, leaving, program.departed, strict=True):
         target = np.zeros((len(going.registers), *sums.shape, after.count if len(going.registers) else 0), kept.dtype)
         images(
             table.operations,

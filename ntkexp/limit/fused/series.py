@@ -14,6 +14,7 @@ import numpy as np
 
 from ntkexp.layer.smooth import TOGETHER
 from ntkexp.limit.fused.jit import compiled
+from ntkexp.limit.fused.wide import wide
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +36,7 @@ def correlated(
     b_: int,
 ) -> None:
     """Sums of nothing, and t."""
+    wide()
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(a_), np.uintp(b_)
     for j in range(count):
         rho = K[j + start] * F1[a + j] * F2[b + j]
@@ -58,6 +60,7 @@ def continued(
     pitch2: int,
 ) -> None:
     """Four more terms, of coefficients at both ends."""
+    wide()
     a, b, w0, w1, w2, w3 = np.uintp(a_), np.uintp(b_), shares[0], shares[1], shares[2], shares[3]
     a1, a2, a3 = np.uintp(a_ + pitch), np.uintp(a_ + 2 * pitch), np.uintp(a_ + 3 * pitch)
     b1, b2, b3 = np.uintp(b_ + pitch2), np.uintp(b_ + 2 * pitch2), np.uintp(b_ + 3 * pitch2)
@@ -74,6 +77,7 @@ def continued_for_one(
     value: Array, slope: Array, t: Array, size: int, shares: Array, numbers: Array, F2: Array, b_: int, pitch2: int
 ) -> None:
     """Four more terms, of which those of the left side are numbers."""
+    wide()
     w0, w1, w2, w3 = shares[0], shares[1], shares[2], shares[3]
     n0, n1, n2, n3 = numbers[0], numbers[1], numbers[2], numbers[3]
     b, b1, b2, b3 = np.uintp(b_), np.uintp(b_ + pitch2), np.uintp(b_ + 2 * pitch2), np.uintp(b_ + 3 * pitch2)
@@ -101,6 +105,7 @@ def expanded(
     pitch2: int,
 ) -> None:
     """K and Θ from the sums, those of an even function times ρ."""
+    wide()
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(a_), np.uintp(b_)
     a0, b0 = np.uintp(a_ + pitch), np.uintp(b_ + pitch2)
     for j in range(count):

@@ -22,6 +22,7 @@ from ntkexp.limit.fused.curves import curved
 from ntkexp.limit.fused.jit import compiled
 from ntkexp.limit.fused.lent import lent
 from ntkexp.limit.fused.loops import added, cleared, copied, summed, wrapped
+from ntkexp.limit.fused.wide import wide
 
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +61,7 @@ def bent(
 
     Correlations within `equal` of one count as one.
     """
+    wide()
     count, start, row = np.uintp(size), np.uintp(margin), np.uintp(step)
     ra, ia, rb, ib = np.uintp(r1), np.uintp(i1), np.uintp(r2), np.uintp(i2)
     s, b, alpha, beta = weights[0], weights[1], weights[2], weights[3]
