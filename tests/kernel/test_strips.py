@@ -128,3 +128,24 @@ def test_owners_of_one_batch_are_not_believed_of_another() -> None:
     tangent_kernel(module, in_order)
     with pytest.raises(Mistake, match="couples the examples"):
         tangent_kernel(module, others)
+
+
+class Dealt(nn.Module):
+    """A layer whose rows are dealt out in the order of their first numbers, each times the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x[:, :1])[x[:, 0].argsort()] * x[:, 1:]
+        return result
+
+
+def test_small_rows_have_owners_too() -> None:
+    """Each belongs to the example whose output it reaches, and the sizes of both are in order."""
+    module, in_order = Dealt().double(), torch.tensor([[1.0, 1.0], [2.0, 1e-9], [3.0, 1e-9]]).double()
+    tangent_kernel(module, in_order)
+    gradients = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]).double() * in_order[:, 1:]
+    found = tangent_kernel(module, in_order[[0, 2, 1]])[:, 0, :, 0]
+    torch.testing.assert_close(found, gradients @ gradients.t(), rtol=1e-12, atol=0)

@@ -31,6 +31,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
+SUMS = 1000  # times eps of a row's largest element: what sums on the way back make of it
 ROUNDING = 10**6  # times eps of the largest element: what norms centre cancels, layer after layer
 
 
@@ -105,9 +106,11 @@ def hold_at(output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Ow
     for use, one, other, owner in zip(uses, below, above, owned.of_uses, strict=True):
         shown = (one, other) if isinstance(use, Element) else (rows_of(one, batch=0), rows_of(other, batch=0))
         whose = owner if isinstance(use, Element) else owner[:, None]
-        # √eps is far more than rounding makes of sums, and far less than what another example's share would be
         missed = torch.addcmul(shown[1], shown[0], (whose + 1).to(one), value=-1).abs_()
-        if one.numel() and not bool(missed.amax() <= eps**0.5 * other.abs().amax()):  # nor where they are no numbers
+        largest = shown[1].abs()
+        if one.dim() and one.numel():  # a row may be far smaller than others, and another example's for all that
+            missed, largest = missed.amax(-1), largest.amax(-1)
+        if not bool((missed <= SUMS * eps * largest).all()):  # nor where they are no numbers
             return False
     return True
 
