@@ -34,6 +34,7 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(by_strips, "FITS", -1.0)
     monkeypatch.setattr(library, "FITS", -1.0)
     monkeypatch.setattr(strips, "ROOM", 500)
+    monkeypatch.setattr(strips, "LEAST", 1)
     monkeypatch.setattr(by_strips, "gram_by_strips", counted)
     return made
 

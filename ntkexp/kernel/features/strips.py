@@ -25,7 +25,7 @@ from ntkexp.kernel.features.total import Total
 from ntkexp.kernel.features.use_by_use import Copies, Part, UseByUse
 from ntkexp.kernel.secant.uses import View
 
-ROOM = 2**28  # bytes of a strip
+ROOM, LEAST = 2**23, 2**11  # bytes of a strip, and elements: products of matrices are slower for fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,42 +52,49 @@ class Chunks:
             at += chunk.examples
 
     @cached_property
+    def parts(self) -> Mapping[str, Sequence[tuple[slice, Part]]]:
+        """What each use of a parameter gave, and to which examples."""
+        parts = defaultdict[str, list[tuple[slice, Part]]](list)
+        for examples, chunk in self:
+            for part in chunk.parts:
+                for name, _ in extents(part):
+                    parts[name].append((examples, part))
+        return parts
+
+    @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Of each parameter, how many elements lie up to the last one that is used."""
         sizes: dict[str, int] = defaultdict(int)
-        for chunk in self.found:
-            for part in chunk.parts:
-                for name, size in extents(part):
-                    sizes[name] = max(sizes[name], size)
+        for name, size in (each for chunk in self.found for part in chunk.parts for each in extents(part)):
+            sizes[name] = max(sizes[name], size)
         return sizes
 
     def strip(self, name: str, place: range) -> Float[Tensor, "row size"]:
         """The gradients of these elements of a parameter, a row for each output of each example."""
-        like = numbers(self.found[0].parts[0])
-        rows = like.new_zeros(self.examples, self.outputs, len(place))
-        for examples, chunk in self:
-            for part in chunk.parts:
-                add_strip(rows[examples], part, name, place)
+        rows = numbers(self.found[0].parts[0]).new_zeros(self.examples, self.outputs, len(place))
+        for examples, part in self.parts[name]:
+            add_strip(rows[examples], part, name, place)
         return rows.flatten(0, 1)
 
-    def thin(self, place: range, beside: int = 0) -> Iterator[range]:
-        """A strip in strips for which there is room, beside so many other rows."""
-        like = numbers(self.found[0].parts[0])
-        step = max(1, ROOM // (like.element_size() * (self.examples * self.outputs + beside)))
+    def thin(self, name: str, place: range) -> Iterator[range]:
+        """A strip of a parameter in strips of whole lines of it, that stay in caches until they are multiplied."""
+        row_bytes = numbers(self.found[0].parts[0]).element_size() * self.examples * self.outputs
+        width = max((line(part) for _, part in self.parts[name][:1]), default=1)
+        step = max(1, max(LEAST, ROOM // row_bytes) // width) * width
         return (range(at, min(at + step, place.stop)) for at in range(place.start, place.stop, step))
 
     def add_weighted(
         self, total: Float[Tensor, "vector size"], vectors: Float[Tensor, "vector row"], name: str, place: range
     ) -> None:
         """V R, added to a total."""
-        for some in self.thin(place):
+        for some in self.thin(name, place):
             total[:, some.start - place.start : some.stop - place.start].addmm_(vectors, self.strip(name, some))
 
     def applied(self, vectors: Float[Tensor, "vector size"], name: str, place: range) -> Float[Tensor, "vector row"]:
         """W Rᵀ."""
         each = (
             vectors[:, some.start - place.start : some.stop - place.start] @ self.strip(name, some).t()
-            for some in self.thin(place)
+            for some in self.thin(name, place)
         )
         return reduce(torch.add, each)
 
@@ -103,7 +110,7 @@ def gram_by_strips(left: Chunks, right: Chunks) -> Float[Tensor, "probe out trai
         if size.way != "multiplied out"
     ]
     for name in left.sizes.keys() & right.sizes.keys() - {name for key in apart for name in names(key)}:
-        for place in left.thin(range(min(left.sizes[name], right.sizes[name])), matrix.shape[1]):
+        for place in left.thin(name, range(min(left.sizes[name], right.sizes[name]))):
             rows = left.strip(name, place)
             total.add_product(rows, rows if right is left else right.strip(name, place))
     kernel = total.whole().view(shape)
@@ -219,8 +226,18 @@ def add_outer_products(rows: Float[Tensor, "example out size"], part: Factored, 
     first, last = max(place.start - view.offset, 0), min(place.stop - view.offset, count * features)
     if first >= last:
         return
-    lines = slice(first // width, -(-last // width))
-    found = (major[..., lines].mT @ minor).flatten(2)
-    start = lines.start * width
-    at = first + view.offset - place.start
-    rows[:, :, at : at + last - first] += found[:, :, first - start : last - start]
+    lines, at = slice(first // width, -(-last // width)), first + view.offset - place.start
+    target, left = rows.flatten(0, 1)[:, at : at + last - first], major[..., lines].mT
+    if first % width == 0 and last % width == 0:
+        factors = (side.expand(*rows.shape[:2], *side.shape[2:]).flatten(0, 1) for side in (left, minor))
+        target.view(len(target), -1, width).baddbmm_(*factors)
+    else:
+        start = lines.start * width
+        target += (left @ minor).flatten(2)[:, :, first - start : last - start].flatten(0, 1)
+
+
+def line(part: Part) -> int:
+    """How many neighbours in a parameter come from one element of a factor."""
+    if not isinstance(part, Factored) or part.weight is None:
+        return 1
+    return part.weight.shape[0] if part.weight.stride[0] == 1 else part.weight.shape[1]
