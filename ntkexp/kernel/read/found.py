@@ -19,3 +19,4 @@ class Found:
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)
     sizes: Answers[float] = field(default_factory=Answers)
+    fits: Answers[bool] = field(default_factory=Answers)  # features, at once

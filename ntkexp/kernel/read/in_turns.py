@@ -13,7 +13,7 @@ from ntkexp.kernel.record.inputs import examples, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.shapes import Inputs
 
-READ = 0.1e9  # bytes of the values of examples that are read at once
+READ = 0.2e9  # bytes of the values of examples that are read at once
 KEPT = 2e9  # bytes of what is read, on either side
 
 
@@ -24,7 +24,7 @@ class InTurns:
     record: Callable[[Inputs], Tape]
     read: Callable[[Tape], UseByUse]
     inputs: Inputs
-    kept: dict[int, UseByUse] = field(default_factory=dict)
+    kept: dict[tuple[int, int], UseByUse] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:
@@ -54,9 +54,10 @@ class InTurns:
 
     def jacobian(self, place: slice) -> UseByUse:
         """The Jacobian of these examples, kept while there is room."""
-        found = self.kept.get(place.start)
+        key = place.start, place.stop
+        found = self.kept.get(key)
         if found is None:
             found = self.read(self.record(part(self.inputs, place)))
             if sum(each.nbytes for each in self.kept.values()) + found.nbytes <= KEPT:
-                self.kept[place.start] = found
+                self.kept[key] = found
         return found
