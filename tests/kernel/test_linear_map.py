@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -48,6 +50,27 @@ def test_many_vectors_at_once(name: str) -> None:
 
     for found, expected in zip(read(at_once=True), read(at_once=False), strict=True):
         agree(found, expected, 100 * EPS)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("way", [nn.Conv2d(2, 4, 3, padding=1), nn.ConvTranspose2d(2, 4, 2, stride=2), nn.Linear(4, 6)])
+def test_what_examples_share_is_pulled_back_once(way: nn.Module, *, at_once: bool) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 2, 1), deepcopy(way), nn.Flatten(), nn.LazyLinear(OUTPUTS))
+    module, x = nn.Sequential(*layers), torch.randn(3, *SHAPE)
+    module(x)  # how wide the last layer is follows from what comes before
+    reader, start = reader_of(module.double())
+    tape = reader.record(start, x.double())
+    replay, owned = Replay(tape, tape, reader.trained), reader.owned(tape)
+    shared = torch.randn(4, 1, OUTPUTS, dtype=torch.float64).expand(-1, 3, -1)
+    found, expected = (
+        parts(differentiate(arrange, replay.delta, replay.uses, owned, replay.leaves, mixtures, at_once=at_once))
+        for mixtures in (shared, shared.contiguous())
+    )
+    if at_once:  # one by one, outputs are copied to stand beside each other
+        assert any(part.dim() > 2 and part.stride(0) == 0 for part in found)
+    for one, other in zip(found, expected, strict=True):
+        agree(one, other, 100 * EPS)
 
 
 def test_inner_products_are_those_of_rows() -> None:

@@ -8,7 +8,8 @@ one again, with the kernel turned around:
 
 Copies of w moved along the last axis, while they are in the cache, are all that it takes: in each of them an offset
 along the axis before is another place to begin at. A window of one pixel needs no copies. Other convolutions go torch's
-way. To programs this is one operation, for it writes where nobody else looks.
+way, and so do those that several threads share, which would wait for each other at every small product. To programs
+this is one operation, for it writes where nobody else looks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-AT_ONCE = 2**20  # bytes of copies, for every thread: about half of its cache
+AT_ONCE = 2**20  # bytes of copies: about half of the cache of a thread
 
 
 def convolve_back(
@@ -45,7 +46,8 @@ def convolve_back(
         if prod(kernel.shape[2:]) == 1 and not any(padding):
             found = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
             return found.view(len(w), *shape)
-        if w.dim() <= 4 and w.dtype == torch.float64 and w.device.type == "cpu" and min(border) >= 0:
+        alone = w.device.type == "cpu" and torch.get_num_threads() == 1
+        if alone and w.dim() <= 4 and w.dtype == torch.float64 and min(border) >= 0:
             plane, window = (each if each.dim() == 4 else each.unsqueeze(2) for each in (w, kernel))
             return from_rows(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(len(w), *shape)
     blank = w.new_empty(len(w), *shape)  # which nobody reads
@@ -66,7 +68,7 @@ def from_rows(
     height, width = high + 2 * before - down * (rows - 1), wide + 2 * side - across * (columns - 1)
     turned = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
     each = features * columns * (high + 2 * before) * width
-    step = min(len(w), max(1, AT_ONCE // (each * w.element_size())) * torch.get_num_threads())
+    step = min(len(w), max(1, AT_ONCE // (each * w.element_size())))
     room = w.new_zeros(step, features, columns, high + 2 * before, width)
     found = w.new_empty(len(w), channels, height * width)
     for at in range(0, len(w), step):
