@@ -63,7 +63,7 @@ class Chunks:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Of each parameter, how many elements lie up to the last one that is used."""
+        """How many elements of each parameter lie up to the last one that is used."""
         sizes: dict[str, int] = defaultdict(int)
         for name, size in (each for chunk in self.found for part in chunk.parts for each in extents(part)):
             sizes[name] = max(sizes[name], size)

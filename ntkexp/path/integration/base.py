@@ -30,7 +30,7 @@ class AbstractIntegration(ABC):
 
     @property
     def rules(self) -> int:
-        """By how many rules there are contributions."""
+        """How many rules there are, each with contributions of its own."""
         return len(self.path.rule)
 
     @property
