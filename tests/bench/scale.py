@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import log
+from math import exp, expm1, log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,9 +69,9 @@ def quick_rows() -> list[list[str]]:
 def grid() -> list[list[str]]:
     """As many points as examples, and up to ten outputs; the last line says how the time of a step grows."""
     found = [row(size, "none") for size in GRID]
-    grown = exponents([{"N = Q": size["N"], "C": size["C"]} for size in GRID], [cost.processor for cost in found])
+    grown = growth([{"N = Q": size["N"], "C": size["C"]} for size in GRID], [cost.processor for cost in found])
     said = [*[""] * (len(GRID) - 1), in_words(grown)]
-    return [cells(size, "none", one, growth) for size, one, growth in zip(GRID, found, said, strict=True)]
+    return [cells(size, "none", one, words) for size, one, words in zip(GRID, found, said, strict=True)]
 
 
 def lines(kept: str) -> list[list[str]]:
@@ -80,30 +80,39 @@ def lines(kept: str) -> list[list[str]]:
     varied = [base | {name: round(base[name] * by)} for name, times in TIMES.items() for by in times]
     sizes = [base, *varied, large]
     found = [row(size, kept) for size in sizes]
-    grown = exponents(sizes, [cost.processor * size["T"] for size, cost in zip(sizes, found, strict=True)])
+    grown = growth(sizes, [cost.processor * size["T"] for size, cost in zip(sizes, found, strict=True)])
     said = [*("" for _ in varied), "", in_words(grown)]
-    return [cells(size, kept, one, growth) for size, one, growth in zip(sizes, found, said, strict=True)]
+    return [cells(size, kept, one, words) for size, one, words in zip(sizes, found, said, strict=True)]
 
 
-def exponents(sizes: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> dict[str, float]:
-    """The powers p of log(seconds) = log(c) + Σ p log(size), by least squares.
+class Growth(NamedTuple):
+    """How seconds grow, c · Π size^power, and how far they are from that: log(seconds), the root of its mean square."""
 
-    >>> found = exponents([{"N": 1, "w": 1}, {"N": 2, "w": 1}, {"N": 1, "w": 2}], [3.0, 12.0, 6.0])
-    >>> {name: round(power, 6) for name, power in found.items()}
-    {'N': 2.0, 'w': 1.0}
+    factor: float
+    powers: dict[str, float]
+    residual: float
+
+
+def growth(sizes: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> Growth:
+    """Fit log(seconds) = log(c) + Σ p log(size) by least squares.
+
+    >>> found = growth([{"N": 1, "w": 1}, {"N": 2, "w": 1}, {"N": 1, "w": 2}], [3.0, 12.0, 6.0])
+    >>> in_words(found)
+    '3 · N^2.00 w^1.00, off by 0 %'
+    >>> in_words(growth([{"N": 1}, {"N": 1}], [0.9, 1 / 0.9]))
+    '1 · N^0.00, off by 11 %'
     """
     rows = torch.tensor([[1.0, *(log(number) for number in size.values())] for size in sizes], dtype=torch.float64)
     aims = torch.tensor([[log(second)] for second in seconds], dtype=torch.float64)
-    return dict(zip(sizes[0], torch.linalg.lstsq(rows, aims).solution[1:, 0].tolist(), strict=True))
+    found = torch.linalg.lstsq(rows, aims, driver="gelsd").solution
+    residual = float((rows @ found - aims).square().mean().sqrt())
+    return Growth(exp(float(found[0])), dict(zip(sizes[0], found[1:, 0].tolist(), strict=True)), residual)
 
 
-def in_words(grown: Mapping[str, float]) -> str:
-    """Exponents as a formula.
-
-    >>> in_words({"N": 1.0, "w": 2.0})
-    'N^1.00 w^2.00'
-    """
-    return " ".join(f"{name}^{power:.2f}" for name, power in grown.items())
+def in_words(grown: Growth) -> str:
+    """The fit as a formula, with the factor by which it is off."""
+    powers = " ".join(f"{name}^{power:.2f}" for name, power in grown.powers.items())
+    return f"{grown.factor:.3g} · {powers}, off by {expm1(grown.residual):.0%}".replace("%", " %")
 
 
 def row(sizes: Mapping[str, int], kernels: str) -> Cost:
