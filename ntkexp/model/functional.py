@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,9 +11,11 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from ntkexp.kernel.record.inputs import examples
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.checkpoints import without_checkpoints
 from ntkexp.model.foreign.chosen_output import choose_output
+from ntkexp.model.foreign.single_example import InOrder
 from ntkexp.shapes import Function, Inputs, Weights
 
 
@@ -40,7 +43,7 @@ def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Fun
     def function(weights: Weights, inputs: Inputs) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         placed, named = arguments(inputs)
-        with without_checkpoints():
+        with without_checkpoints(), InOrder() if examples(inputs) == 1 else nullcontext():
             answer = called(module, weights | buffers, placed, named)
         return choose_output(answer, output)
 

@@ -1,4 +1,4 @@
-"""A module that is called with other weights is afterwards what it was."""
+"""A module as a function: it is afterwards what it was, and an example alone is what it is beside others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ntkexp.library import secant_kernel, tangent_kernel
+from ntkexp.library import finite_step_kernel, secant_kernel, tangent_kernel
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
+from tests.kernel.compare import agree
 
 X = torch.tensor([[0.3, -1.0], [2.0, 0.5]], dtype=torch.float64)
 Read = Callable[[nn.Module, Weights], object]
@@ -41,6 +42,31 @@ def test_a_layer_that_stands_twice_in_a_module_keeps_its_own_tensors(read: Read)
     before = [*module.parameters(), *module.buffers()]
     read(module, moved(module))
     assert all(one is other for one, other in zip([*module.parameters(), *module.buffers()], before, strict=True))
+
+
+class Tokens(nn.Module):
+    """Pixels of normalised images one after another, so that their gradient comes back with channels last."""
+
+    def __init__(self, affine: bool) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, affine=affine)
+        self.head = nn.Linear(27, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.asinh(self.norm(self.patches(x))).flatten(2).transpose(1, 2)
+        outputs: Tensor = self.head(tokens.flatten(1))
+        return outputs
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_one_image_alone_has_the_kernel_that_it_has_beside_others(affine: bool) -> None:
+    """Where torch itself goes back wrongly."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        module, x = Tokens(affine).double().eval(), torch.randn(2, 1, 5, 5, dtype=torch.float64)
+    together = tangent_kernel(module, x)
+    agree(tangent_kernel(module, x[:1], x), together[:1], 1e-14)
+    agree(finite_step_kernel(module, x, x[:1], 1e-6), together[:, :, :1], 1e-4)  # up to the step
 
 
 def test_weights_go_wherever_they_are_held() -> None:
