@@ -76,7 +76,6 @@ def arced(
     K: Array, theta: Array, margin: int, size: int, itself: bool, F1: Array, F2: Array, one_: int, two_: int
 ) -> None:
     """K and Θ after erf."""
-    wide()
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
     number = K.dtype.type
     half, one, turn, share, slope = number(0.5), number(1), number(np.pi / 2), number(2 / np.pi), number(4 / np.pi)
@@ -105,7 +104,6 @@ def gated(
     q2: int,
 ) -> None:
     """K and Θ after GELU."""
-    wide()
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
     qa, qb, number = np.uintp(q1), np.uintp(q2), K.dtype.type
     half, one, turn = number(0.5), number(1), number(np.pi / 2)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ntkexp.limit.finite import finite
 from ntkexp.limit.fused import tables
@@ -26,7 +25,7 @@ ROWS = 128
 
 def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
     """The kernels by the recursion on every number of a matrix."""
-    whole = room(left.x, right.x), room(left.x, right.x)
+    whole = left.x.new_empty(len(left.x), len(right.x)), left.x.new_empty(len(left.x), len(right.x))
     nngp, ntk = whole[0].numpy(), whole[1].numpy()
     level = program.levels[0]
     table = tables.of_vectors(level, left, right)
@@ -53,10 +52,3 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
         parts = long_places(strip, len(right.x), same, threads)
         largest = max([largest, *in_threads(walk, parts, threads, len(parts))])
     return finite(whole) if largest == beyond(nngp.dtype) else whole
-
-
-def room(left: Tensor, right: Tensor) -> Tensor:
-    """Room for a number of each pair. NumPy asks for large pages, which take a system a fraction of the time that small
-    ones take when they are first written to.
-    """
-    return torch.from_numpy(np.empty((len(left), len(right)), left.numpy().dtype))
