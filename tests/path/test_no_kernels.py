@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call, jacrev
 from torch.utils._pytree import tree_leaves
 
 from ntkexp.experiment.identity import identity
@@ -106,3 +107,22 @@ def test_what_needs_kernels_is_refused_in_one_line(way: str, kept: str) -> None:
 def test_runs_that_keep_kernels_are_those_of_before_there_was_a_choice() -> None:
     assert identity(small("path.kernels=all")) == identity(small())
     assert len({identity(small(f"path.kernels={kept}")) for kept in ("all", "trace", "none")}) == 3
+
+
+@pytest.mark.slow
+def test_a_thousand_outputs_against_plain_jacobians() -> None:
+    """By left ends, 𝒮 of one step is −η J(x) J(xᵢ)ᵀ ℓ′ᵢ; of three outputs, from whole Jacobians."""
+    many = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=997", "loss=cross_entropy")
+    some = ran(*many, "path.kernels=none", "path.rule=[left]", "steps=1", "model.width=8", "path.probes=[probe]")
+    setting, chosen = some.setting, [0, 7, 996]
+    module, weights, inputs = setting.problem.module, setting.problem.weights, setting.problem.inputs[22:27]
+
+    def jacobian(places: slice) -> Tensor:
+        found = jacrev(lambda known: functional_call(module, known, (inputs[places],)))(weights)
+        return torch.cat([part.flatten(2) for part in found.values()], dim=2)
+
+    pulled = setting.descent.output_gradient(0, setting.start.outputs[:24])[22:]
+    gradients = torch.einsum("ncp,nc->np", jacobian(slice(2)), pulled)
+    expected = -setting.descent.size(0) * torch.einsum("qcp,np->qcn", jacobian(slice(2, 5))[:, chosen], gradients)
+    found = some.contributions("left")[:3, chosen, 22:]
+    assert float((found - expected).norm() / expected.norm()) < ROUNDING
