@@ -150,3 +150,23 @@ def test_small_rows_have_owners_too() -> None:
     gradients = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]).double() * in_order[:, 1:]
     found = tangent_kernel(module, in_order[[0, 2, 1]])[:, 0, :, 0]
     torch.testing.assert_close(found, gradients @ gradients.t(), rtol=1e-12, atol=0)
+
+
+class Many(nn.Module):
+    """A weight that counts, and many others of which each adds less to the kernel than that is rounded by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.others = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(4096))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.first + (x * self.others).sum(1, keepdim=True) * 1.5e-4
+
+
+def test_small_strips_are_not_lost_beside_a_large_sum(nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """K(1, 1) = 1 + 4096 · 2.25e-8, of which float32 would keep 1."""
+    monkeypatch.setattr(strips, "ROOM", 1)
+    monkeypatch.setattr(strips, "LEAST", 1)
+    found = tangent_kernel(Many(), torch.ones(2, 1))
+    torch.testing.assert_close(found, torch.full_like(found, 1 + 4096 * 1.5e-4**2), rtol=1e-6, atol=0)
+    assert nothing_fits == [2]

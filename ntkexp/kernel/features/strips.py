@@ -100,23 +100,30 @@ class Chunks:
 
 
 def gram_by_strips(left: Chunks, right: Chunks) -> Float[Tensor, "probe out train out_"]:
-    """The kernel of two sides, which may be one object."""
-    shape = left.examples, left.outputs, right.examples, right.outputs
-    matrix = numbers(left.found[0].parts[0]).new_zeros(shape[0] * shape[1], shape[2] * shape[3])
-    total = Total(matrix, (left.outputs, right.outputs), left is right, begun=True)
+    """The kernel of two sides, which may be one object.
+
+    Strips are many, and each may be less than rounding of the sum: they are added up in double precision.
+    """
+    shape, like = (left.examples, left.outputs, right.examples, right.outputs), numbers(left.found[0].parts[0])
+    share, total = (
+        Total(like.new_zeros(shape[0] * shape[1], shape[2] * shape[3], dtype=kind), shape[1::2], left is right)
+        for kind in (like.dtype, torch.float64)
+    )
     apart = [
         key
         for key, size in factors_kept(left, right, left.examples, right.examples).items()
         if size.way != "multiplied out"
     ]
-    for name in left.sizes.keys() & right.sizes.keys() - {name for key in apart for name in names(key)}:
+    kept = {name for key in apart for name in names(key)}
+    for name in (name for name in left.sizes if name in right.sizes and name not in kept):
         for place in left.thin(name, range(min(left.sizes[name], right.sizes[name]))):
-            rows = left.strip(name, place)
-            total.add_product(rows, rows if right is left else right.strip(name, place))
+            rows, share.begun = left.strip(name, place), False
+            share.add_product(rows, rows if right is left else right.strip(name, place))
+            total.add(share.matrix)
     kernel = total.whole().view(shape)
     for key in apart:
         add_double_sums(kernel, key, left, right)
-    return kernel
+    return kernel.to(like.dtype)
 
 
 def factors_kept(left: Chunks, right: Chunks, probe: int, train: int) -> Mapping[Key, Sizes]:
