@@ -10,9 +10,10 @@ products of one kind alone keep their factors where that takes fewer operations.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -69,6 +70,11 @@ class Chunks:
             sizes[name] = max(sizes[name], size)
         return sizes
 
+    def factored(self, key: Key) -> list[tuple[slice, Factored]]:
+        """The uses that keep factors of these weights, and of which examples."""
+        uses = ((examples, part) for examples, chunk in self for part in chunk.parts if isinstance(part, Factored))
+        return [(examples, part) for examples, part in uses if key_of(part) == key]
+
     def strip(self, name: str, place: range) -> Float[Tensor, "row size"]:
         """The gradients of these elements of a parameter, a row for each output of each example."""
         rows = numbers(self.found[0].parts[0]).new_zeros(self.examples, self.outputs, len(place))
@@ -114,7 +120,7 @@ def gram_by_strips(left: Chunks, right: Chunks) -> Float[Tensor, "probe out trai
         for key, size in factors_kept(left, right, left.examples, right.examples).items()
         if size.way != "multiplied out"
     ]
-    kept = {name for key in apart for name in names(key)}
+    kept = names(apart)
     for name in (name for name in left.sizes if name in right.sizes and name not in kept):
         for place in left.thin(name, range(min(left.sizes[name], right.sizes[name]))):
             rows, share.begun = left.strip(name, place), False
@@ -139,7 +145,7 @@ def factors_kept(left: Chunks, right: Chunks, probe: int, train: int) -> Mapping
     for part in left.found[0].parts:
         if isinstance(part, Factored):
             uses[key_of(part)].append(part)
-    alone = {key: parts for key, parts in uses.items() if all(len(ways[name]) == 1 for name in names(key))}
+    alone = {key: parts for key, parts in uses.items() if all(len(ways[name]) == 1 for name in names([key]))}
     return {key: size_of(parts, probe, train) for key, parts in alone.items()}
 
 
@@ -151,21 +157,13 @@ def size_of(parts: Sequence[Factored], probe: int, train: int) -> Sizes:
 
 def add_double_sums(kernel: Float[Tensor, "probe out train out_"], key: Key, left: Chunks, right: Chunks) -> None:
     """Add the share of parameters that keep their factors, chunk by chunk."""
-    for rows, one in left:
-        for columns, other in right:
-            if right is left and columns.start < rows.start:
-                continue
-            for ours in factored(one, key):
-                for theirs in factored(other, key):
-                    share = double_sum(ours, theirs)
-                    kernel[rows, :, columns] += share
-                    if right is left and columns.start > rows.start:
-                        kernel[columns, :, rows] += share.permute(2, 3, 0, 1)
-
-
-def factored(chunk: UseByUse, key: Key) -> Iterator[Factored]:
-    """The uses of these weights."""
-    return (part for part in chunk.parts if isinstance(part, Factored) and key_of(part) == key)
+    for (rows, one), (columns, other) in product(left.factored(key), right.factored(key)):
+        if right is left and columns.start < rows.start:
+            continue
+        share = double_sum(one, other)
+        kernel[rows, :, columns] += share
+        if right is left and columns.start > rows.start:
+            kernel[columns, :, rows] += share.permute(2, 3, 0, 1)
 
 
 def key_of(part: Part) -> Key:
@@ -173,9 +171,9 @@ def key_of(part: Part) -> Key:
     return (part.weight, part.bias) if isinstance(part, Factored) else (part.name, None)
 
 
-def names(key: Key) -> frozenset[str]:
-    """The parameters of a pair of weight and bias."""
-    return frozenset(view.name for view in key if isinstance(view, View))
+def names(keys: Iterable[Key]) -> frozenset[str]:
+    """The parameters of pairs of weight and bias."""
+    return frozenset(view.name for key in keys for view in key if isinstance(view, View))
 
 
 def numbers(part: Part) -> Tensor:

@@ -41,7 +41,7 @@ def fits(some: UseByUse, probe: int, train: int) -> bool:
     """Whether the features of so many examples, and what is multiplied out of them, are small; `some` are like them."""
     one, bytes_each = Chunks([some]), numbers(some.parts[0]).element_size() if some.parts else 0
     factors = factors_kept(one, one, probe, train)
-    kept = {name for key in factors for name in names(key)}
+    kept = names(factors)
     rows = sum(size for name, size in one.sizes.items() if name not in kept) * (probe + train) * some.outputs
     made = max((size.numbers for size in factors.values()), default=0)
     held = some.nbytes / some.examples * (probe + train)

@@ -37,7 +37,7 @@ def of_kernel(some: UseByUse, probe: int, train: int) -> float:
     """Multiplications of the exact kernel; with themselves, where `train` is none, of half of it."""
     one, other = Chunks([some]), train or probe
     factors = factors_kept(one, one, probe, other)
-    kept = {name for key in factors for name in names(key)}
+    kept = names(factors)
     rows = sum(size for name, size in one.sizes.items() if name not in kept) * some.outputs**2 * probe * other
     made = sum(multiplied_out(part) for part in some.parts if isinstance(part, Factored) and not is_kept(part, kept))
     total = sum(size.operations for size in factors.values()) + rows + made * (probe + other)
@@ -69,6 +69,6 @@ def multiplied_out(part: Factored) -> int:
     return part.outputs[0].numel() * part.rows
 
 
-def is_kept(part: Factored, kept: set[str]) -> bool:
+def is_kept(part: Factored, kept: frozenset[str]) -> bool:
     """Whether the factors of these parameters are never multiplied out."""
     return any(view is not None and view.name in kept for view in (part.weight, part.bias))

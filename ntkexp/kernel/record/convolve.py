@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-AT_ONCE = 2**20  # bytes of patches, for every thread: about half of its cache
+AT_ONCE = 2**20  # bytes of patches or copies, for every thread: about half of its cache
 
 
 def convolve(

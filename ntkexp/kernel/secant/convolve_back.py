@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-AT_ONCE = 2**20  # bytes of copies: about half of the cache of a thread
+from ntkexp.kernel.record.convolve import AT_ONCE
 
 
 def convolve_back(
@@ -87,9 +87,9 @@ def from_rows(
 
 
 LIBRARY = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
-LIBRARY.define(  # type: ignore[no-untyped-call]
+LIBRARY.define(  # type: ignore[no-untyped-call]  # torch's own
     "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
     "bool transposed, int[] extra, int groups) -> Tensor"
 )
-LIBRARY.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+LIBRARY.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's own
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
