@@ -207,6 +207,7 @@ def test_strides_and_pools_inside_a_network_are_those_of_torch(name: str) -> Non
     agree(name, same=False, dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_what_a_series_sums_stays_within_the_image() -> None:
     agree("series beside margins", same=False, dtype=torch.float64)
 

@@ -90,22 +90,25 @@ TRAIN = 24  # of a small run
 CLASSES, SEQUENCE = "data.classes=[1,3,8]", ("data=sequence", "data.phases=[[0,1,2],[3,4,5]]")
 
 
+HELD = (
+    (CLASSES, "path.outputs=[0,2]"),
+    SEQUENCE,
+    (CLASSES, "path.kernels=none", "path.error_samples=2", "path.probes=[probe]", "path.rule=[secant]"),
+    (CLASSES, "path.kernels=trace", "path.schedule=adaptive"),
+)
+HELD_TOO = (
+    (),
+    (CLASSES, "dtype=float32", "path.error_samples=2"),
+    (CLASSES, "path.every=snapshots"),
+    ("optimizer=flow", "path.rule=[gauss]"),
+    ("path.kernels=none",),
+    ("path.kernels=none", "dtype=float32", *SEQUENCE),
+    ("path.kernels=trace", *SEQUENCE),
+)
+
+
 @pytest.mark.parametrize(
-    "chosen",
-    [
-        (),
-        (CLASSES, "path.outputs=[0,2]"),
-        (CLASSES, "dtype=float32", "path.error_samples=2"),
-        (CLASSES, "path.every=snapshots"),
-        ("optimizer=flow", "path.rule=[gauss]"),
-        SEQUENCE,
-        ("path.kernels=none",),
-        (CLASSES, "path.kernels=none", "path.error_samples=2", "path.probes=[probe]", "path.rule=[secant]"),
-        ("path.kernels=none", "dtype=float32", *SEQUENCE),
-        (CLASSES, "path.kernels=trace", "path.schedule=adaptive"),
-        ("path.kernels=trace", *SEQUENCE),
-    ],
-    ids=" ".join,
+    "chosen", [*HELD, *(pytest.param(each, marks=pytest.mark.slow) for each in HELD_TOO)], ids=" ".join
 )
 def test_what_is_counted_is_what_is_held(chosen: tuple[str, ...]) -> None:
     """All that a checkpoint holds of training examples, with tangent kernels as often as there are some at once."""

@@ -95,6 +95,7 @@ def contrast(one: float, other: float) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.slow
 def test_tables_sort_both_ways_by_number(opened: Open) -> None:
     page = opened()
     for direction in ("ascending", "descending"):
