@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
-from ntkexp.experiment.room import GRAPHS, USUAL, room_of
+from ntkexp.experiment.room import USUAL, room_of
 from ntkexp.init.base import AbstractInit
 from ntkexp.kernel.record.memory_limit import MemoryLimit
 from ntkexp.loss.base import AbstractLoss
@@ -44,7 +44,6 @@ class Experiment(Component):
     seed: int = Field(0, ge=0, lt=2**40)
     dtype: Literal["float64", "float32"] = "float64"
     device: str = "cpu"
-    cuda_graphs: bool = False
     threads: int | None = Field(None, ge=1, le=1024)
     memory_gb: float | None = Field(None, gt=0, le=1e6)
     checkpoint_seconds: float = Field(30.0, ge=0)
@@ -64,13 +63,6 @@ class Experiment(Component):
         return name
 
     @model_validator(mode="after")
-    def refuse_graphs_elsewhere(self) -> Self:
-        """A processor launches nothing."""
-        if self.cuda_graphs and self.device == "cpu":
-            raise Mistake("cuda_graphs=true: device=cpu has none; leave it out, or use device=cuda")
-        return self
-
-    @model_validator(mode="after")
     def refuse_too_many_kernels(self) -> Self:
         """The timetable knows how many there can be."""
         self.timetable()
@@ -80,11 +72,6 @@ class Experiment(Component):
     def room_gb(self) -> float:
         """What it may use: as much as it says, else by its device."""
         return self.memory_gb or room_of(self.device)
-
-    @property
-    def graphs_gb(self) -> float:
-        """What of it is kept for CUDA graphs."""
-        return GRAPHS * self.room_gb if self.cuda_graphs else 0.0
 
     @property
     def switches(self) -> tuple[int, ...]:

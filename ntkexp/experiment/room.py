@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 
 USUAL = 4.0  # GB
-GRAPHS = 0.1  # of that memory, if programs are launched as CUDA graphs
 SHARE = 0.8  # of a GPU's memory: the rest is for torch itself, and what its allocator cannot use
 
 

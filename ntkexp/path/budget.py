@@ -6,7 +6,6 @@ kernels         K_0, K_T, one that is put together; 𝒦 by every rule, and snap
 contributions   𝒮 by every rule at the end of every phase, and its error; where they lie on disk, what is looked at of
                 them at once
 totals          per rule what came of each step, or of each stretch of a long path
-graphs          what is kept for CUDA graphs
 features        of the training examples, kept through a step: of all outputs, or of what ℓ′ mixes of them
 block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
                 rows of kernels
@@ -60,7 +59,6 @@ class Budget:
     phases: int = 1  # at the end of each of which contributions are kept, if there are several
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
     disk: bool = False  # whether contributions may lie there
-    graphs: float = 0.0  # bytes that are kept for CUDA graphs
 
     @property
     def keeps_kernels(self) -> bool:
@@ -85,7 +83,7 @@ class Budget:
         squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
         features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
-        return PROGRAM + weights + squares + features + self.totals + self.graphs
+        return PROGRAM + weights + squares + features + self.totals
 
     @property
     def sums(self) -> float:

@@ -33,7 +33,7 @@ LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", 
 REDO = "resume it, and it is run again"
 SMALL = 1 << 20  # bytes of a file that is read whenever somebody asks how its folder is
 
-CIRCUMSTANCES = ("device", "cuda_graphs", "threads", "memory_gb", "checkpoint_seconds")
+CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
 
 State: TypeAlias = Literal["done", "running", "damaged", "dead", "absent"]

@@ -91,7 +91,7 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
     with clock.times("prepare"):
         of = identity(experiment)
         fix_circumstances(experiment, 1)  # until it is known how much there is to do
-        found = survey(experiment, asked.progress.warn)
+        found = survey(experiment)
         threads = saved["threads"] if saved else choose_threads(asked, found)
         torch.set_num_threads(threads)
         setting = setting_of(experiment, found)

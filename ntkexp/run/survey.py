@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.kernel.read.cost import Cost, costs
-from ntkexp.kernel.read.program_cache import ProgramCache, Programs
+from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.threads import work
 from ntkexp.kernel.record.casts import with_casts
-from ntkexp.kernel.record.launched import Launching
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
 from ntkexp.kernel.sketch.sketch import Sketch
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget
 from ntkexp.path.points import Points
-from ntkexp.progress import Silent
 from ntkexp.run.refusals import refuse_vast
-
-NOBODY = Silent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +40,12 @@ class Survey:
         return costs(self.points.reader, self.tape, self.points.block, self.points.train)
 
 
-def survey(experiment: Experiment, tell: Callable[[str], None] = NOBODY.warn) -> Survey:
-    """Draw the problem, unless its kernels alone are too large, and look at two of its points. What a reading of them
-    has to `tell` may come later."""
+def survey(experiment: Experiment) -> Survey:
+    """Draw the problem, unless its kernels alone are too large, and look at two of its points."""
     refuse_vast(experiment)
     problem = draw_problem(experiment)
     function = with_casts(function_of(problem.module), experiment.path.casts)
-    reader = Reader(function, point(problem.weights).trained, programs=programs_of(experiment, tell))
+    reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
     budget, wanted = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
     points = Points(
@@ -67,14 +59,6 @@ def survey(experiment: Experiment, tell: Callable[[str], None] = NOBODY.warn) ->
         kernels=experiment.path.kernels,
     )
     return Survey(problem=problem, points=points, budget=budget, tape=tape)
-
-
-def programs_of(experiment: Experiment, tell: Callable[[str], None]) -> ProgramCache:
-    """The programs of a run, launched as CUDA graphs if that is asked for."""
-    if not experiment.cuda_graphs or experiment.device == "cpu":
-        return ProgramCache()
-    launching = Launching(torch.device(experiment.device), experiment.graphs_gb * 1e9, tell)
-    return ProgramCache(Programs(launching=launching), Programs(launching=launching))
 
 
 def sketch_of(experiment: Experiment, problem: Problem, reader: Reader) -> Sketch | None:
@@ -108,5 +92,4 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         phases=len(experiment.switches) + 1,
         doubled=experiment.integration.doubles,
         disk=experiment.device == "cpu",
-        graphs=experiment.graphs_gb * 1e9,
     )

@@ -18,7 +18,6 @@ from ntkexp.records import version
     "same",
     [
         ["device=cuda"],
-        ["device=cuda", "cuda_graphs=true"],
         ["threads=2"],
         ["memory_gb=1"],
         ["checkpoint_seconds=0"],

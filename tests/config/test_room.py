@@ -7,8 +7,6 @@ import torch
 
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import identity
-from ntkexp.mistake import Mistake
-from ntkexp.run.survey import budget_of, programs_of, survey
 
 CARDS = {None: 80e9, 1: 16e9}  # the current one, and another
 
@@ -34,23 +32,3 @@ def test_a_run_may_use_most_of_its_card(words: tuple[str, ...], room: float) -> 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_where_there_is_no_card_it_is_as_on_the_processor() -> None:
     assert compose(["device=cuda"]).room_gb == 4.0
-
-
-def test_graphs_are_for_a_card() -> None:
-    with pytest.raises(Mistake, match=r"^cuda_graphs=true: device=cpu has none; leave it out, or use device=cuda$"):
-        compose(["cuda_graphs=true"])
-
-
-@pytest.mark.usefixtures("cards")
-def test_graphs_are_counted_in_the_room_of_a_run() -> None:
-    """What is kept for them is not there for blocks."""
-    words = ["model.width=16", "data.train=6", "data.probe=4", "data.test=4", "memory_gb=1"]
-    plain = survey(compose(words))
-    asked = compose([*words, "device=cuda", "cuda_graphs=true"])
-    counted = budget_of(asked, plain.problem, plain.tape)
-    assert counted.fixed == pytest.approx(plain.budget.fixed + 1e8, rel=1e-12)
-    programs = programs_of(asked, print)
-    for kept in (programs.tapes, programs.features):
-        assert kept.launching is not None
-        assert kept.launching.room == pytest.approx(1e8, rel=1e-12)
-    assert programs.tapes.launching is programs.features.launching

@@ -37,7 +37,6 @@ from ntkexp.kernel.read.parts import (
     varying,
 )
 from ntkexp.kernel.record.inputs import tensors
-from ntkexp.kernel.record.launched import LaunchedProgram, Launching
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, trace
 from ntkexp.kernel.record.same import same
@@ -60,13 +59,12 @@ class Written(Generic[T]):
     mould: T
     fill: Callable[[T, Sequence[Tensor], Sequence[Tensor]], T]
     trials: int = TRIALS  # comparisons that are left
-    launched: LaunchedProgram | None = None  # as one, on a GPU
 
     def run(self, fed: Sequence[Tensor]) -> T | None:
         """What the program makes of these values, if it holds."""
         try:
             with torch.no_grad():
-                return self.fill(self.mould, fed, (self.launched or self.program).run(fed))
+                return self.fill(self.mould, fed, self.program.run(fed))
         except DoesNotHold:
             return None
         except RuntimeError as error:  # what is laid out otherwise in memory has no such view
@@ -80,7 +78,6 @@ class Programs(Generic[T]):
     """The latest programs by what they are of; None where there is none to rely on."""
 
     latest: Answers[Written[T] | None] = field(default_factory=Answers)
-    launching: Launching | None = None  # as CUDA graphs, if that is asked for
 
     def result(
         self,
@@ -92,8 +89,6 @@ class Programs(Generic[T]):
         """What the program gives, or the usual way where there is none that holds."""
         if key not in self.latest.kept:
             expected, written = write()
-            if written is not None and self.launching is not None:
-                written.launched = LaunchedProgram(written.program, self.launching)
             return self.tried(key, self.latest.keep(key, written), fed, expected)
         written = self.latest.keep(key, self.latest.kept[key])
         if written is None or written.trials:
