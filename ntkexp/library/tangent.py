@@ -8,13 +8,13 @@ from typing import overload
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.kernel.read.batches import batches
 from ntkexp.kernel.read.outputs import Outputs
 from ntkexp.kernel.read.sketched import SketchedKernel
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
-from ntkexp.library.blocks import kernel, refuse_pairs
-from ntkexp.library.module import warn_of
-from ntkexp.library.point import ModulePoints
+from ntkexp.library.blocks import kernel, refuse_pairs, side
+from ntkexp.library.module import named, reader_of, warn_of
 from ntkexp.library.sketched import sketched_tangent
 from ntkexp.library.strips import tangent_by_strips
 from ntkexp.shapes import Inputs
@@ -81,14 +81,15 @@ def tangent_kernel(
     >>> bool((kernel - tangent_kernel(layer, x)).norm() < error_bar)
     True
     """
-    points = ModulePoints(module, weights or {}, output, casts, may_be_known=outputs != "trace")
+    reader, own = reader_of(module, output, casts)
+    place = own | named(module, weights or {}, "weights")
     if sketch is not None:
-        return sketched_tangent(*points.subject, x1, x2, outputs, sketch, seed)
-    left = points.at(x1)
+        return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
+    left = side(batches(reader, place, x1))
     if casts == "ignore":
         warn_of(module, output, left.record(), casts)
-    right = left if x2 is None else points.at(x2)
+    right = left if x2 is None else side(batches(reader, place, x2))
     refuse_pairs(left, right, outputs)
-    if outputs != "trace" and (found := tangent_by_strips(points.subject, x1, x2, left, right, outputs)) is not None:
+    if outputs != "trace" and (found := tangent_by_strips((reader, place), x1, x2, left, right, outputs)) is not None:
         return found
     return kernel(left, right, outputs)

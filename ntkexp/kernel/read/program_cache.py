@@ -199,9 +199,9 @@ def write_tape(tape: Tape) -> tuple[Tape, Written[Tape] | None]:
 
 
 def write_features(
-    usual: Callable[[], Features], fed: Sequence[Tensor], tapes: Sequence[Tape], *, whole: bool = False
+    usual: Callable[[], Features], fed: Sequence[Tensor], tapes: Sequence[Tape]
 ) -> tuple[Features, Written[Features] | None]:
-    """Features, and how they follow from the values on tapes, or from those fed to the `whole` of them."""
+    """Features, and how they follow from the values on tapes."""
     found: list[Features] = []
 
     def act() -> list[Tensor]:
@@ -209,7 +209,7 @@ def write_features(
         return parts(found[0])
 
     try:
-        written = trace(act, fed, tapes, whole=whole)
+        written = trace(act, fed, tapes)
     except NotStraight:
         return found[0] if found else usual(), None
     return found[0], Written(written, features_mould(found[0]), fill_features)

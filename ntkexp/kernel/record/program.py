@@ -72,21 +72,16 @@ def program(
     return Program(source.function(), held, list(source.read.values()), shapes)
 
 
-def trace(
-    act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = (), *, whole: bool = False
-) -> Program:
-    """What an act does with tensors, as a program of those that are fed; an act that writes where it is told has none.
-
-    Either all values on tapes are fed, or the `whole` begins with the operations on them.
-    """
-    with Recorder(rewrites=not whole) as recorder:
+def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()) -> Program:
+    """What an act does with tensors, as a program of those that are fed, among them all values on the tapes; an act
+    that writes into a tensor it was given has none."""
+    with Recorder() as recorder:
         slots = [recorder.slot(value) for value in fed]
-        before = [told(entry, tape, recorder) for tape in tapes for entry in tape.entries]
+        known = [told(entry, tape, recorder) for tape in tapes for entry in tape.entries]
         results = [recorder.slot(result) for result in act()]
-    entries, known = ([*before, *recorder.entries], []) if whole else (recorder.entries, before)
-    if any(writes(entry.op) for entry in entries):
+    if any(writes(entry.op) for entry in recorder.entries):
         raise NotStraight
-    return program(entries, recorder.values, slots, results, known)
+    return program(recorder.entries, recorder.values, slots, results, known)
 
 
 def told(entry: Entry, tape: Tape, recorder: Recorder) -> Entry:
