@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ntkexp.records.fit import Expected
-from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
-from ntkexp.report.analysis.verdict import MOST, missing
+from ntkexp.report.analysis.estimate import Estimate
+from ntkexp.report.analysis.verdict import CHANCE, MOST, missing, place
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
-CHANCE = (1 - CONFIDENCE) / 2
 
 
 @dataclass(frozen=True)
@@ -52,36 +51,16 @@ class Finding:
 
 
 def decide(estimate: Estimate, expected: Expected, *, strict: bool = False) -> Finding:
-    """Decide whether the whole interval lies in the range that was expected, outside of it, or neither.
-
-    The edges belong to the range, unless it is `strict`: then whoever stands there lies outside.
-
-    >>> equal = Estimate(0.0, error=0.0, freedom=4)
-    >>> [decide(equal, Expected(0.0, 0.0, "lower"), strict=strict).verdict for strict in (False, True)]
-    ['supported', 'refuted']
-    """
+    """Decide whether the whole interval lies in the range that was expected, outside of it, or neither."""
     value, low, high = estimate.value, estimate.low, estimate.high
     if not estimate.known or math.isnan(value):
         return Finding("undecided", value, low, high, note="there is no interval")
-    at_edge = strict and value in {expected.low, expected.high} and not estimate.error
-    inside = 1.0 if at_edge else max(tail(estimate, value - expected.low), tail(estimate, expected.high - value))
-    outside = min(tail(estimate, expected.low - value), tail(estimate, value - expected.high))
-    if inside <= CHANCE:
-        return Finding("supported", value, low, high, inside)
-    if outside <= CHANCE:
-        return Finding("refuted", value, low, high, outside)
+    where, p = place(estimate, expected, strict=strict)
+    if where != "across":
+        return Finding("supported" if where == "inside" else "refuted", value, low, high, p)
     more = missing(estimate, expected)
     note = "" if more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
     return Finding("undecided", value, low, high, more=more, note=note)
-
-
-def tail(estimate: Estimate, way: float) -> float:
-    """Find how probable an estimate is that lies so far beyond an edge, were the truth at that edge."""
-    from scipy.special import stdtr  # noqa: PLC0415  slow, and a list of claims needs none
-
-    if math.isinf(way) or not estimate.error:
-        return 0.0 if way >= 0 else 1.0
-    return float(stdtr(estimate.freedom, -way / estimate.error))
 
 
 def together(findings: Sequence[Finding]) -> Finding:

@@ -19,7 +19,7 @@ from ntkexp.claim.expectation.identity import Identity
 from ntkexp.claim.expectation.location import Location
 from ntkexp.claim.expectation.order import Order
 from ntkexp.claim.expectation.slope import Slope
-from ntkexp.claim.finding import CHANCE, Finding, decide, together
+from ntkexp.claim.finding import Finding, decide, together
 from ntkexp.claim.judge import judge_look
 from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity.column import Column
@@ -31,6 +31,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.fit import Expected
 from ntkexp.report.analysis.estimate import Estimate
+from ntkexp.report.analysis.verdict import CHANCE
 from ntkexp.run.clock import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
 
