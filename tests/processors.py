@@ -12,7 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryDirectory
@@ -71,7 +71,7 @@ class Processor(NamedTuple):
     def environment(self, folder: Path) -> dict[str, str]:
         """The environment of its processes."""
         plain = {"PYTHONHASHSEED": "0", THREADS: "1"}
-        given = os.environ | plain | self.settings
+        given: dict[str, str] = {**os.environ, **plain, **self.settings}
         if not self.unaligned:
             return given
         library = folder / "unaligned.so"
@@ -112,12 +112,12 @@ def played(processor: Processor, tests: Sequence[str]) -> Outcome:
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         if not record.exists():  # it did not come as far as a test
             return Outcome(0, [ended.stdout.strip()])
-        return read(ElementTree.parse(record))
+        return read(ElementTree.parse(record).iter("testcase"))
 
 
-def read(record: ElementTree.ElementTree) -> Outcome:
+def read(record: Iterable[ElementTree.Element]) -> Outcome:
     """Read pytest's record: what failed or could not begin."""
-    cases = list(record.iter("testcase"))
+    cases = list(record)
     failed = [
         f"{case.get('classname')}::{case.get('name')}: {(case[0].get('message') or '').splitlines()[0]}"
         for case in cases

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.functional import jacobian
+from torch.func import jacrev
 
 from ntkexp.effects.trajectory import TrainedStep
 from tests.effects.trainings import OPTIMIZERS, trained
@@ -19,7 +19,7 @@ SUM = 64  # numbers in the longest sum of a gradient, that over pixels: each may
 def rounding(step: TrainedStep) -> Tensor:
     """How far rounding may take g + λθ, as it is summed elsewhere: by ε of the largest gradients that make it up."""
     weights = step.weights.clone()
-    each = [batch.shares[:, None] * jacobian(batch.losses, weights) for batch in step.batches]
+    each = [batch.shares[:, None] * jacrev(batch.losses)(weights) for batch in step.batches]
     return SUM * EPS * (torch.cat(each).abs().sum(0).max() + (step.updates[0].coupled * weights).abs())
 
 
