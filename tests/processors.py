@@ -119,11 +119,16 @@ def read(record: Iterable[ElementTree.Element]) -> Outcome:
     """Read pytest's record: what failed or could not begin."""
     cases = list(record)
     failed = [
-        f"{case.get('classname')}::{case.get('name')}: {(case[0].get('message') or '').splitlines()[0]}"
+        f"{case.get('classname')}::{case.get('name')}: {reason(case)}"
         for case in cases
         if any(part.tag in {"failure", "error"} for part in case)
     ]
     return Outcome(len(cases), failed)
+
+
+def reason(case: ElementTree.Element) -> str:
+    """The first line that says why a test failed."""
+    return next(iter((case[0].get("message") or "").splitlines()), "")
 
 
 def main() -> int:
