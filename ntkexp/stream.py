@@ -33,6 +33,7 @@ Purpose: TypeAlias = Literal[
     "cue",  # of a task, beside its inputs
     "signature",  # by which a tensor is recognised
     "removals",  # examples that are left out to see what changes
+    "process",  # draws with which networks are compared
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
 ]
 

@@ -11,7 +11,8 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and in every process that a test starts
+# Before torch is imported here, and in every process that a test starts; `python -m tests.processors` asks for two.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("NTKEXP_TEST_THREADS", "1")
 
 from tests.shapes import check_shapes
 

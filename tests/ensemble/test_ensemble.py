@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import isnan
 from typing import ClassVar
 from weakref import ReferenceType, ref
 
@@ -10,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ntkexp.cli.kernel.ensemble import USUAL
 from ntkexp.config.compose import compose
-from ntkexp.ensemble.compare import TrainedNetworks, comparisons, ensemble
+from ntkexp.ensemble.compare import LEVEL, Process, Reference, TrainedNetworks, comparison, comparisons, ensemble
 from ntkexp.ensemble.problem import problem
 from ntkexp.ensemble.stacked import StackedNetworks
 from ntkexp.ensemble.train import EnsembleTraining, last
@@ -118,8 +121,89 @@ def test_linear_models_are_gaussian_processes() -> None:
         assert errors.abs().max() < 5  # standard errors
         assert ((each.observed.deviation / spread - 1).abs() < 5 / (2 * count) ** 0.5).all()
     for row in comparisons(found, 5):
+        assert row.chance > 1e-3  # draws of the process, by both its mean and its covariance
         assert row.mean < 3
         assert row.deviation == pytest.approx(1, abs=5 / (2 * count) ** 0.5)
+
+
+POINTS = 12
+PLACES = torch.linspace(0, 3, POINTS, dtype=torch.float64)
+NEAR = torch.exp(-((PLACES[:, None] - PLACES) ** 2)) + 1e-9 * torch.eye(POINTS)
+LIVELY = Process(PLACES.sin(), NEAR, torch.ones(POINTS, dtype=torch.float64))
+
+
+def drawn(process: Process, count: int, seed: int, *, mean: float = 0.0, spread: float = 1.0) -> TrainedNetworks:
+    """Draws of a process, about another mean or spread farther."""
+    normal = torch.randn(count, POINTS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    around = process.mean + mean * process.deviation
+    outputs = around + spread * normal @ torch.linalg.cholesky(process.covariance).mT
+    return TrainedNetworks("all layers", "ntk", outputs, process, 0.1)
+
+
+def chances(count: int, ensembles: int, **other: float) -> Tensor:
+    """How often draws of the process would be so far off as these ensembles, about another mean or spread farther."""
+    reference = Reference(drawn(LIVELY, count, 0), 0, count)
+    each = (drawn(LIVELY, count, 1 + seed, **other) for seed in range(ensembles))
+    return torch.tensor([comparison(networks, reference).chance for networks in each])
+
+
+def test_draws_of_a_process_are_refused_as_seldom_as_is_said() -> None:
+    """Of 200 ensembles 5 % at most, by the binomial distribution up to 20: it is more once in 1,000 times."""
+    found = chances(10, 200)
+    assert 1 <= int((found < LEVEL).sum()) <= 20
+    assert int((found < 0.5).sum()) > 40
+
+
+@pytest.mark.parametrize("other", [{"mean": 1.0}, {"spread": 1.5}, {"spread": 0.5}], ids=str)
+def test_another_mean_or_another_covariance_is_noticed(other: dict[str, float]) -> None:
+    assert (chances(100, 10, **other) < LEVEL).all()
+
+
+def test_networks_beside_points_that_are_pinned_are_compared_elsewhere() -> None:
+    """Where a process has kept next to nothing, what a finite width changes is any number of its deviations."""
+    near = NEAR.clone()
+    near[:3] *= 1e-3
+    near[:, :3] *= 1e-3
+    pinned = Process(PLACES.sin(), near, LIVELY.before)
+    networks = drawn(LIVELY, 20, 0)
+    (found,) = comparisons([replace(networks, theory=pinned)], 2)
+    (expected,) = comparisons([networks], 3)
+    assert (found.points, found.among) == (POINTS - 3, POINTS - 2)
+    assert replace(found, among=POINTS - 3) == expected
+    errors = (networks.outputs.mean(0) - PLACES.sin())[3:] * 20**0.5
+    assert expected.mean == pytest.approx(float(errors.square().mean().sqrt()))
+    assert expected.worst == pytest.approx(float(errors.abs().max()))
+
+
+@pytest.mark.parametrize("where", ["network", "process", "spread"])
+def test_what_is_no_number_is_compared_with_nothing(where: str) -> None:
+    networks = drawn(LIVELY, 5, 0)
+    outputs, near, before = networks.outputs.clone(), NEAR.clone(), LIVELY.before
+    if where == "network":
+        outputs[0, 4] = float("nan")
+    elif where == "process":
+        near[4, 4] = float("nan")
+    else:
+        before = 1e3 * before
+    (found,) = comparisons([replace(networks, outputs=outputs, theory=Process(PLACES.sin(), near, before))], 1)
+    assert isnan(found.mean)
+    assert isnan(found.chance)
+    assert not found.follows
+
+
+@pytest.mark.slow
+def test_wide_networks_follow_their_own_process_and_not_the_other() -> None:
+    """As `ntkexp kernel ensemble` shows it."""
+    experiment = compose(USUAL)
+    given = problem(experiment)
+    found = comparisons(ensemble(experiment, given, 100, lambda name, done: None), given.train)
+    follows = {(row.networks, row.process): row.follows for row in found}
+    assert follows == {
+        ("all layers", "ntk"): True,
+        ("all layers", "nngp"): False,
+        ("readout", "ntk"): False,
+        ("readout", "nngp"): True,
+    }
 
 
 def test_places_are_sorted_angles() -> None:

@@ -26,6 +26,7 @@ from tests.config.components import OWN, asked_for, networks
 from tests.removal.problems import CASES, GROUP, rerun, split
 from tests.run.small import ran, small
 
+EPS = torch.finfo(torch.float64).eps
 CLOSES = 1e-11  # ten steps of some hundred roundings each, and by Adam quotients of small numbers
 
 
@@ -51,9 +52,9 @@ def test_shares_add_up_to_what_retraining_changed(case: str, activation: str) ->
     before, after = at(training, points, weights)
     size = float((after - before).norm())
     assert size > 1e-3
-    assert float((found.actual - (after - before)).norm()) <= 1e-12 * size  # both are the same steps
-    assert float((found.shares.sum(1) - (after - before)).norm()) <= CLOSES * size
-    assert float((found.by_step.sum(1) - (after - before)).norm()) <= CLOSES * size
+    assert found.rounding <= CLOSES * size  # so that the laws below say something
+    for split_up in (found.actual, found.shares.sum(1), found.by_step.sum(1)):
+        assert float((split_up - (after - before)).norm()) <= found.rounding
     untouched = [k for k in range(training.examples) if k not in GROUP]
     assert not found.shares[:, untouched].any()
     drawn = {k for step in range(training.length) for k in training.batch(step).rows.tolist()}
@@ -113,8 +114,11 @@ def test_swapping_both_trainings_flips_every_sign() -> None:
     training, points = rerun("adam", "relu")
     there = split(training, points, training.everyone, training.without(GROUP))
     back = split(training, points, training.without(GROUP), training.everyone)
-    assert torch.equal(there.actual, -back.actual)
-    assert float((there.shares + back.shares).abs().max()) <= 1e-13 * float(there.shares.abs().max())
+    # Both trainings are taken at once, and which of them comes first may decide how products are cut into sums.
+    rounding = EPS * (there.magnitude + back.magnitude)
+    assert (rounding <= 10 * CLOSES * there.actual.abs().max()).all()
+    assert ((there.actual + back.actual).abs() <= rounding).all()
+    assert ((there.shares + back.shares).abs() <= rounding[:, None]).all()
 
 
 @pytest.mark.parametrize("case", ["gd", pytest.param("adam", marks=pytest.mark.slow)])

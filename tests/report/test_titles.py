@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from torch import Tensor
 
 from ntkexp.cli.kernel.ensemble import answer as of_ensemble
 from ntkexp.config.compose import compose
-from ntkexp.ensemble.compare import Band, TrainedNetworks, comparison
+from ntkexp.ensemble.compare import Comparison
 from ntkexp.records.results import Result, at_points
 from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.tables import analyse
@@ -86,31 +84,35 @@ def test_points_of_all_splits_are_counted_together() -> None:
     assert notes(ladder) == ["left: at 4 of 18 points"]
 
 
-def networks(mean: Tensor, deviation: Tensor) -> TrainedNetworks:
-    """Two networks about a mean of zero, and a process."""
-    return TrainedNetworks("all layers", "ntk", torch.tensor([[1.0] * 4, [-1.0] * 4]), Band(mean, deviation), 0.1)
+def row(networks: str, process: str, mean: float, chance: float) -> Comparison:
+    """Networks held against a process."""
+    return Comparison(networks, process, 9, mean, 1.0, 3.0, 5, 8, 1.5, chance)
 
 
-def test_the_worst_point_of_an_ensemble_is_told() -> None:
-    kind = networks(torch.tensor([0.0, 0.0, 0.0, 4.0]), torch.ones(4))
-    found = comparison(kind, kind, 1)
-    assert found.worst == pytest.approx(4 * 2**0.5)  # float32: the numbers are exact but for one root
-    assert found.points == 3
-    said = of_ensemble([found], compose(["data=circle"]))
-    assert "in the root mean square over 3 points, 5.66 at worst" in said
-    assert "within" not in said
+NTK, NNGP = "the NTK process", "the NNGP process"
 
 
-@pytest.mark.parametrize(("spread", "points"), [([1.0, 0.0, 1.0, 1.0], 2), ([1.0, NAN, 1.0, 1.0], 3)])
-def test_points_without_spread_are_left_out_and_those_that_are_no_number_are_not(
-    spread: list[float], points: int
-) -> None:
-    kind = networks(torch.zeros(4), torch.tensor(spread))
-    found = comparison(kind, kind, 1)
-    assert found.points == points
-    assert math.isnan(found.mean) == any(map(math.isnan, spread))
-    if math.isnan(found.mean):
-        assert "by no number (all layers" in of_ensemble([found], compose(["data=circle"]))
+@pytest.mark.parametrize(
+    ("chances", "expected"),
+    [
+        ((0.3, 0.01), f"could be draws of {NTK} (off) and are no draws of {NNGP} (off)"),
+        ((0.01, 0.3), f"could be draws of {NNGP} (off) and are no draws of {NTK} (off)"),
+        ((0.3, 0.3), f"could be draws of {NTK} (off) or {NNGP} (off)"),
+        ((0.01, 0.01), f"are no draws of {NTK} (off) or {NNGP} (off)"),
+        ((NAN, 0.3), f"could be draws of {NNGP} (off) and have no distance to {NTK} (it or"),
+        (
+            (NAN, NAN),
+            f"have no distance to {NTK} (it or networks are not finite, or it has no spread) or {NNGP} (it or",
+        ),
+    ],
+)
+def test_an_ensemble_is_said_to_follow_what_it_could_be_drawn_from(chances: tuple[float, float], expected: str) -> None:
+    one, other = zip(("ntk", "nngp"), chances, strict=True)
+    kinds = {"all layers": (one, other), "readout": (("nngp", 0.5), ("ntk", 0.5))}
+    table = [row(name, process, 0.81, chance) for name, rows in kinds.items() for process, chance in rows]
+    said = of_ensemble(table, compose(["data=circle"])).replace("mean off by 0.81, covariance by 1.50", "off")
+    assert said.startswith("9 networks of width 512 after 300 steps: where all layers learn, they " + expected)
+    assert f"; where the readout alone learns, they could be draws of {NNGP} (off) or {NTK} (off)" in said
 
 
 def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ntkexp.ensemble.problem import EnsembleProblem
     from ntkexp.experiment.experiment import Experiment
 
+BASIS = (
+    "Points are those that were not learned, where the process has kept a tenth of the deviation that it had before "
+    "training; 'by chance' is how often draws of the process are as far off, by mean or by covariance."
+)
 USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
 
 
@@ -56,8 +60,9 @@ def ensemble(asked: EnsembleRequest) -> None:
     finally:
         listening.stop()
     table = comparisons(found, given.train)
+    said = answer(table, experiment)
     files = write_files(folder, experiment, given, found, table)
-    show(table, files, asked)
+    show(table, said, files, asked)
 
 
 def write_files(
@@ -71,19 +76,22 @@ def write_files(
     from matplotlib import rc_context
 
     from ntkexp.cli.kernel.tables import save
-    from ntkexp.report.plots.ensemble import Panel, draw
+    from ntkexp.report.plots.ensemble import Panel, Theory, draw
     from ntkexp.report.plots.run_plots import METADATA, write
     from ntkexp.report.plots.style import RC
 
     name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
     new = slice(given.train, None)
+    theories = {
+        each.process: Theory(each.process, each.theory.mean[new].numpy(), each.theory.deviation[new].numpy())
+        for each in found
+    }
     panels = [
         Panel(
             {"ntk": "all layers learn", "nngp": "the readout alone learns"}[each.process],
-            each.process,
             each.outputs[:, new].numpy(),
-            each.theory.mean[new].numpy(),
-            each.theory.deviation[new].numpy(),
+            theories[each.process],
+            [theory for process, theory in theories.items() if process != each.process],
         )
         for each in found
     ]
@@ -104,40 +112,65 @@ def write_files(
     return [*files, save(folder, f"{name}.comparison.csv", heads, map(astuple, table))]
 
 
+LEARNS = {"all layers": "where all layers learn", "readout": "where the readout alone learns"}
+
+
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """What the picture says: each kind of networks beside its own process, on average over points and at the worst."""
-    own = [row for row in table if (row.networks == "all layers") == (row.process == "ntk")]
-    trained = f"{own[0].count} networks of width {experiment.model.width}, trained for {experiment.steps} steps"
-    return f"The means of {trained}, lie off those of their Gaussian processes {'; '.join(map(distance_in_words, own))}"
+    """What the picture says: of which processes each kind of networks could be draws, and of which not."""
+    kinds = dict.fromkeys(row.networks for row in table)
+    each = [f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}" for kind in kinds]
+    trained = f"{table[0].count} networks of width {experiment.model.width} after {experiment.steps} steps"
+    return f"{trained}: {'; '.join(each)}; draws are off by about 1"
+
+
+def stand(rows: Sequence[Comparison]) -> str:
+    """How one kind of networks stands to the processes."""
+    unknown = [row for row in rows if math.isnan(row.chance)]
+    follows = [row for row in rows if row.follows]
+    others = [row for row in rows if row not in unknown and not row.follows]
+    parts = [
+        f"{verb} {' or '.join(map(distance_in_words, some))}"
+        for verb, some in (
+            ("could be draws of", follows),
+            ("are no draws of", others),
+            ("have no distance to", unknown),
+        )
+        if some
+    ]
+    return " and ".join(parts)
 
 
 def distance_in_words(row: Comparison) -> str:
-    """How far the mean of one kind of networks is from its process."""
-    if not math.isfinite(row.mean):
-        return f"by no number ({row.networks}: networks or process are not finite, or have no spread)"
-    return (
-        f"by {short(row.mean)} standard errors in the root mean square over {row.points} points, {short(row.worst)} at "
-        f"worst ({row.networks})"
-    )
+    """A process, and how far the networks are from it."""
+    name = f"the {row.process.upper()} process"
+    if math.isnan(row.chance):
+        return f"{name} (it or networks are not finite, or it has no spread)"
+    mean, covariance = (f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance))
+    return f"{name} (mean off by {mean}, covariance by {covariance})"
 
 
-def show(table: Sequence[Comparison], files: Sequence[Path], asked: EnsembleRequest) -> None:
-    """Show the comparison, and where the picture is."""
+def show(table: Sequence[Comparison], said: str, files: Sequence[Path], asked: EnsembleRequest) -> None:
+    """Show the comparison and what follows from it, and where the picture is."""
     from dataclasses import asdict
 
     from ntkexp.records.json_file import to_text
 
     if asked.as_json:
-        sys.stdout.write(
-            to_text({"comparison": [asdict(row) for row in table], "files": [str(path) for path in files]})
-        )
+        rows = [asdict(row) for row in table]
+        sys.stdout.write(to_text({"comparison": rows, "answer": said, "files": [str(path) for path in files]}))
     elif not asked.quiet:
         header = ["networks train", "process", "networks", "points"]
-        header += ["means apart (standard errors, RMS)", "at worst", "ratio of deviations"]
+        header += [
+            "means apart (standard errors, RMS)",
+            "at worst",
+            "ratio of deviations",
+            "covariances apart",
+            "by chance",
+        ]
         lines = [
-            [row.networks, row.process.upper(), str(row.count), str(row.points)]
-            + [short(number) for number in (row.mean, row.worst, row.deviation)]
+            [row.networks, row.process.upper(), str(row.count), f"{row.points} of {row.among}"]
+            + [short(number) for number in (row.mean, row.worst, row.deviation, row.covariance, row.chance)]
             for row in table
         ]
-        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 5])}\n\n")
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{said}.\n{BASIS}\n\n")
         sys.stdout.write("".join(f"{path}\n" for path in files))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -60,9 +60,17 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
         raise Mistake(f"no run yields {fit.quantity}{NEEDS if fit.quantity == START_VARIANCE else ''}")
     numbers = table[fit.quantity].to_numpy(dtype=float)
     law = power_law(np.array(levels, dtype=float), numbers, table["seed"].to_numpy(dtype=np.int64))
-    if fit.quantity == START_VARIANCE:
-        return law.widened(dependence(int(table.groupby(fit.axis)[fit.quantity].count().min())))
-    return law
+    return of_differences(law, table, fit) if fit.quantity == START_VARIANCE else law
+
+
+def of_differences(law: PowerLaw, table: pd.DataFrame, fit: Fit) -> PowerLaw:
+    """Count the seeds from which the first differences are taken, which have no number, and make up for what these
+    have in common.
+    """
+    counts = table.groupby(fit.axis)[fit.quantity].count()
+    points, seeds = int((counts > 0).sum()), min(law.seeds + 1, table["seed"].nunique())
+    counted = replace(law, runs=law.runs + points, left_out=law.left_out - points, seeds=seeds)
+    return counted.widened(dependence(int(counts[counts > 0].min()) + 1))
 
 
 def row_of(found: Fitted) -> dict[str, Level]:

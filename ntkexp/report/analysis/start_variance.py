@@ -1,22 +1,25 @@
 """The variance of the first kernel over seeds: how much of K_0 is chance.
 
-    v_s = n/(n − 1) ‖K_s − K̄‖²/‖K̄‖²,    K̄ the mean of the n kernels at a point, among the training examples
+    u_k = (k − 1)/k ‖K_k − (K_1 + … + K_{k−1})/(k − 1)‖²/‖K̄‖²,  k = 2 … n,    K̄ the mean of the n kernels at a point
 
-A number of each seed, how far it is from what the others say; their mean is the unbiased variance, relative to ‖K̄‖².
-So it has a law like every other number, seed by seed. But all v_s have K̄ in common: with kernels of many entries two
-of them correlate by 1/(n − 1)², which makes intervals too short by √((n − 1)/(n − 2)), and with two seeds they are one
-number. Kernels have entries in common only where the seeds learn the same data.
+A number of each seed but the first: how far its kernel is from the mean of those before it, among the training
+examples. The mean of these numbers is the unbiased variance, relative to ‖K̄‖² (Helmert's transformation), and each seed
+has a law of its own. Where all seeds fluctuate alike the differences are independent; distances from K̄ are not. Where
+they do not, a seed that is far off would be in every mean after its own. So seeds are taken from the nearest to the
+farthest, in one order for the whole sweep, and `dependence` makes up for what two differences still have in common. Two
+seeds are one difference. Kernels have entries in common only where the seeds learn the same data.
 
 >>> spread([1.0, 2.0, 3.0], np.atleast_1d)  # variance 1, mean 2
-[0.375, 0.0, 0.375]
+[0.125, 0.375]
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from hashlib import sha256
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +28,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
-from ntkexp.records.sweep import Sweep
+from ntkexp.records.sweep import Level, Sweep
 from ntkexp.report.quantity import START_VARIANCE, diverged
 from ntkexp.report.run import Run
 
@@ -38,33 +41,76 @@ T = TypeVar("T")
 
 def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[str, float]]:
     """Find the number of every run that has one, by its name."""
+    points = dict.fromkeys(place.point for place in sweep.runs)
+    every = [comparable(sweep, runs, point) for point in points]
+    order = nearest_first(
+        [dict(zip(here, distances(list(here.values()), first_kernel), strict=True)) for here in every]
+    )
     found: dict[Path, float] = {}
-    for point in dict.fromkeys(place.point for place in sweep.runs):
-        here = [runs[place.folder] for place in sweep.runs if place.point == point and place.folder in runs]
-        found |= of_point([run for run in here if not diverged(run) and kept_start(run)])
+    for here in every:
+        seeds = [here[seed] for seed in order if seed in here]
+        found |= zip([run.path for run in seeds[1:]], spread(seeds, first_kernel), strict=True)
     return {folder: {START_VARIANCE: value} for folder, value in found.items()}
 
 
-def of_point(runs: Sequence[Run]) -> dict[Path, float]:
-    """Find the numbers of the seeds at one point; none where there is nothing to compare."""
-    if len(runs) < 2 or len({digest(run) for run in runs}) > 1:
-        return {}
-    return dict(zip([run.path for run in runs], spread(runs, first_kernel), strict=True))
+def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...]) -> dict[int, Run]:
+    """Find the runs at one point whose first kernels can be compared, by their seeds; none where it is one alone."""
+    here = {place.seed: runs[place.folder] for place in sweep.runs if place.point == point and place.folder in runs}
+    found = {seed: run for seed, run in here.items() if not diverged(run) and kept_start(run)}
+    return found if len(found) > 1 and len(set(map(digest, found.values()))) == 1 else {}
+
+
+def distances(seeds: Sequence[T], kernel: Callable[[T], NDArray[np.float64]]) -> list[float]:
+    """Find ‖K_s − K̄‖² of every seed. Kernels are large, so each is read again and none is kept."""
+    mean = reduce(np.add, map(kernel, seeds)) / len(seeds) if seeds else 0.0
+    return [float(((kernel(seed) - mean) ** 2).sum()) for seed in seeds]
+
+
+def nearest_first(points: Iterable[Mapping[int, float]]) -> list[int]:
+    """Order seeds by their shares of what fluctuates, as means over the points at which they are.
+
+    >>> nearest_first([{0: 3.0, 1: 1.0}, {0: 20.0, 1: 10.0, 2: 970.0}])
+    [1, 0, 2]
+    """
+    shares: dict[int, list[float]] = {}
+    for point in points:
+        whole = sum(point.values()) or 1.0
+        for seed, distance in point.items():
+            shares.setdefault(seed, []).append(distance / whole)
+    return sorted(shares, key=lambda seed: (float(np.mean(shares[seed])), seed))
 
 
 def spread(seeds: Sequence[T], kernel: Callable[[T], NDArray[np.float64]]) -> list[float]:
-    """Find v_s of every seed. Kernels are large, so each is read twice and none is kept."""
-    n = len(seeds)
-    mean = reduce(np.add, map(kernel, seeds)) / n
-    size = float((mean**2).sum()) * (n - 1) / n
-    return [float(((kernel(seed) - mean) ** 2).sum()) / size if size else math.nan for seed in seeds]
+    """Find u_k of every seed but the first, in this order."""
+    if not seeds:
+        return []
+    total, parts = kernel(seeds[0]), list[float]()
+    for k, seed in enumerate(seeds[1:], start=2):
+        this = kernel(seed)
+        parts.append((k - 1) / k * float(((this - total / (k - 1)) ** 2).sum()))
+        total = total + this
+    size = float(((total / len(seeds)) ** 2).sum())
+    return [part / size if size else math.nan for part in parts]
 
 
 def dependence(seeds: int) -> float:
-    """Find the factor by which intervals have to be longer, because n seeds have K̄ in common; two of them have no
-    interval.
+    """Find the factor by which intervals have to be longer, because n − 1 differences may have something in common.
+
+    They have most where the first seed hardly fluctuates and all others alike. D_k = X_k − (X_2 + … + X_{k−1})/(k − 1),
+    so that for k < l
+
+        Cov(D_k, D_l) = −1/((k − 1)(l − 1)),    Var D_k = 1 + (k − 2)/(k − 1)²
+
+    and their squares, and what is found from these, correlate by ρ² at most. A mean of m numbers with correlations of
+    r̄ on average varies (1 + (m − 1) r̄)/(1 − r̄) times as much as its spread says.
+
+    >>> round(dependence(3) ** 2, 12), dependence(2)  # ρ² = 1/5
+    (1.5, 1.0)
     """
-    return math.sqrt((seeds - 1) / (seeds - 2)) if seeds > 2 else math.inf
+    variance = {k: 1 + (k - 2) / (k - 1) ** 2 for k in range(2, seeds + 1)}
+    shared = [((k - 1) * (m - 1)) ** -2 / (variance[k] * variance[m]) for k, m in combinations(variance, 2)]
+    mean = sum(shared) / len(shared) if shared else 0.0
+    return math.sqrt((1 + (seeds - 2) * mean) / (1 - mean))
 
 
 def kept_start(run: Run) -> bool:

@@ -17,9 +17,9 @@ import pandas as pd
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.sweep import Level, Sweep, read_sweep
-from ntkexp.report.analysis.estimate import deviation, mean_of
+from ntkexp.report.analysis.estimate import Estimate, deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of
-from ntkexp.report.analysis.start_variance import dependence, start_variances
+from ntkexp.report.analysis.start_variance import start_variances
 from ntkexp.report.quantity import START_VARIANCE, quantities
 from ntkexp.report.run import Run, load_tables
 
@@ -111,7 +111,8 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
         here = np.array([place.point == point for place in sweep.runs])
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
-            mean = mean_of(values).widened(dependence(len(values)) if name == START_VARIANCE else 1.0)
+            # A mean of a few squares is too skewed for Student's interval, by as much as nobody knows: it has none.
+            mean = Estimate(mean_of(values).value) if name == START_VARIANCE else mean_of(values)
             row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
             row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}
         rows.append(row)

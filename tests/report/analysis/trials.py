@@ -8,7 +8,7 @@ The fit is linear in log y, so what `own` finds for a design serves all its swee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -101,18 +101,45 @@ def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:
     return Laws(estimates(lines[:, 1] @ scatter), estimates(parabolas[:, 2] @ scatter))
 
 
-def variances(seeds: int, modes: int, shared: float) -> list[Estimate]:
-    """Exponents of the variance over seeds of kernels in which so many modes vary, as 1/width.
+AMOUNTS: Mapping[str, Callable[[int], Array]] = {
+    "alike": np.ones,
+    "by degrees": lambda seeds: np.geomspace(1.0, 4.0, seeds),
+    "one near": lambda seeds: np.append(np.ones(seeds - 1), 0.01),
+    "one far": lambda seeds: np.append(4.0, np.ones(seeds - 1)),
+    "two far": lambda seeds: np.append([10.0, 10.0], np.ones(seeds - 2)),
+}
+"""How much each seed fluctuates."""
+
+
+def fluctuating(seeds: int, modes: int, shared: float, amounts: str = "alike") -> Array:
+    """Kernels in which so many modes vary, as 1/width, [seed, place, mode, sweep].
 
     A share of a seed's chance is the same at every width.
     """
     rng = np.random.default_rng([seeds, modes])
     common = rng.normal(size=(seeds, 1, modes, SWEEPS))
     chance = np.sqrt(shared) * common + np.sqrt(1 - shared) * rng.normal(size=(seeds, len(WIDTHS), modes, SWEEPS))
-    drawn = chance / np.sqrt(WIDTHS)[:, None, None]
-    far = ((drawn - drawn.mean(axis=0)) ** 2).sum(axis=2)  # [seed, place, sweep]
+    return np.asarray(AMOUNTS[amounts](seeds)[:, None, None, None] * chance / np.sqrt(WIDTHS)[:, None, None])
+
+
+def variances(kernels: Array) -> list[Estimate]:
+    """Exponents of the variance over seeds, by differences from the seeds that are nearer to the mean of all."""
+    far = from_the_mean(kernels)
+    order = (far / far.sum(axis=0)).mean(axis=1).argsort(axis=0)  # [rank, sweep]
+    ranked = np.take_along_axis(kernels, order[:, None, None], axis=0)
+    before = np.cumsum(ranked, axis=0)[:-1] / np.arange(1, len(kernels))[:, None, None, None]
+    return exponents(((ranked[1:] - before) ** 2).sum(axis=2))
+
+
+def from_the_mean(kernels: Array) -> Array:
+    """‖K_s − K̄‖², [seed, place, sweep]."""
+    return np.asarray(((kernels - kernels.mean(axis=0)) ** 2).sum(axis=2))
+
+
+def exponents(numbers: Array) -> list[Estimate]:
+    """Exponents of numbers, [unit, place, sweep]."""
     log_x = np.log(WIDTHS) - MIDDLE
-    return estimates(np.einsum("spt,p->st", np.log(far), log_x / (log_x**2).sum()))
+    return estimates(np.einsum("spt,p->st", np.log(numbers), log_x / (log_x**2).sum()))
 
 
 def estimates(found: Array) -> list[Estimate]:
