@@ -18,6 +18,7 @@ from ntkexp.kernel.secant.rules import (
     vector_norm,
 )
 from ntkexp.kernel.secant.rules.base import Rule
+from ntkexp.kernel.secant.rules.complex_numbers import COMPLEX as COMPLEX
 
 CHAPTERS = (
     *(linear, lookup, bilinear, matrix_product, convolution, elementwise, power, smooth),
