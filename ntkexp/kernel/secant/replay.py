@@ -124,11 +124,12 @@ class Replay:
             return
         for slot, delta, (v0, v1) in pairs:
             if delta is not None:
-                if v0.is_complex() and not delta.is_complex():  # the difference of a real part, say
-                    delta = torch.complex(delta, torch.zeros_like(delta))
-                self.chord.deltas[slot] = delta
-                if self.chord.scramble is not None and delta.requires_grad:
-                    delta.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
+                moved = delta
+                if v0.is_complex() and not delta.is_complex():  # where the real part alone changes
+                    moved = torch.complex(delta, torch.zeros_like(delta))
+                self.chord.deltas[slot] = moved
+                if self.chord.scramble is not None and moved.requires_grad:
+                    moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
                 self.unknown[slot] = f"no difference rule for this result of {entry.op}"
 

@@ -1,4 +1,4 @@
-"""Complex numbers, which are pairs of real ones: a map that is linear in both parts acts on Δ, as Fourier transforms do.
+"""Complex numbers, pairs of real ones: a map that is linear in both parts acts on Δ, as Fourier transforms do.
 
 Products, quotients and whole powers have the rules of real numbers. Beside them
 
