@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.secant.rules import bilinear, linear, mask
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, total
@@ -56,6 +57,21 @@ def polar(call: AbstractCall) -> Tensor:
 def conjugate(call: AbstractCall) -> Tensor:
     """z*, worked out: torch cannot take many vectors at once back through its view of one."""
     return call.delta(call.args[0]).conj_physical()
+
+
+def written(call: AbstractCall) -> Tensor:
+    """One tensor into another, part by part: torch cannot differentiate it of complex numbers."""
+    shown = tree_map(lambda v: Ends(v.start, v.end, change(call, v)) if isinstance(v, Ends) else v, call.args)
+    deltas = [
+        call.entry.op(*tree_map(lambda v, k=k: real(v.change, k) if isinstance(v, Ends) else v, shown), **call.kwargs)
+        for k in (0, 1)
+    ]
+    return torch.complex(*deltas)
+
+
+def change(call: AbstractCall, value: Ends) -> Tensor:
+    """The difference of a complex number, which may be zero."""
+    return torch.zeros_like(value.start, dtype=call.start.dtype) if value.delta is None else call.delta(value)
 
 
 def length(call: AbstractCall) -> Tensor:
@@ -156,9 +172,9 @@ def bmm(call: AbstractCall) -> Tensor:
 
 
 ALIKE = """
-    _unsafe_view add alias as_strided cat clone constant_pad_nd copy cumsum detach diag_embed diagonal diagonal_scatter
+    _unsafe_view add alias as_strided cat clone constant_pad_nd copy cumsum detach diag_embed diagonal
     expand fill flip gather index index_add index_copy index_select mean neg new_zeros permute repeat reshape roll rot90
-    rsub scatter scatter_add select select_scatter slice slice_scatter split split_with_sizes squeeze stack sub sum t
+    rsub scatter scatter_add select slice split split_with_sizes squeeze stack sub sum t
     take trace transpose tril triu unbind unfold unsqueeze view zeros_like
 """
 """Linear operations, for which it does not matter what numbers are."""
@@ -169,11 +185,12 @@ VIEWS = "view_as_complex view_as_real"
 COMPLEX: dict[str, Rule] = {
     **{name: linear.RULES[name] for name in ALIKE.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
-    **dict.fromkeys(("_conj", "conj_physical"), conjugate),
+    **dict.fromkeys(("_conj", "_conj_physical"), conjugate),
     "_to_copy": linear.convert,
     **{name: bilinear.RULES[name] for name in ("mul", "addcmul", "div", "addcdiv")},
     **{name: mask.RULES[name] for name in ("where", "masked_fill", "index_put")},
     "abs": length,
+    **dict.fromkeys(("diagonal_scatter", "select_scatter", "slice_scatter"), written),
     "addmm": addmm,
     "angle": angle,
     "bmm": bmm,

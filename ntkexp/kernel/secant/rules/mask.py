@@ -65,7 +65,7 @@ def select(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
     chosen = as_numbers(mask, shape, call.start.dtype.to_real())
     zero = call.start.new_zeros(())
     terms = [
-        torch.where(part > 0, part * value.delta, zero)
+        torch.where(part > 0, part * value.delta, zero if value.delta.dtype == zero.dtype else 0.0)
         for part, value in ((call.mean(chosen), yes), (call.mean(chosen.view(lambda m: 1 - m)), no))
         if value.delta is not None
     ]
