@@ -25,12 +25,12 @@ def diagonal(size: float, rows: int = 3, columns: int = 3) -> Tensor:
 
 def regular(h: Tensor, k: Tensor) -> Tensor:
     """A matrix whose diagonal outweighs its rows."""
-    return matrix(h, k).tanh() + diagonal(4.0)
+    return matrix(h, k).tanh() + diagonal(4.0).to(h)
 
 
 def definite(h: Tensor, k: Tensor) -> Tensor:
     """A symmetric matrix of positive eigenvalues."""
-    return matrix(h, k) @ matrix(h, k).mT / 3 + diagonal(1.0)
+    return matrix(h, k) @ matrix(h, k).mT / 3 + diagonal(1.0).to(h)
 
 
 def triangles(h: Tensor, k: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def eigenvalues(h: Tensor, k: Tensor) -> Tensor:
 
 def decomposed(h: Tensor, k: Tensor) -> Tensor:
     """Both factors, of columns that keep their sides."""
-    return torch.cat(linalg.qr(tall(h, k).tanh() + diagonal(-5.0, 4)), 1)
+    return torch.cat(linalg.qr(tall(h, k).tanh() + diagonal(-5.0, 4).to(h)), 1)
 
 
 ALGEBRA: dict[str, Sample] = {
