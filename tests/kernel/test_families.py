@@ -118,6 +118,7 @@ def test_the_exponential_has_the_divided_difference_of_a_block_matrix() -> None:
     """exp [[A₁, V], [0, A₀]] has the change of exp beside its diagonal, of which the rule is the mean both ways."""
     _, start, end, other = read(matrix, 0.6)
     x = start.given
+    assert isinstance(x, Tensor)
     a0, a1 = (tape.outputs.view(-1, 3, 3) for tape in (start, end))
     v = matrix(x @ other["w"], x @ other["v"])
     blocks = [torch.cat([torch.cat([a, v], 2), torch.cat([0 * v, b], 2)], 1) for a, b in ((a1, a0), (a0, a1))]
@@ -129,6 +130,7 @@ def test_a_determinant_has_the_mean_derivative_along_the_step() -> None:
     """Found by autograd, at more Gauss nodes than a polynomial of degree two wants."""
     _, start, end, other = read(matrix, 0.6)
     x = start.given
+    assert isinstance(x, Tensor)
     a0, a1 = (tape.outputs.view(-1, 3, 3) for tape in (start, end))
     v, found = matrix(x @ other["w"], x @ other["v"]), torch.zeros(5, 1, dtype=torch.float64)
     for place, weight in ((-(0.6**0.5), 5 / 18), (0.0, 8 / 18), (0.6**0.5, 5 / 18)):
@@ -151,6 +153,7 @@ def test_a_step_and_its_way_back_have_one_secant(name: str) -> None:
     agree(there, back, 1000 * EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_in_single_precision_a_step_closes_to_its_rounding(name: str) -> None:
     reader, start, end, _ = read(KINDS[name], 0.6, torch.float32)
@@ -220,7 +223,8 @@ class Flow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         w = self.w + 2 * torch.eye(3, dtype=x.dtype)
-        a, b = (x.mean(1) @ w).split([1, 2], 1)
+        y = x.mean(1) @ w
+        a, b = y[:, :1], y[:, 1:]
         scale, shift = self.coupling(a).chunk(2, 1)
         z = torch.cat([a, b * scale.tanh().exp() + shift], 1)
         out: Tensor = scale.tanh().sum(1) + linalg.slogdet(w)[1] - z.square().sum(1) / 2
@@ -259,6 +263,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+QUICK = ("Fourier operator", "flow", "householder, 4 × 3", "matrix_exp, 3 × 3")
+
+
 def made(name: str) -> nn.Module:
     """The module, its free weights random."""
     torch.manual_seed(0)
@@ -280,7 +287,9 @@ def gradient_step(module: nn.Module, x: Tensor) -> tuple[Weights, Weights, Tenso
     return start, {name: weight - size * step[name] for name, weight in start.items()}, size * outputs.detach()
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODULES]
+)
 def test_modules_of_these_families_have_kernels(name: str) -> None:
     module = made(name)
     x, probes = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)

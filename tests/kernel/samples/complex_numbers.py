@@ -45,12 +45,14 @@ def written(h: Tensor, k: Tensor) -> Tensor:
 def products(h: Tensor, k: Tensor) -> Tensor:
     """Of matrices, one of them constant."""
     fixed = torch.arange(12.0, dtype=h.dtype).view(6, 2)
-    return parts(functional.linear(number(h, k), number(fixed, fixed.flip(0)).mT.conj(), number(k, h)[0, :2] * 0 + 1j))
+    weight = number(fixed, fixed.flip(0)).mT.conj()
+    return parts(functional.linear(number(h, k), weight, weight[:, 0]))
 
 
 def transformed(h: Tensor, k: Tensor) -> Tensor:
     """To frequencies and back, by a gain."""
-    return fft.irfft(fft.rfft(h) * fft.rfft(k), n=6)
+    found: Tensor = fft.irfft(fft.rfft(h) * fft.rfft(k), n=6)
+    return found
 
 
 OWN: dict[str, Sample] = {

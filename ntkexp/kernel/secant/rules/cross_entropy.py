@@ -25,23 +25,23 @@ LOWEST = -100.0  # of a logarithm, as torch has it
 
 def of_logits(call: AbstractCall) -> Tensor:
     """Labels, weights and the weights of positive labels may change as well."""
-    z, y, weight, positive = (argument(call, name) for name in ("self", "target", "weight", "pos_weight"))
-    losses = (mapped(call, z, lambda v, sign=sign: -logsigmoid(-sign * v), pulled(sign)) for sign in (1, -1))  # type: ignore[misc]
-    return weighted(call, y, *losses, weight, positive)
+    z = broadcast(call, call.args[0])
+    if_zero = mapped(call, z, lambda v: -logsigmoid(-v), pulled(1))
+    if_one = mapped(call, z, lambda v: -logsigmoid(v), pulled(-1))
+    return weighted(call, if_zero, if_one, call.given["pos_weight"])
 
 
 def of_probabilities(call: AbstractCall) -> Tensor:
     """A probability may be 0 or 1."""
-    x, y, weight = (argument(call, name) for name in ("self", "target", "weight"))
+    x = broadcast(call, call.args[0])
     rest = Ends(1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs)
-    losses = (mapped(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope) for v in (rest, x))
-    return weighted(call, y, *losses, weight, None)
+    if_zero, if_one = (mapped(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope) for v in (rest, x))
+    return weighted(call, if_zero, if_one, None)
 
 
-def argument(call: AbstractCall, name: str) -> Ends | None:
-    """An argument at the shape of the values, if there is one."""
-    value = call.given.get(name)
-    return None if value is None else wide(call, value, call.args[0].start.shape)
+def broadcast(call: AbstractCall, value: Ends) -> Ends:
+    """An argument at the shape of the values."""
+    return wide(call, value, call.args[0].start.shape)
 
 
 def pulled(sign: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -72,18 +72,16 @@ def times(call: AbstractCall, left: Ends, right: Ends) -> Ends:
     return Ends(left.start * right.start, left.end * right.end, delta)
 
 
-def weighted(
-    call: AbstractCall, y: Ends, if_zero: Ends, if_one: Ends, weight: Ends | None, positive: Ends | None
-) -> Tensor:
+def weighted(call: AbstractCall, if_zero: Ends, if_one: Ends, positive: Ends | None) -> Tensor:
     """w [(1 − y) a + p y b], each by itself, or their mean or sum."""
+    y, weight = broadcast(call, call.args[1]), call.given["weight"]
     other = Ends(1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs)
-    terms = [times(call, other, if_zero), times(call, y if positive is None else times(call, y, positive), if_one)]
-    loss = Ends(
-        terms[0].start + terms[1].start,
-        terms[0].end + terms[1].end,
-        total([term.delta for term in terms if term.delta is not None], y.start.shape),
-    )
-    delta = (loss if weight is None else times(call, loss, weight)).change
+    y = y if positive is None else times(call, y, broadcast(call, positive))
+    terms = [times(call, other, if_zero), times(call, y, if_one)]
+    delta = total([term.delta for term in terms if term.delta is not None], y.start.shape)
+    if weight is not None:
+        loss = Ends(terms[0].start + terms[1].start, terms[0].end + terms[1].end, delta)
+        delta = times(call, loss, broadcast(call, weight)).change
     return (delta, delta.mean(), delta.sum())[call.given["reduction"]]
 
 

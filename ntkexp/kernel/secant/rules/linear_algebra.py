@@ -283,7 +283,8 @@ def cofactors(matrix: Tensor, scale: Tensor) -> Tensor:
     others = sizes.log()[..., None, :].expand(*sizes.shape, n)
     others = torch.where(torch.eye(n, dtype=torch.bool, device=sizes.device), 0.0, others).sum(-1)
     sign = torch.linalg.det(u @ vh).sign()
-    return (u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]) @ vh
+    found: Tensor = (u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]) @ vh
+    return found
 
 
 def log_determinant(call: AbstractCall) -> Result:

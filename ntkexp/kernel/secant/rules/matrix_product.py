@@ -55,7 +55,7 @@ def in_batches(call: AbstractCall, left: Ends, right: Ends, shape: torch.Size) -
         turned = right.view(lambda v: v.transpose(1, 2).reshape(batch * columns, -1))
         folded = call.product(turned, left.view(lambda v: v[0].t()))
         return folded.view(batch, columns, rows).transpose(1, 2)
-    return torch.stack([call.product(*(side.view(picker(k)) for side in (left, right))) for k in range(batch)])
+    return torch.stack([call.product(left.view(picker(k)), right.view(picker(k))) for k in range(batch)])
 
 
 def is_copied(value: Tensor) -> bool:

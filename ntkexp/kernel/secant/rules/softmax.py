@@ -46,7 +46,8 @@ def logcumsumexp(call: AbstractCall) -> Tensor:
     value, dim = call.args
     if value.start.dim() == 0:
         return call.delta(value)
-    gap = Ends(*(ahead(y, z, dim) for y, z in zip(call.ends[0], (value.start, value.end), strict=True)), None)
+    y0, y1 = call.ends[0]
+    gap = Ends(ahead(y0, value.start, dim), ahead(y1, value.end, dim), None)
     share = call.slope(gap, softplus_slope).movedim(dim, -1)
     share = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
     return scanned(share, (1 - share) * call.delta(value).movedim(dim, -1)).movedim(-1, dim)
