@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import pytest
@@ -13,9 +13,11 @@ from torch.nn import functional
 
 from ntkexp.kernel.read.reader import Reader, Reading
 from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.replay import Replay
-from ntkexp.kernel.secant.rules import RULES
+from ntkexp.kernel.secant.rules import COMPLEX, RULES
 from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.rules.complex_numbers import ALIKE
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
@@ -24,10 +26,13 @@ from tests.kernel import oracle
 from tests.kernel.applied import applied
 from tests.kernel.compare import agree
 from tests.kernel.problems import Formula
-from tests.kernel.samples import SAMPLES
+from tests.kernel.samples import COMPLEX_SAMPLES, SAMPLES
+from tests.kernel.samples.base import Sample
 
 EPS = torch.finfo(torch.float64).eps
 NAMES = sorted(RULES)
+COMPLEX_NAMES = sorted(COMPLEX)
+WRITTEN = ("select_scatter", "slice_scatter")  # which torch cannot differentiate of complex numbers
 TINY = 1e-10
 BREAKS = (
     *("_cdist_forward", "_prelu_kernel", "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin"),
@@ -51,6 +56,7 @@ class Sampled:
     x: Tensor
     start: Weights
     direction: Weights
+    differentiable: bool = True  # of which torch makes other tapes
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @cached_property
@@ -62,7 +68,7 @@ class Sampled:
         """After a step of this relative size."""
         if size not in self.tapes:
             weights = {name: weight + size * self.direction[name] for name, weight in self.start.items()}
-            self.tapes[size] = self.reader.record(weights, self.x)
+            self.tapes[size] = record(self.reader.function, weights, self.x, differentiable=self.differentiable)
         return self.tapes[size]
 
     def secant(self, size: float) -> tuple[Reading, Tape, Tape]:
@@ -81,13 +87,18 @@ class Sampled:
 
 
 def fresh(name: str) -> Sampled:
-    """Random inputs and weights for a sample."""
+    """Of the sample of this name."""
+    return problem_of(SAMPLES[name])
+
+
+def problem_of(sample: Sample) -> Sampled:
+    """Random inputs and weights for a function."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    module = Formula(lambda x, w, v: SAMPLES[name](x @ w, x @ v), w=(4, 6), v=(4, 6)).double()
+    module = Formula(lambda x, w, v: sample(x @ w, x @ v), w=(4, 6), v=(4, 6)).double()
     start = {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2}
     with torch.no_grad():
         for parameter, weight in start.items():
@@ -101,6 +112,7 @@ sampled = cache(fresh)
 
 def test_every_rule_has_a_sample() -> None:
     assert set(SAMPLES) == set(RULES)
+    assert set(COMPLEX_SAMPLES) == set(COMPLEX)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -141,6 +153,28 @@ def test_tiny_steps_lose_no_digits(name: str) -> None:
     expected = oracle.contracted(problem.jacobians, other)
     reading, _, _ = problem.secant(TINY)
     agree(applied(reading.features, other), expected, 1e-8)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE.split() else name for name in COMPLEX_NAMES]
+)
+def test_complex_numbers_close_and_have_a_tangent(name: str) -> None:
+    problem = replace(problem_of(COMPLEX_SAMPLES[name]), differentiable=name not in WRITTEN)
+    chord = Replay(problem.tape(0.0), problem.tape(1.0), frozenset(problem.start)).chord
+    values = chord.start
+    assert any(
+        entry.name == name and any(values[slot].is_complex() for slot in (*entry.slots, *entry.results))
+        for entry in values.entries
+        if not chord.deltas.keys().isdisjoint(entry.slots)
+    )
+    reading, start, end = problem.secant(1.0)
+    change, scale = end.outputs - start.outputs, torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
+    agree(reading.push, change, 100 * EPS, scale)
+    agree(applied(reading.features, problem.step(start, end)), change, 100 * EPS, scale)
+    other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
+    expected = oracle.contracted(problem.jacobians, other)
+    agree(applied(problem.reader.secant(start, start).features, other), expected, 100 * EPS)
+    agree(applied(problem.secant(TINY)[0].features, other), expected, 1e-8)
 
 
 def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +269,12 @@ def test_celu_is_differentiated_in_double_precision() -> None:
         lambda h, k: h.sort(1).values,
         lambda h, k: h.argmax(1, keepdim=True),
         lambda h, k: torch.linalg.vector_norm(h, 0, dim=1, keepdim=True),
-        lambda h, k: torch.fft.rfft(h).abs()[:, :1],
+        lambda h, k: torch.log(torch.complex(h, k)).real,
+        lambda h, k: torch.complex(h, k).cumprod(1).imag,
+        lambda h, k: torch.complex(h, k).pow(0.5).imag,
+        lambda h, k: torch.linalg.eigh(h.reshape(-1, 2, 3)[:, :, :2])[1].flatten(1)[:, :1],
+        lambda h, k: torch.linalg.qr(h.reshape(-1, 3, 2))[0].flatten(1),
+        lambda h, k: torch.linalg.qr(h.reshape(-1, 2, 3))[0].flatten(1)[:, :1],
         lambda h, k: functional.embedding_bag(torch.arange(h.numel()).view(h.shape), h.reshape(-1, 1), mode="max"),
         lambda h, k: torch.logical_not(h > 0) * k,
         lambda h, k: (3 * h).long() * k,

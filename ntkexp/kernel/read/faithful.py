@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.features.features import nothing
 from ntkexp.kernel.features.use_by_use import keep_uses
 from ntkexp.kernel.record.out_of_memory import is_out_of_memory
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.tape import Tape, is_whole
 from ntkexp.kernel.record.taping import columns, plain_kernels, record, unfused
 from ntkexp.kernel.secant.ownership import Owners, have_owners
 from ntkexp.kernel.secant.replay import Replay
@@ -65,8 +65,9 @@ def in_double(function: Function, tape: Tape) -> Tape | None:
 
 def doubled(value: Any) -> Any:
     """A tensor of numbers in double precision; anything else as it is."""
-    is_number = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(torch.float64) if is_number else value
+    if not isinstance(value, Tensor) or is_whole(value):
+        return value
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
@@ -122,7 +123,7 @@ def refuse_no_numbers(tape: Tape) -> None:
     """Outputs that are no numbers have no differences; said is which operation made the first."""
     if not tape.outputs.isnan().any():
         return
-    known = [value.is_floating_point() and bool(value.isnan().any()) for value in tape.values]
+    known = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
     made = (entry.op for entry in tape.entries if any(known[slot] for slot in entry.results))
     raise NoRule(f"outputs of the module are no numbers, from {next(made, 'its inputs or weights')} on")
 

@@ -41,7 +41,7 @@ from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, trace
 from ntkexp.kernel.record.same import same
 from ntkexp.kernel.record.straight import NotStraight
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.tape import Tape, is_whole
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.shapes import Inputs, Weights
 
@@ -178,7 +178,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
     """Relative to the largest element; where training has diverged there is nothing to compare."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    if (equal := same(found, expected)) or not expected.is_floating_point():
+    if (equal := same(found, expected)) or is_whole(expected):
         return equal
     size = expected.detach().abs().amax() if expected.numel() else torch.zeros(())
     tolerance = torch.finfo(expected.dtype).eps ** 0.75 * size

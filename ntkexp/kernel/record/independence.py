@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.record.inputs import map_tensors, part
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.tape import Tape, is_whole
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs
@@ -72,4 +72,4 @@ def size_of_terms(tape: Tape) -> float:
         if entry.name in SUMS and not reached.isdisjoint(entry.results):
             reached.update(entry.slots)
     terms = [tape[slot].detach() for slot in reached]
-    return max(float(term.abs().max()) for term in terms if term.is_floating_point() and term.numel())
+    return max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())

@@ -66,6 +66,9 @@ class Recorder(DispatchMode):
             found = Slot(len(self.values))
             self.values.append(value)
         else:
+            if flat.is_complex() and value.dtype == flat.dtype.to_real():
+                flat = self.apply(aten.view.default, self.apply(aten.view_as_real.default, flat), [-1])
+            refuse_other_kind(flat, value)
             again = self.apply(aten.index_select.default, flat, 0, positions(value).reshape(-1))
             found = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
         self.slots[id(value)] = found
@@ -141,6 +144,9 @@ class Recorder(DispatchMode):
         if not target.numel():
             return target
         home = storage(target)
+        for value in self.seen.values():
+            if storage(value) == home and value.numel():
+                refuse_other_kind(target, value)
         slots, named = self.written(args, kwargs)
         flat = self.flats[home] if home in self.flats else self.flat(target)
         for slot, value in enumerate(self.values):
@@ -191,6 +197,15 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 def arguments(op: OpOverload) -> list[tuple[str, str, bool]]:
     """Name and type of each argument, and whether it is given by name alone."""
     return [(each.name, str(each.type), each.kwarg_only) for each in op._schema.arguments]
+
+
+def refuse_other_kind(written: Tensor, value: Tensor) -> None:
+    """Elements of a storage are counted in numbers of one kind."""
+    if written.dtype != value.dtype or value.is_conj() or value.is_neg():
+        raise Mistake(
+            "the module writes complex numbers in place and sees them by their parts as well; let it put them "
+            "together without writing, by torch.complex or torch.cat"
+        )
 
 
 def positions(value: Tensor) -> Int[Tensor, "..."]:

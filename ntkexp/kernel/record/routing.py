@@ -17,6 +17,7 @@ from ntkexp.kernel.record.tape import Tape, is_whole
 
 PICKING = ("embedding", "gather", "index", "index_select", "take")
 TOURNAMENTS = (  # their rules ask for no order
+    *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex"),
     *("adaptive_max_pool2d", "adaptive_max_pool3d", "max", "max_pool2d_with_indices", "max_pool3d_with_indices", "min"),
 )
 

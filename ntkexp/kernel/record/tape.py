@@ -99,7 +99,7 @@ class Tape:
     def eps(self) -> float:
         """The precision of the run: the largest machine epsilon of the numbers between weights and outputs."""
         kinds = {self[slot].dtype for slot in self.from_weights}
-        return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
+        return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point or kind.is_complex)
 
     def pruned(self) -> Tape:
         """What leads to the output, or was read as a number; of anything else not even the values are kept."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ntkexp.kernel.record.arguments import replace
 from ntkexp.kernel.record.entry import Entry
+from ntkexp.kernel.record.tape import is_whole
 from ntkexp.kernel.secant.chord import Chord
 from ntkexp.kernel.secant.linear_map import once, passed
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule
@@ -48,6 +49,8 @@ class Call(AbstractCall):
         wide = value.change if shape is None else value.change.expand(shape)
         if not self.is_cut(value):
             return wide if isinstance(gain, float) and gain == 1 else wide * gain
+        if isinstance(gain, Tensor) and gain.is_complex():
+            return self.picked(value, lambda source: source.expand(wide.shape)) * gain
         return self.picked(value, lambda source: source.expand(wide.shape), gain)
 
     def pieces(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
@@ -59,6 +62,9 @@ class Call(AbstractCall):
         return pieces[taken]
 
     def picked(self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0) -> Tensor:
+        if value.start.is_complex():  # a kernel sums over real numbers, so a use has real taps
+            parts = (self.picked(value.view(part), arranged) for part in (real, imaginary))
+            return torch.complex(*parts) * gain
         tap = (arranged(value.change.detach()) * gain).requires_grad_()
         count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
         self.chord.uses.append(Element(tap, self.source(value), arranged(count), gain))
@@ -70,7 +76,7 @@ class Call(AbstractCall):
             return chord.random_like(value.start)
         if value.delta is None or self.is_point:
             return chord.widen(value.start)
-        if not value.start.is_floating_point():  # true + true is true
+        if is_whole(value.start):  # true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
         return torch.lerp(value.start, value.end, 0.5)
 
@@ -145,6 +151,16 @@ class Call(AbstractCall):
         found = torch.autograd.grad(value.delta.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
         used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
         return Derived(value.delta, used)
+
+
+def real(value: Tensor) -> Tensor:
+    """The real parts."""
+    return torch.view_as_real(value.resolve_conj()).select(-1, 0)
+
+
+def imaginary(value: Tensor) -> Tensor:
+    """The imaginary parts."""
+    return torch.view_as_real(value.resolve_conj()).select(-1, 1)
 
 
 def changes(factor: Tensor, weight: Tensor, row: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.record.entry import Slot
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.tape import Tape, is_whole
 from ntkexp.kernel.secant.rules.base import Ends
 from ntkexp.kernel.secant.uses import Trained, Use
 
@@ -57,10 +57,13 @@ class Chord:
         return Ends(v0, v1, self.deltas.get(slot), slot in self.trained.slots, slot in self.trained.from_inputs)
 
     def random_like(self, value: Tensor) -> Tensor:
-        """A coefficient in [1, 2], when the replay only asks what reaches what."""
+        """A coefficient in [1, 2], when the replay only asks what reaches what; so is each part of a complex one."""
         noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
-        return 1 + noise.to(value.device, torch.float64)
+        coefficient = 1 + noise.to(value.device, torch.float64)
+        return torch.complex(coefficient, self.random_like(value.real)) if value.is_complex() else coefficient
 
     def widen(self, value: Tensor) -> Tensor:
         """The value in double precision, when the replay only asks what reaches what: sums that cancel stay whole."""
-        return value if self.scramble is None or not value.is_floating_point() else value.to(torch.float64)
+        if self.scramble is None or is_whole(value):
+            return value
+        return value.to(torch.complex128 if value.is_complex() else torch.float64)

@@ -27,6 +27,8 @@ def plain_uses(trained: Trained) -> list[Use] | None:
             return None  # autograd has no derivative of what a write in place becomes
         if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
             continue
+        if entry.results and trained.tape[entry.results[0]].is_complex():
+            return None  # a use has real taps
         try:
             uses += READINGS.get(entry.name, refuse)(Meeting(trained, entry))
         except NotPlain:

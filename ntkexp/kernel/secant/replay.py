@@ -23,7 +23,7 @@ from ntkexp.kernel.record.tape import Tape, is_whole
 from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.chord import Chord
 from ntkexp.kernel.secant.gradient_scale import GradientScale
-from ntkexp.kernel.secant.rules import RULES
+from ntkexp.kernel.secant.rules import COMPLEX, RULES
 from ntkexp.kernel.secant.rules.base import NoRule, Rule
 from ntkexp.kernel.secant.uses import Trained, Use
 from ntkexp.shapes import Weights
@@ -95,14 +95,17 @@ class Replay:
         ends = [(self.chord.start[slot], self.chord.end[slot]) for slot in entry.results]
         if all(is_settled(v0, v1) for v0, v1 in ends):
             return
-        elif reasons:
+        if reasons:
             self.unknown |= dict.fromkeys(entry.results, reasons[0])
-        elif entry.name not in RULES:
+            return
+        is_complex = any(self.chord.start[slot].is_complex() for slot in (*entry.slots, *entry.results))
+        rule = (COMPLEX if is_complex else RULES).get(entry.name)
+        if rule is None:
             choice = f"a choice made by {entry.op} differs between the ends of a step"
-            reason = f"no difference rule for the operation {entry.op}"
+            reason = f"no difference rule for the operation {entry.op}{' of complex numbers' if is_complex else ''}"
             self.unknown |= dict.fromkeys(entry.results, choice if all(is_whole(v) for v, _ in ends) else reason)
         else:
-            self.follow(RULES[entry.name], entry, call, ends)
+            self.follow(rule, entry, call, ends)
 
     def follow(self, rule: Rule, entry: Entry, call: Call, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Give the operation's results the differences that its rule finds."""
@@ -121,9 +124,12 @@ class Replay:
             return
         for slot, delta, (v0, v1) in pairs:
             if delta is not None:
-                self.chord.deltas[slot] = delta
-                if self.chord.scramble is not None and delta.requires_grad:
-                    delta.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
+                moved = delta
+                if v0.is_complex() and not delta.is_complex():  # where the real part alone changes
+                    moved = torch.complex(delta, torch.zeros_like(delta))
+                self.chord.deltas[slot] = moved
+                if self.chord.scramble is not None and moved.requires_grad:
+                    moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
                 self.unknown[slot] = f"no difference rule for this result of {entry.op}"
 

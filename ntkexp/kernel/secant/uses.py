@@ -167,7 +167,7 @@ class Trained:
     def view(self, value: Tensor) -> View | None:
         """The view of a trained parameter that this tensor is, if it is one."""
         slot = self.homes.get(storage(value))
-        if slot is None:
+        if slot is None or value.is_complex() or value.is_neg():  # which show other numbers than lie there
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)

@@ -64,6 +64,9 @@ LAYERED: dict[str, Sample] = {
     ),
     "convolution": lambda h, k: own_kernels(h, k).flatten(1).sum(1) + fixed_kernels(h, k).flatten(1).sum(1),
     "dot": lambda h, k: torch.stack([torch.dot(a, b) for a, b in zip(h, k, strict=True)]),
+    "logcumsumexp": lambda h, k: torch.cat(
+        [torch.logcumsumexp(square(h), 2), torch.logcumsumexp(30 * square(k), -2)], 1
+    ),
     "logsumexp": lambda h, k: torch.logsumexp(square(h), 2) + torch.logsumexp(k, 1, keepdim=True),
     "native_batch_norm": lambda h, k: (
         batch_normalised(h) * functional.instance_norm(channels(k), weight=pair(1.5, -0.5))

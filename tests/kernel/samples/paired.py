@@ -39,10 +39,22 @@ def losses(loss: Callable[..., Tensor], h: Tensor, k: Tensor) -> Tensor:
     return torch.cat([loss(h, k, reduction="none"), torch.stack(own).view(-1, 2)], 1)
 
 
+def weighted(h: Tensor) -> Tensor:
+    """An entropy whose labels and places weigh more or less."""
+    weight, positive = torch.arange(1.0, 7.0, dtype=h.dtype), torch.arange(6.0, 0.0, -1.0, dtype=h.dtype)
+    return functional.binary_cross_entropy_with_logits(
+        h, torch.full_like(h, 0.3), weight, pos_weight=positive, reduction="none"
+    )
+
+
 PAIRED: dict[str, Sample] = {
     "_cdist_forward": distances,
     "addcdiv": lambda h, k: torch.addcdiv(h, k, positive(h)[:, :1], value=0.3) + torch.addcdiv(k, h, positive(k)),
     "atan2": lambda h, k: torch.atan2(h, k) + torch.atan2(k, torch.arange(6, dtype=h.dtype) - 2.5),
+    "binary_cross_entropy": lambda h, k: losses(functional.binary_cross_entropy, h.sigmoid(), k.sigmoid()),
+    "binary_cross_entropy_with_logits": lambda h, k: (
+        losses(functional.binary_cross_entropy_with_logits, h, k.sigmoid()).sum(1, keepdim=True) + weighted(h)
+    ),
     "copysign": lambda h, k: torch.copysign(h, k) + torch.copysign(k, torch.tensor(-1.0)),
     "fmax": lambda h, k: torch.fmax(h, k[:, :1]) + torch.fmax(h, h * 1.0),
     "fmin": lambda h, k: torch.fmin(h, k[:, :1]) + torch.fmin(h, h * 1.0),

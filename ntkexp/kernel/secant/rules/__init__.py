@@ -5,8 +5,10 @@ from ntkexp.kernel.secant.rules import (
     binary,
     choice,
     convolution,
+    cross_entropy,
     elementwise,
     linear,
+    linear_algebra,
     lookup,
     mask,
     matrix_product,
@@ -18,9 +20,10 @@ from ntkexp.kernel.secant.rules import (
     vector_norm,
 )
 from ntkexp.kernel.secant.rules.base import Rule
+from ntkexp.kernel.secant.rules.complex_numbers import COMPLEX as COMPLEX
 
 CHAPTERS = (
     *(linear, lookup, bilinear, matrix_product, convolution, elementwise, power, smooth),
-    *(softmax, choice, mask, pool, binary, norm, vector_norm),
+    *(softmax, choice, mask, pool, binary, norm, vector_norm, cross_entropy, linear_algebra),
 )
 RULES: dict[str, Rule] = {name: rule for chapter in CHAPTERS for name, rule in chapter.RULES.items()}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ntkexp.kernel.record.tape import is_whole
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
 
 
@@ -27,6 +28,11 @@ def first(call: AbstractCall) -> Result:
         return call.picked(value, arranged)
     result: Result = arranged(call.delta(value))
     return tuple(result) if isinstance(result, list) else result
+
+
+def negative(call: AbstractCall) -> Tensor:
+    """−v, which torch may show as a view of v."""
+    return -call.delta(call.args[0])
 
 
 def select(call: AbstractCall) -> Result:
@@ -66,7 +72,7 @@ def restride(call: AbstractCall) -> Tensor:
 
 def convert(call: AbstractCall) -> Tensor:
     """Another precision or device."""
-    if not call.start.is_floating_point():
+    if is_whole(call.start):
         raise NoRule("a number that is read as a whole one or as a truth value changes between the ends of a step")
     return call.delta(call.args[0]).to(call.start.dtype)
 
@@ -97,7 +103,7 @@ def join(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
             return value
         if value.delta is not None:
             return moving(call, value)
-        return torch.zeros_like(value.start, dtype=call.start.dtype) if value.start.is_floating_point() else value.start
+        return value.start if is_whole(value.start) else torch.zeros_like(value.start, dtype=call.start.dtype)
 
     args, kwargs = tree_map(difference, (call.args if given is None else given, call.kwargs))
     result: Result = call.entry.op(*args, **kwargs)
@@ -106,7 +112,7 @@ def join(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
 
 def moving(call: AbstractCall, value: Ends) -> Tensor:
     """The difference of what is joined; an index or a mask steers, and may not have one."""
-    if not value.start.is_floating_point():
+    if is_whole(value.start):
         raise NoRule("an index or a mask changes between the ends of a step")
     return call.delta(value)
 
@@ -165,7 +171,7 @@ FIRST = """
     channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
     im2col index index_select masked_select max_unpool2d mean nansum neg permute pixel_shuffle pixel_unshuffle rad2deg
     reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d
-    roll rot90 slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold
+    roll rot90 slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold unfold_backward
     unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
@@ -183,6 +189,7 @@ RULES: dict[str, Rule] = {
     "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
     "_to_copy": convert,
+    "_neg_view": negative,
     "as_strided": restride,
     "constant_pad_nd": pad,
     "copy": replaced,

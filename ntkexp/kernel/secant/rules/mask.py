@@ -62,10 +62,10 @@ def select(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
     """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes, no = wide(call, yes, shape), wide(call, no, shape)
-    chosen = as_numbers(mask, shape, call.start.dtype)
+    chosen = as_numbers(mask, shape, call.start.dtype.to_real())
     zero = call.start.new_zeros(())
     terms = [
-        torch.where(part > 0, part * value.delta, zero)
+        torch.where(part > 0, part * value.delta, zero if value.delta.dtype == zero.dtype else 0.0)
         for part, value in ((call.mean(chosen), yes), (call.mean(chosen.view(lambda m: 1 - m)), no))
         if value.delta is not None
     ]

@@ -36,13 +36,18 @@ def dot(call: AbstractCall) -> Tensor:
 
 
 def bmm(call: AbstractCall) -> Tensor:
-    """Batches of matrices; a weight among them is taken batch by batch, and one copied along the batch once."""
+    """Batches of matrices."""
     left, right = call.args
+    return in_batches(call, left, right, call.start.shape)
+
+
+def in_batches(call: AbstractCall, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
+    """The same of known matrices; a weight among them is taken batch by batch, and one copied along the batch once."""
     if not (call.is_cut(left) or call.is_cut(right)):
         terms = [] if left.delta is None else [torch.bmm(left.delta, call.mean(right))]
         terms += [] if right.delta is None else [torch.bmm(call.mean(left), right.delta)]
-        return total(terms, call.start.shape)
-    batch, rows, columns = call.start.shape
+        return total(terms, shape)
+    batch, rows, columns = shape
     if call.is_cut(right) and is_copied(right.start):
         folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right.view(lambda v: v[0]))
         return folded.view(batch, rows, columns)
@@ -50,7 +55,7 @@ def bmm(call: AbstractCall) -> Tensor:
         turned = right.view(lambda v: v.transpose(1, 2).reshape(batch * columns, -1))
         folded = call.product(turned, left.view(lambda v: v[0].t()))
         return folded.view(batch, columns, rows).transpose(1, 2)
-    return torch.stack([call.product(*(side.view(picker(k)) for side in (left, right))) for k in range(batch)])
+    return torch.stack([call.product(left.view(picker(k)), right.view(picker(k))) for k in range(batch)])
 
 
 def is_copied(value: Tensor) -> bool:

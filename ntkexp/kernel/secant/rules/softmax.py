@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
+from ntkexp.kernel.secant.rules.smooth import softplus_slope
 
 
 def softmax(call: AbstractCall) -> Tensor:
@@ -40,6 +41,38 @@ def logsumexp(call: AbstractCall) -> Tensor:
     return (weights * call.delta(value)).sum(dim, keepdim=call.given["keepdim"])
 
 
+def logcumsumexp(call: AbstractCall) -> Tensor:
+    """yₙ = log(e^yₙ₋₁ + e^zₙ), so Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ with the share sₙ of what came before."""
+    value, dim = call.args
+    if value.start.dim() == 0:
+        return call.delta(value)
+    y0, y1 = call.ends[0]
+    gap = Ends(ahead(y0, value.start, dim), ahead(y1, value.end, dim), None)
+    share = call.slope(gap, softplus_slope).movedim(dim, -1)
+    share = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
+    return scanned(share, (1 - share) * call.delta(value).movedim(dim, -1)).movedim(-1, dim)
+
+
+def ahead(y: Tensor, z: Tensor, dim: int) -> Tensor:
+    """yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ."""
+    before = torch.cat([torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim)
+    return torch.where(before == -inf, -inf, before - z)
+
+
+def scanned(gain: Tensor, value: Tensor) -> Tensor:
+    """vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: gains and values of n and of what lies a
+    distance before it become those of both.
+    """
+    distance, length = 1, value.shape[-1]
+    while distance < length:
+        late, early = slice(distance, None), slice(None, length - distance)
+        moved = value[..., late] + gain[..., late] * value[..., early]
+        value = torch.cat([value[..., :distance], moved], -1)
+        gain = torch.cat([gain[..., :distance], gain[..., late] * gain[..., early]], -1)
+        distance *= 2
+    return value
+
+
 def centre(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
     """Δz − Σ w Δz; where a mask hides everything there are no weights."""
     delta = call.delta(value)
@@ -60,5 +93,6 @@ def normalise(z: Tensor, dim: int | list[int]) -> Tensor:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("_softmax", "_safe_softmax"), softmax),
     "_log_softmax": log_softmax,
+    "logcumsumexp": logcumsumexp,
     "logsumexp": logsumexp,
 }

@@ -1,0 +1,367 @@
+"""Functions of matrices whose difference has a closed form. A bar is the mean of both ends, V the difference ΔA.
+
+inverse       −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹)               solve   A₁ ΔX = ΔB − V X₀ and A₀ ΔX = ΔB − V X₁, averaged
+Cholesky      A = LLᵀ: ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), Φ the lower triangle with half the diagonal
+QR            V = ΔQ R̄ + Q̄ ΔR, Q̄ᵀΔQ antisymmetric and ΔR triangular: one solution, by a Cholesky factor of Q̄ᵀQ̄
+reflections   a product of I − τvvᵀ, one after the other, by the product rule
+pinv          −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged (Wedin 1973)
+exp           ∫ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the ends exchanged
+determinant   ∫ adj(A₀ + sV) ds: a polynomial, which ⌈n/2⌉ Gauss nodes integrate exactly
+eigenvalues   u₁ᵀVu₀/u₁ᵀu₀ of a symmetric matrix, and likewise singular values; see `values`
+
+Each is exact, the same with its ends exchanged, and the derivative where they are one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.secant.linear_map import Way
+from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
+
+ORDER = 8  # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+ROUNDINGS = 100  # times eps: what is beyond has another reason
+OVERLAP = 0.5  # of the directions at both ends, from which on they count as the same
+
+
+def coefficient(call: AbstractCall, value: Tensor) -> Tensor:
+    """What the ends decide and multiplies a difference."""
+    return call.slope(Ends(value, value, None), lambda v, _: v)
+
+
+def matmul(call: AbstractCall, left: Ends, right: Ends) -> Ends:
+    """A product of (batches of) matrices, with its difference."""
+    terms = [] if left.delta is None else [left.delta @ call.mean(right)]
+    terms += [] if right.delta is None else [call.mean(left) @ right.delta]
+    start, end = left.start @ right.start, left.end @ right.end
+    return Ends(start, end, total(terms, start.shape) if terms else None)
+
+
+def known(call: AbstractCall, value: Ends, shape: torch.Size | None = None) -> Ends:
+    """An argument with its difference, at the shape at which the operation uses it."""
+    shape = value.start.shape if shape is None else shape
+    delta = None if value.delta is None else call.delta(value, shape)
+    return Ends(value.start.expand(shape), value.end.expand(shape), delta)
+
+
+def identity(like: Tensor, size: int) -> Tensor:
+    """Ones on the diagonal, of a matrix of this size."""
+    return like.new_ones(size).diag_embed()
+
+
+def symmetric(value: Ends) -> Ends:
+    """A matrix of which torch reads the lower triangle."""
+    return value.view(lambda a: a.tril() + a.tril(-1).mT)
+
+
+def inverse(call: AbstractCall) -> Tensor:
+    """The matrix that undoes another one."""
+    p0, p1 = (coefficient(call, v) for v in call.ends[0])
+    v = call.delta(call.args[0])
+    return -p0 @ v @ p0 if call.is_point else (p1 @ v @ p0 + p0 @ v @ p1) * -0.5
+
+
+def solve(call: AbstractCall) -> Tensor:
+    """A X = B, or X A = B, which is AᵀXᵀ = Bᵀ."""
+    matrix, right = call.args
+    is_vector = right.start.dim() == 1 or right.start.shape == matrix.start.shape[:-1]
+    if is_vector:
+        right = right.view(lambda b: b[..., None])
+    if not call.given["left"]:
+        matrix, right = (value.view(lambda v: v.mT) for value in (matrix, right))
+    delta = solution(call, matrix, right)
+    delta = delta if call.given["left"] else delta.mT
+    return delta[..., 0] if is_vector else delta
+
+
+def solve_triangular(call: AbstractCall) -> Tensor:
+    """The same with one triangle of A, whose diagonal may count as ones."""
+    matrix, right = call.args
+    ones = call.given["unitriangular"]
+
+    def triangle(a: Tensor) -> Tensor:
+        return a.triu(int(ones)) if call.given["upper"] else a.tril(-int(ones))
+
+    matrix = matrix.view(triangle)
+    if ones:
+        eye = identity(matrix.start, matrix.start.shape[-1])
+        matrix = replace(matrix, start=matrix.start + eye, end=matrix.end + eye)
+    if not call.given["left"]:
+        return solution(call, *(value.view(lambda v: v.mT) for value in (matrix, right))).mT
+    return solution(call, matrix, right)
+
+
+def cholesky_solve(call: AbstractCall) -> Tensor:
+    """(LLᵀ)⁻¹ B, from a triangle."""
+    right, factor = call.args[:2]
+    lower = factor.view(lambda f: f.triu().mT if call.given["upper"] else f.tril())
+    if call.is_cut(lower):
+        raise NoRule("a Cholesky factor of weights solves for what depends on the inputs")
+    return solution(call, matmul(call, lower, lower.view(lambda f: f.mT)), right)
+
+
+def solution(call: AbstractCall, matrix: Ends, right: Ends) -> Tensor:
+    """The difference of A⁻¹B: mean(A⁻¹) ΔB − ½ (A₁⁻¹ V X₀ + A₀⁻¹ V X₁)."""
+    inverses = [torch.linalg.inv_ex(a)[0] for a in (matrix.start, matrix.end)]
+    x0, x1 = (p @ b for p, b in zip(inverses, (right.start, right.end), strict=True))
+    p0, p1 = (coefficient(call, p) for p in inverses)
+    terms = [] if right.delta is None else [(p0 + p1) / 2 @ call.delta(right, x0.shape)]
+    if matrix.delta is not None:
+        terms += [p1 @ applied(call, matrix, x0) * -0.5, p0 @ applied(call, matrix, x1) * -0.5]
+    return total(terms, x0.shape)
+
+
+def applied(call: AbstractCall, matrix: Ends, x: Tensor) -> Tensor:
+    """V x; where weights meet inputs, a use of the weights: of a product if there is one matrix, of elements if each
+    example has its own.
+    """
+    n = matrix.start.shape[-1]
+    if call.is_cut(matrix) and matrix.start.numel() == n * n:
+        columns = x.movedim(-2, 0).reshape(n, -1)
+        found = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
+        return found.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
+    delta = call.delta(matrix, torch.Size([*x.shape[:-2], n, n]))
+    return delta @ coefficient(call, x)
+
+
+def cholesky(call: AbstractCall) -> Tensor:
+    """The mean factor is triangular with a positive diagonal, as those of both ends are."""
+    (l0, l1), upper = call.ends[0], call.given["upper"]
+    middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
+    factor, inverse = coefficient(call, middle).tril(), coefficient(call, torch.linalg.inv_ex(middle)[0]).tril()
+    value = call.args[0].view(lambda a: a.mT) if upper else call.args[0]
+    delta = factor @ half(inverse @ symmetric(known(call, value)).change @ inverse.mT)
+    return delta.mT if upper else delta
+
+
+def half(matrix: Tensor) -> Tensor:
+    """The lower triangle, with half of the diagonal: X = Φ(X) + Φ(X)ᵀ where X is symmetric."""
+    return (matrix.tril() + matrix.tril(-1)) / 2
+
+
+def qr(call: AbstractCall) -> Result:
+    """Of columns that are independent at both ends, and turn to the same sides.
+
+    With Q̄ᵀQ̄ = CCᵀ:  CᵀXC⁻ᵀ = S + U for X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹, S antisymmetric, U upper triangular; ΔR = C⁻ᵀUCᵀR̄.
+    """
+    (q0, q1), (r0, r1) = call.ends
+    if call.given["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
+        raise NoRule("a QR decomposition that is not that of independent columns; give mode='reduced'")
+    if bool((r0.diagonal(dim1=-2, dim2=-1) * r1.diagonal(dim1=-2, dim2=-1) <= 0).any()):
+        raise NoRule("a column of Q turns round between the ends of a step")
+    q, r = (q0 + q1) / 2, (r0 + r1) / 2
+    factor = torch.linalg.cholesky_ex(q.mT @ q)[0]
+    back = torch.linalg.inv_ex(factor)[0]
+    v = call.delta(call.args[0]) @ coefficient(call, torch.linalg.inv_ex(r)[0]).triu()
+    x = coefficient(call, back @ q.mT) @ v @ coefficient(call, back.mT).triu()
+    antisymmetric = x.tril(-1) - x.tril(-1).mT
+    turned = coefficient(call, back.mT).triu() @ (x - antisymmetric) @ coefficient(call, factor.mT).triu()
+    return v - coefficient(call, q) @ turned, turned @ coefficient(call, r).triu()
+
+
+def reflections(call: AbstractCall) -> Tensor:
+    """The first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of its own."""
+    vectors, gains = (known(call, value) for value in call.args)
+    rows, columns = vectors.start.shape[-2:]
+    eye = identity(vectors.start, rows)[:, :columns].expand(vectors.start.shape)
+    found = Ends(eye, eye, None)
+    for k in reversed(range(gains.start.shape[-1])):
+        below = vectors.view(lambda a, k=k: a[..., k : k + 1].tril(-k - 1))  # type: ignore[misc]
+        v = replace(below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1])
+        scaled = matmul(call, v, gains.view(lambda g, k=k: g[..., k : k + 1, None]))  # type: ignore[misc]
+        found = less(found, matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), found)))
+    return found.change
+
+
+def less(left: Ends, right: Ends) -> Ends:
+    """A difference of two, with its own difference."""
+    delta = None if right.delta is None else -right.delta
+    if left.delta is not None:
+        delta = left.delta if delta is None else left.delta + delta
+    return Ends(left.start - right.start, left.end - right.end, delta)
+
+
+def pseudo_inverse(call: AbstractCall) -> Tensor:
+    """Where the rank changes as well, though its derivative has no limit there."""
+    value, (p0, p1) = call.args[0], call.ends[0]
+    delta = call.delta(value)
+    if call.given["hermitian"]:
+        value, delta = symmetric(value), symmetric(known(call, value)).change
+    ends = ((value.start.to(p0), p0), (value.end.to(p1), p1))
+    if call.is_point:
+        return wedin(call, delta, *ends)
+    return (wedin(call, delta, *ends) + wedin(call, delta, *ends[::-1])) / 2
+
+
+def wedin(call: AbstractCall, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """−P V p + P Pᵀ Vᵀ (I − a p) + (I − P A) Vᵀ pᵀ p, for the pseudo-inverses p of a and P of A."""
+    (a, p), (b, q) = this, other
+    rows, columns = (identity(a, n) for n in a.shape[-2:])
+    within, beside = coefficient(call, q @ q.mT), coefficient(call, p.mT @ p)
+    left, right = coefficient(call, columns - q @ b), coefficient(call, rows - a @ p)
+    middle = coefficient(call, q) @ v @ coefficient(call, p)
+    return within @ v.mT @ right + left @ v.mT @ beside - middle
+
+
+def exponential(call: AbstractCall) -> Tensor:
+    """Both ways round; and what torch rounds beside. It stops the series of a single small matrix so early that values
+    are off by 1e-12, and that much of the change is taken along V, as ⟨V, ·⟩/⟨V, V⟩.
+    """
+    value, delta = call.args[0], call.delta(call.args[0])
+    ways = [between(call, value.start, value.end)]
+    if call.is_point:
+        return ways[0](delta)
+    ways.append(between(call, value.end, value.start))
+    (e0, e1) = call.ends[0]
+    step = (value.end - value.start).to(e0)
+    missed = e1 - e0 - (ways[0](step) + ways[1](step)) / 2
+    size = e0.abs().amax((-2, -1), keepdim=True) + e1.abs().amax((-2, -1), keepdim=True)
+    share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(torch.finfo(step.dtype).tiny)
+    beyond = missed.abs().amax((-2, -1), keepdim=True) > ROUNDINGS * torch.finfo(step.dtype).eps * size
+    along = (coefficient(call, share) * delta).sum((-2, -1), keepdim=True)
+    return (ways[0](delta) + ways[1](delta)) / 2 + coefficient(call, torch.where(beyond, missed, 0.0)) * along
+
+
+def between(call: AbstractCall, a: Tensor, b: Tensor) -> Way:
+    """V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds: by Gauss nodes over a piece h of [0, 1], on which both are short, and then by
+
+    I(2h) = e^{hA} I(h) + I(h) e^{hB}
+    """
+    doublings = halvings(a, b)
+    h = 0.5**doublings
+    nodes, weights = gauss(ORDER, a)
+    left, right = (coefficient(call, torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
+    left, right = h * weights * left, right.flip(0)  # 1 − s are the nodes turned round
+    longer = [tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b)) for k in range(doublings)]
+    factors = [tuple(coefficient(call, m) for m in pair) for pair in longer]
+
+    def integral(v: Tensor) -> Tensor:
+        found = (left @ v @ right).sum(0)
+        for before, after in factors:
+            found = before @ found + found @ after
+        return found
+
+    return integral
+
+
+def halvings(*matrices: Tensor) -> int:
+    """How often matrices are halved until no norm exceeds one."""
+    size = torch.stack([m.abs().sum(-2).amax() for m in matrices if m.numel()] or [torch.ones(())]).amax()
+    return int(size.clamp(1, 2**30).log2().ceil())
+
+
+def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights on [0, 1], each beside a matrix like this one."""
+    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(count))
+    beside = (-1, *[1] * like.dim())
+    return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
+
+
+def determinant(call: AbstractCall) -> Tensor:
+    """⟨mean adjugate, V⟩."""
+    value = call.args[0]
+    slope = call.slope(value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0)))
+    return (slope * call.delta(value)).sum((-2, -1))
+
+
+def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
+    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale."""
+    nodes, weights = gauss(max(1, ceil(a0.shape[-1] / 2)), a0)
+    return (weights * cofactors(torch.lerp(a0, a1, nodes), scale)).sum(0)
+
+
+def cofactors(matrix: Tensor, scale: Tensor) -> Tensor:
+    """adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A = U diag(σ) Vᵀ, of a singular matrix as well."""
+    u, sizes, vh = torch.linalg.svd(matrix)
+    n = sizes.shape[-1]
+    others = sizes.log()[..., None, :].expand(*sizes.shape, n)
+    others = torch.where(torch.eye(n, dtype=torch.bool, device=sizes.device), 0.0, others).sum(-1)
+    sign = torch.linalg.det(u @ vh).sign()
+    found: Tensor = (u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]) @ vh
+    return found
+
+
+def log_determinant(call: AbstractCall) -> Result:
+    """log|det|, by the slope of the logarithm at determinants that are divided by the larger one; and the sign."""
+    value, ((s0, s1), (l0, l1), *_) = call.args[0], call.ends
+    if not bool((l0.isfinite() & l1.isfinite()).all()):
+        raise NoRule("the logarithm of a determinant that is zero")
+    scale = torch.maximum(l0, l1)
+    slope = call.slope(value, lambda a0, a1: mean_cofactors(a0, a1, scale))
+    change = (slope * call.delta(value)).sum((-2, -1))
+    d0, d1 = s0 * (l0 - scale).exp(), s1 * (l1 - scale).exp()
+    logs = torch.where(s0 == s1, s0 / log_mean(l0 - scale, l1 - scale), (l1 - l0) / (d1 - d0))
+    jump = quotient(s1 - s0, d1 - d0, 0.0)
+    return coefficient(call, jump) * change, coefficient(call, logs) * change, None, None
+
+
+def eigenvalues(call: AbstractCall) -> Result:
+    """Of a symmetric matrix."""
+    value = symmetric(known(call, call.args[0]))
+    (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
+    (l0, l1) = call.ends[0]
+    pairs = (u1, u0), (u0, u1)
+    return values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2)), None
+
+
+def singular_values(call: AbstractCall) -> Result:
+    """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same exchanged."""
+    value = known(call, call.args[0])
+    (u0, _, w0), (u1, _, w1) = (torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end))
+    v0, v1 = w0.mT, w1.mT
+    overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
+    pairs = (u1, v0), (u0, v1)
+    return None, values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap), None
+
+
+def values(
+    call: AbstractCall,
+    value: Ends,
+    sizes: tuple[Tensor, Tensor],
+    across: tuple[tuple[Tensor, Tensor], ...],
+    along: tuple[tuple[Tensor, Tensor], ...],
+    overlap: Tensor,
+) -> Tensor:
+    """Δσ = ⟨G, V⟩ for each σ with its directions u and v. While these stay about the same, G = mean u₁v₀ᵀ over their
+    overlap; where they do not, as where two values meet, the mean Ḡ of uvᵀ is brought to the change along V (Gonzalez
+    1996): G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩.
+    """
+    v, step = value.change, value.end - value.start
+    same = overlap.abs() >= OVERLAP
+    directly = forms(call, v, across) / torch.where(same, overlap, 1.0)
+    if call.is_point or bool(same.all()):
+        return directly
+    plain = sum((left * (step @ right)).sum(-2) for left, right in along) / 2
+    squares = step.square().sum((-2, -1))[..., None]
+    missing = coefficient(call, quotient(sizes[1] - sizes[0] - plain, squares, 0.0))
+    brought = missing * (coefficient(call, step) * v).sum((-2, -1))[..., None]
+    return torch.where(same, directly, forms(call, v, along) + brought)
+
+
+def forms(call: AbstractCall, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+    """The mean of uᵀVw over pairs of directions."""
+    terms = [(coefficient(call, left) * (v @ coefficient(call, right))).sum(-2) for left, right in pairs]
+    return (terms[0] + terms[1]) / 2
+
+
+RULES: dict[str, Rule] = {
+    "_linalg_det": determinant,
+    "_linalg_eigh": eigenvalues,
+    "_linalg_slogdet": log_determinant,
+    "_linalg_solve_ex": solve,
+    "_linalg_svd": singular_values,
+    "cholesky_solve": cholesky_solve,
+    "linalg_cholesky_ex": cholesky,
+    "linalg_householder_product": reflections,
+    "linalg_inv_ex": inverse,
+    "linalg_matrix_exp": exponential,
+    "linalg_pinv": pseudo_inverse,
+    "linalg_qr": qr,
+    "linalg_solve_triangular": solve_triangular,
+}
