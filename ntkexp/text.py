@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 MISSING = "–"
+LONGEST_NAME = 60
+ODD_LETTERS = "\u200c\u200d\xa0\u202f\u3000"  # joiners in words of some scripts and in emoji, and wide or fixed blanks
 DAY = 86_400.0  # seconds
 YEAR = 365.25 * DAY
 
@@ -55,12 +57,34 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
     secant   4e-15
     left      0.12
     """
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     cells = [
         [cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(*line, strict=True)]
-        for line in ((row, widths, right) for row in (header, *rows))
+        for line in ((row, widths, right) for row in lines)
     ]
     return "\n".join("  ".join(line).rstrip() for line in cells)
+
+
+def printable(text: str) -> str:
+    r"""Spell control characters, and those that turn the direction of writing round, by their codes.
+
+    >>> printable("5 µm"), printable("a\n\x1b[31mb\u202e")
+    ('5 µm', 'a\\n\\x1b[31mb\\u202e')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in ODD_LETTERS else repr(c)[1:-1] for c in text)
+
+
+def shown_name(name: str) -> str:
+    r"""Spell a name that comes from data: on one line of a bounded length, on which nothing acts on a terminal.
+
+    >>> shown_name("two\nlines"), shown_name(""), shown_name("n" * 99)[-2:]
+    ('two\\nlines', '""', 'n…')
+    """
+    spelt = printable(name) or '""'
+    return spelt if len(spelt) <= LONGEST_NAME else f"{spelt[: LONGEST_NAME - 1]}…"
 
 
 def spoken(machine: str) -> str:

@@ -62,13 +62,11 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
 
 def show(judged: JudgedClaim) -> None:
     """Draw the claim, and write down what is said of the picture."""
-    from matplotlib import rc_context  # noqa: PLC0415  slow, and judging needs none
-
-    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  the same
-    from ntkexp.report.plots.style import RC  # noqa: PLC0415  the same
+    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  slow, and judging needs none
+    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  the same
 
     picture, folder = judged.claim.picture, judged.record.path
-    with rc_context(RC):
+    with house_style():
         write_atomically(folder / PICTURE, svg(picture.figure(judged)))
     table = picture.table(judged)
     columns = () if table is None else tuple(map(str, table))
