@@ -151,10 +151,10 @@ def given(output: str, value: float) -> str:
     """Say what the network gives a point, in words that fit below it.
 
     >>> given("f for boot", -0.5), given("f for ankle boot", 0.125)
-    ('f for boot: −0.5', 'f for an…: 0.125')
+    ('f for boot: −0.5', 'f for a…: 0.125')
     """
-    number = minus(value)
-    return f"{fitting(output, ACROSS_A_POINT - len(': ') - len(number))}: {number}"
+    whole, number = f"{output}: {minus(value)}", minus(value)
+    return whole if len(whole) <= ACROSS_A_POINT else f"{fitting(output, ACROSS_A_POINT - 3 - len(number))}: {number}"
 
 
 def minus(value: float) -> str:
