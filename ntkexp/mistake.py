@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from stat import S_ISDIR, S_ISREG
 
 CLOSE = 0.6
 """How much of two names of files must agree."""
@@ -71,6 +72,21 @@ def first_line(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+def refuse_special(path: Path, given: str, largest: int) -> int:
+    """Refuse a pipe or a device, to which there may be no end, and a file too large to be meant; its size in bytes.
+
+    >>> refuse_special(Path("/dev/zero"), "data.path='/dev/zero'", 100)
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: data.path='/dev/zero' is a pipe or a device; write what it gives into a file, and name that
+    """
+    found = path.stat()
+    if not S_ISREG(found.st_mode) and not S_ISDIR(found.st_mode):
+        raise Mistake(f"{given} is a pipe or a device; write what it gives into a file, and name that")
+    if found.st_size > largest:
+        raise Mistake(f"{given} has {found.st_size} bytes, and files are read up to {largest}; name a smaller one")
+    return found.st_size
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -49,7 +49,7 @@ def waited_for(lock: Path) -> Iterator[None]:
 def is_held(lock: Path) -> bool:
     """Whether someone holds the lock; a file that is not there is not held."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)  # lest a pipe of that name wait for a writer
     except OSError:
         return False
     try:
