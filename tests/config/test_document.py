@@ -27,7 +27,7 @@ BROKEN = {
     "many references": ("x:\n" + "- ${x}\n" * 3_000, "line 2 .* make more than 100000 entries"),
     "very deep lists": ("x: " + "[" * 3000, "more than 50 lists and mappings lie in each other"),
     "very deep mappings": ("\n".join(" " * k + "a:" for k in range(200)), "more than 50 lists and mappings"),
-    "an object of Python's": ("x: !!python/object/apply:os.system [exit]", "!!python/object/apply:os.system is no kind of value here"),
+    "an object of Python's": ("x: !!python/object/apply:os.system [exit]", "object/apply:os.system is no kind of value here"),
     "a set": ("axes: {model.width: !!set {8, 9}}", "line 1 .*!!set is no kind of value here; write it as"),
     "bytes": ("x: !!binary aGk=", "!!binary is no kind of value here"),
     "pairs": ("x: !!omap [a: 1]", "!!omap is no kind of value here"),
@@ -61,7 +61,7 @@ def test_dates_are_text_as_they_are_to_hydra() -> None:
     assert parsed("{a: 2020-13-45, b: 2020-01-02}") == {"a": "2020-13-45", "b": "2020-01-02"}
 
 
-@pytest.mark.parametrize("value", ["2020-13-45", "2020-01-02", "!!set {a: b}", "${", "{a: {null: 1}}", "!!binary aGk="])
+@pytest.mark.parametrize("value", ["2020-13-45", "2020-01-02", "${", "{a: {null: 1}}"])
 def test_a_value_of_another_kind_is_refused(value: str, written: Path) -> None:
     (written / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.MLP\nwidth: {value}\n")
     with pytest.raises(Mistake, match=r"model\.width=.*it takes a whole number|: \S.*width") as caught:
