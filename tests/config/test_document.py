@@ -27,7 +27,10 @@ BROKEN = {
     "many references": ("x:\n" + "- ${x}\n" * 3_000, "line 2 .* make more than 100000 entries"),
     "very deep lists": ("x: " + "[" * 3000, "more than 50 lists and mappings lie in each other"),
     "very deep mappings": ("\n".join(" " * k + "a:" for k in range(200)), "more than 50 lists and mappings"),
-    "an object of Python's": ("x: !!python/object/apply:os.system [exit]", "object/apply:os.system is no kind of value here"),
+    "an object of Python's": (
+        "x: !!python/object/apply:os.system [exit]",
+        "os.system is no kind of value here",
+    ),
     "a set": ("axes: {model.width: !!set {8, 9}}", "line 1 .*!!set is no kind of value here; write it as"),
     "bytes": ("x: !!binary aGk=", "!!binary is no kind of value here"),
     "pairs": ("x: !!omap [a: 1]", "!!omap is no kind of value here"),

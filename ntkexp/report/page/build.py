@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jinja2
 
-from ntkexp.records.atomic import write_atomically
+from ntkexp.records.atomic import make_folder, write_atomically
 from ntkexp.records.claim import ClaimRecord
 from ntkexp.records.version import package_version
 from ntkexp.report.analysis.tables import save
@@ -43,7 +43,7 @@ PER_PAGE = 25
 
 def write(material: Material, folder: Path, command: str) -> Path:
     """Write the page and the files beside it; the page's path is given back."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     page = folder / "index.html"
     for analysis in material.analyses:
         save(analysis, folder)
@@ -70,7 +70,7 @@ def render(material: Material, folder: Path, command: str) -> str:
 
 def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> Path:
     """Write the page of claims beside that of runs; its path is given back."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     page = filled(
         "claims.html",
         command,
@@ -98,7 +98,7 @@ def write_explanations(
         check=checked,
         check_picture=picture,
     )
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent)
     write_atomically(page, text)
     return page
 
