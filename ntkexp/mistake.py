@@ -14,6 +14,25 @@ from stat import S_ISDIR, S_ISREG
 CLOSE = 0.6
 """How much of two names of files must agree."""
 
+HIDDEN: dict[str, str] = {}
+"""Values that a configuration took from the environment, each with how it referred to it: YAML of others may ask for a
+password, and what goes wrong with that is printed and kept."""
+SHORTEST = 4  # letters of a value that is hidden: "1" is no secret, and stands everywhere
+
+
+def without_secrets(text: str) -> str:
+    """Put references in place of the values that came from the environment.
+
+    >>> HIDDEN["hunter2"] = "${oc.env:PASSWORD}"
+    >>> without_secrets("model.width=hunter2: it takes a whole number")
+    'model.width=${oc.env:PASSWORD}: it takes a whole number'
+    >>> del HIDDEN["hunter2"]
+    """
+    for value in sorted(HIDDEN, key=len, reverse=True):
+        for spelt in (value, repr(value)[1:-1]):
+            text = text.replace(spelt, HIDDEN[value])
+    return text
+
 
 class Mistake(ValueError):
     r"""Something the user can put right; its message is one line, with advice.
@@ -23,7 +42,7 @@ class Mistake(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("\\n".join(message.splitlines()))
+        super().__init__("\\n".join(without_secrets(message).splitlines()))
 
 
 class WrongArgument(Mistake):
