@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 MISSING = "–"
@@ -85,6 +86,38 @@ def shown_name(name: str) -> str:
     """
     spelt = printable(name) or '""'
     return spelt if len(spelt) <= LONGEST_NAME else f"{spelt[: LONGEST_NAME - 1]}…"
+
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+def as_cell(text: str) -> str:
+    """Write text into a table so that a spreadsheet takes it for text, not for a formula that it carries out.
+
+    An apostrophe comes before it, as people type it there; a number stays a number.
+
+    >>> [as_cell(text) for text in ("=cmd|x", "-1.5", "@a", "'=b", "left", "")]
+    ["'=cmd|x", '-1.5', "'@a", "''=b", 'left', '']
+    """
+    return f"'{text}" if FORMULA.match(text) and not is_number(text) else text
+
+
+def of_cell(cell: str) -> str:
+    """Read the text that `as_cell` wrote.
+
+    >>> [of_cell(as_cell(text)) for text in ("=cmd|x", "-1.5", "''=b", "'b'")]
+    ['=cmd|x', '-1.5', "''=b", "'b'"]
+    """
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number as it stands, such as -1e-3."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text == text.strip() and "_" not in text
 
 
 def spoken(machine: str) -> str:

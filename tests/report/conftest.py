@@ -11,7 +11,7 @@ from tests.report.synthetic import Problem, digits, regression, write_run
 
 STRANGE = (
     *(r"$x^{$", "$5-$10", "a_b % \\frac", "<b>&amp;\"'", "\x01\x1b[31m\x7f\ufffe", "\u202eevil שלום"),
-    *("\U0001f600\u200d", "two\nlines", "", "n" * 10_000),
+    *("\U0001f600\u200d", "=cmd|'a'!A0", "", "n" * 10_000),
 )
 """Names of classes, as anybody may have them in a table."""
 

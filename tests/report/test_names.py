@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -9,12 +10,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib as mpl
+import pandas as pd
 import pytest
 
+from ntkexp.cli.kernel.tables import save
+from ntkexp.records.results import Result, read_results, write_results
 from ntkexp.report.explain import explain
 from ntkexp.report.explain_text import all_told
 from ntkexp.report.plots.run_plots import figure_of, gallery, svg
 from ntkexp.report.run import load_run
+from ntkexp.report.table import as_csv
 from ntkexp.text import shown_name
 from tests.report.test_plots import assert_inside
 
@@ -86,3 +91,18 @@ def test_a_shown_name_is_one_short_line(name: str) -> None:
     said = shown_name(name)
     assert 0 < len(said) <= 60
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(A1)", "\tx", "'=x", "''-", "-1_0"])
+def test_no_cell_of_a_table_is_a_formula(text: str, tmp_path: Path) -> None:
+    """An apostrophe stands before it, which the reader of a run's table takes away; numbers are numbers."""
+    row = Result("train", text, "", -0.5, None, None, None, None, text)
+    write_results(tmp_path / "results.csv", [row])
+    assert read_results(tmp_path / "results.csv") == (row,)
+    with (tmp_path / "results.csv").open(newline="") as file:
+        written = next(csv.DictReader(file))
+    assert (written["machine"][0], written["relative_error"]) == ("'", "-0.5")
+    table = as_csv(pd.DataFrame({text: [text, "1"], "x": [-1.0, 2.0], "y": [None, 3]}))
+    assert [cell for line in csv.reader(table.splitlines()) for cell in line if cell and cell[0] in "=+@\t\r"] == []
+    saved = save(tmp_path, "a.csv", [text], [[text], [-0.5], ["-0.5"]])
+    assert list(csv.reader(saved.read_text().splitlines()))[1:] == [[f"'{text}"], ["-0.5"], ["-0.5"]]

@@ -33,7 +33,7 @@ from ntkexp.report.page.headline import what_came_out, what_was_run
 from ntkexp.report.page.run_view import lead, overview, run_views
 from ntkexp.report.page.sweep_view import sweep_view
 from ntkexp.report.run import Run
-from ntkexp.report.table import combined
+from ntkexp.report.table import as_csv, combined
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
@@ -47,7 +47,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
     page = folder / "index.html"
     for analysis in material.analyses:
         save(analysis, folder)
-    write_atomically(folder / "runs.csv", combined(material.runs).to_csv(index=False, lineterminator="\n"))
+    write_atomically(folder / "runs.csv", as_csv(combined(material.runs)))
     write_atomically(page, render(material, folder, command))
     return page
 

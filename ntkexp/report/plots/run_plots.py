@@ -17,6 +17,7 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.report.plots import figures
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
+from ntkexp.report.table import as_csv
 
 Draw: TypeAlias = Callable[[Run], Figure | None]
 Table: TypeAlias = Callable[[Run], pd.DataFrame]
@@ -49,7 +50,7 @@ def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
     """Give the names and contents of the files of one picture: it, and the numbers in it."""
     if (figure := figure_of(run, draw)) is not None:
         yield f"{name}.svg", svg(figure)
-        yield f"{name}.csv", numbers(name)(run).to_csv(index=False, lineterminator="\n")
+        yield f"{name}.csv", as_csv(numbers(name)(run))
 
 
 def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
