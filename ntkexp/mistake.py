@@ -8,10 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from stat import S_ISDIR, S_ISREG
 
 CLOSE = 0.6
 """How much of two names of files must agree."""
+
+HIDDEN: dict[str, str] = {}
+"""Values that a configuration took from the environment, each with how it referred to it: YAML of others may ask for a
+password, and what goes wrong with that is printed and kept."""
+SHORTEST = 4  # letters of a value that is hidden: "1" is no secret, and stands everywhere
+
+
+def without_secrets(text: str) -> str:
+    """Put references in place of the values that came from the environment.
+
+    >>> HIDDEN["hunter2"] = "${oc.env:PASSWORD}"
+    >>> without_secrets("model.width=hunter2: it takes a whole number")
+    'model.width=${oc.env:PASSWORD}: it takes a whole number'
+    >>> del HIDDEN["hunter2"]
+    """
+    for value in sorted(HIDDEN, key=len, reverse=True):
+        for spelt in (value, repr(value)[1:-1]):
+            text = text.replace(spelt, HIDDEN[value])
+    return text
 
 
 class Mistake(ValueError):
@@ -22,7 +42,7 @@ class Mistake(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("\\n".join(message.splitlines()))
+        super().__init__("\\n".join(without_secrets(message).splitlines()))
 
 
 class WrongArgument(Mistake):
@@ -71,6 +91,21 @@ def first_line(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+def refuse_special(path: Path, given: str, largest: int) -> int:
+    """Refuse a pipe or a device, to which there may be no end, and a file too large to be meant; its size in bytes.
+
+    >>> refuse_special(Path("/dev/zero"), "data.path='/dev/zero'", 100)
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: data.path='/dev/zero' is a pipe or a device; write what it gives into a file, and name that
+    """
+    found = path.stat()
+    if not S_ISREG(found.st_mode) and not S_ISDIR(found.st_mode):
+        raise Mistake(f"{given} is a pipe or a device; write what it gives into a file, and name that")
+    if found.st_size > largest:
+        raise Mistake(f"{given} has {found.st_size} bytes, and files are read up to {largest}; name a smaller one")
+    return found.st_size
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

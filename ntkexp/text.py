@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 MISSING = "–"
+LONGEST_NAME = 60
+ODD_LETTERS = "\u200c\u200d\xa0\u202f\u3000"  # joiners in words of some scripts and in emoji, and wide or fixed blanks
 DAY = 86_400.0  # seconds
 YEAR = 365.25 * DAY
 
@@ -55,12 +58,66 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
     secant   4e-15
     left      0.12
     """
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     cells = [
         [cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(*line, strict=True)]
-        for line in ((row, widths, right) for row in (header, *rows))
+        for line in ((row, widths, right) for row in lines)
     ]
     return "\n".join("  ".join(line).rstrip() for line in cells)
+
+
+def printable(text: str) -> str:
+    r"""Spell control characters, and those that turn the direction of writing round, by their codes.
+
+    >>> printable("5 µm"), printable("a\n\x1b[31mb\u202e")
+    ('5 µm', 'a\\n\\x1b[31mb\\u202e')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in ODD_LETTERS else repr(c)[1:-1] for c in text)
+
+
+def shown_name(name: str) -> str:
+    r"""Spell a name that comes from data: on one line of a bounded length, on which nothing acts on a terminal.
+
+    >>> shown_name("two\nlines"), shown_name(""), shown_name("n" * 99)[-2:]
+    ('two\\nlines', '""', 'n…')
+    """
+    spelt = printable(name) or '""'
+    return spelt if len(spelt) <= LONGEST_NAME else f"{spelt[: LONGEST_NAME - 1]}…"
+
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+def as_cell(text: str) -> str:
+    """Write text into a table so that a spreadsheet takes it for text, not for a formula that it carries out.
+
+    An apostrophe comes before it, as people type it there; a number stays a number.
+
+    >>> [as_cell(text) for text in ("=cmd|x", "-1.5", "@a", "'=b", "left", "")]
+    ["'=cmd|x", '-1.5', "'@a", "''=b", 'left', '']
+    """
+    return f"'{text}" if FORMULA.match(text) and not is_number(text) else text
+
+
+def of_cell(cell: str) -> str:
+    """Read the text that `as_cell` wrote.
+
+    >>> [of_cell(as_cell(text)) for text in ("=cmd|x", "-1.5", "''=b", "'b'")]
+    ['=cmd|x', '-1.5', "''=b", "'b'"]
+    """
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number as it stands, such as -1e-3."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text == text.strip() and "_" not in text
 
 
 def spoken(machine: str) -> str:

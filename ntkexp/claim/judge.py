@@ -26,6 +26,7 @@ from ntkexp.records.json_file import to_text
 from ntkexp.records.timings import write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
 from ntkexp.report.run import Run, load_tables
+from ntkexp.report.table import as_csv
 from ntkexp.sweep.status import RunStatus, record
 
 
@@ -53,7 +54,7 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
     )
     write_atomically(planned.folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
-        write_atomically(planned.folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+        write_atomically(planned.folder / f"{name}.csv", as_csv(table))
     show(JudgedClaim(claim, written, tables))
     write_timings(planned.folder / TIMINGS, planned.parts_took)
     write_claim(written)
@@ -62,13 +63,11 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
 
 def show(judged: JudgedClaim) -> None:
     """Draw the claim, and write down what is said of the picture."""
-    from matplotlib import rc_context  # noqa: PLC0415  slow, and judging needs none
-
-    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  the same
-    from ntkexp.report.plots.style import RC  # noqa: PLC0415  the same
+    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  slow, and judging needs none
+    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  the same
 
     picture, folder = judged.claim.picture, judged.record.path
-    with rc_context(RC):
+    with house_style():
         write_atomically(folder / PICTURE, svg(picture.figure(judged)))
     table = picture.table(judged)
     columns = () if table is None else tuple(map(str, table))

@@ -22,7 +22,7 @@ from ntkexp.cli.advice import with_advice
 from ntkexp.cli.app import app
 from ntkexp.cli.surroundings import refuse_unfit, settle
 from ntkexp.engine.fault import DENIED, FAULTS, exhausted, in_words, unfinished
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, without_secrets
 
 # Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
 # click's, and recent versions of Typer bring their own copy of click.
@@ -111,6 +111,6 @@ def drop_output() -> None:
 
 def complain(text: str, status: int) -> int:
     """Write one line on stderr, whatever was typed: control characters are shown by their codes."""
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in without_secrets(text))
     sys.stderr.write(f"ntkexp: {line}\n")
     return status

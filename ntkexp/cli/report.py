@@ -80,9 +80,9 @@ def as_markdown(material: Material) -> str:
 
 def as_csv(material: Material) -> str:
     """Write every digit, comma-separated."""
-    from ntkexp.report.table import combined
+    from ntkexp.report import table
 
-    return str(combined(material.runs).to_csv(index=False))
+    return table.as_csv(table.combined(material.runs))
 
 
 def as_json(material: Material) -> str:

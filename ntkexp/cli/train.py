@@ -90,8 +90,10 @@ def limit_threads(overrides: Sequence[str]) -> None:
 
 def ensure_writable(folder: Path) -> Path:
     """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
+    from ntkexp.records.atomic import make_folder
+
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
     if not os.access(folder, os.W_OK | os.X_OK):

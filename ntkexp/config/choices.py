@@ -20,10 +20,13 @@ from typing import Any
 import yaml
 
 from ntkexp.config.document import parsed
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, nearest, refuse_special
 
 NO_CHOICES = frozenset({"claim", "study", "sweep"})
 """Folders of YAML that describe something else than a part of an experiment."""
+
+LARGEST = 1 << 24
+"""Bytes of a YAML file."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Choices:
 def read(file: Path) -> dict[str, Any]:
     """A YAML file, which must be a mapping."""
     try:
+        refuse_special(file, str(file), LARGEST)
         found = deepcopy(known(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise Mistake(f"{file} cannot be read: {error.strerror}") from None

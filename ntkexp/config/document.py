@@ -28,6 +28,8 @@ MOST = 100_000
 LETTER = 10  # entries that a letter of a text with ${…} counts as: a slow grammar looks at each
 
 DATE = "tag:yaml.org,2002:timestamp"
+PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
+"""What values are: sets, dates, bytes and pairs, which tags can ask for, are in no JSON that a run leaves."""
 
 
 class Loader(yaml.SafeLoader):
@@ -50,6 +52,10 @@ class Loader(yaml.SafeLoader):
         return found
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in PLAIN:
+            kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+            advice = "write it as text, a number, a list or KEY: VALUE lines"
+            raise ConstructorError(None, None, f"{kind} is no kind of value here; {advice}", node.start_mark)
         try:
             found = super().construct_object(node, deep)
             refuse_halves(found)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from ntkexp.mistake import WrongArgument, nearest
+from ntkexp.mistake import WrongArgument, nearest, refuse_special
 
 LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/model/NAME.yaml"
 
@@ -31,4 +32,7 @@ def checked(folder: Path) -> Path:
         raise WrongArgument(f"{given} is a file; {LAYOUT}", "config_dir")
     if not any(folder.glob("*.yaml")) and not any(folder.glob("*/*.yaml")):
         raise WrongArgument(f"{given} holds no YAML file; {LAYOUT}", "config_dir")
+    for file in [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]:
+        if file.exists():  # Hydra opens whatever has the name
+            refuse_special(file, str(file), sys.maxsize)
     return folder.resolve()

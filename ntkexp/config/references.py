@@ -12,11 +12,15 @@ ntkexp.mistake.Mistake: a9: its ${…} stand for more than 1000 entries; refer t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from ntkexp.mistake import Mistake
+from omegaconf import OmegaConf
+from omegaconf.resolvers import oc
+
+from ntkexp.mistake import HIDDEN, SHORTEST, Mistake, without_secrets
 
 DEEPEST = 50
 MOST = 1000  # in all of a configuration: to follow one takes about a millisecond
@@ -27,6 +31,17 @@ Place: TypeAlias = tuple[str, ...]
 
 REFERENCE = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
 KEY = re.compile(r"\.*[\w.\[\]-]+")
+
+
+def of_environment(name: str, *default: Any) -> Any:
+    """Follow `${oc.env:NAME}` as OmegaConf does, and remember the value: no message shows it."""
+    found = oc.env(name, *default)
+    if isinstance(found, str) and len(found) >= SHORTEST and name in os.environ:
+        HIDDEN[found] = f"${{oc.env:{without_secrets(name)}}}"
+    return found
+
+
+OmegaConf.register_new_resolver("oc.env", of_environment, replace=True)
 
 
 def refuse_growth(tree: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, Wro
 from ntkexp.engine.child import ignored
 from ntkexp.engine.work import work
 from ntkexp.mistake import nearest
+from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration
 
 JOBS, PAUSE, GRACE = 100, 1.0, 60.0
@@ -75,7 +76,7 @@ class Slurm(AbstractElsewhere):
     def submitted(self, task: Task) -> Any:
         """Submit a job."""
         folder = Path(task.logs) / "slurm"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
         threads = str(task.threads)
         executor.update_parameters(

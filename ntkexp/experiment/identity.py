@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
@@ -17,7 +18,7 @@ from typing import Any
 
 from ntkexp.component import Component
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, refuse_special
 from ntkexp.path.kernel import Kernel
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.records.version import results_version
@@ -71,6 +72,7 @@ def source(component: Component) -> tuple[Path, ...]:
 def digest(file: Path) -> str:
     """Find the sha256 of a file's contents."""
     try:
+        refuse_special(file, str(file), sys.maxsize)
         state = file.stat()
         return contents(file, (state.st_ino, state.st_size, state.st_mtime_ns))
     except OSError as error:
@@ -82,6 +84,8 @@ def contents(file: Path, state: tuple[int, int, int]) -> str:
     """Find the sha256 of a file in this state."""
     found = sha256()
     with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
+        left = state[1]
+        while block := stream.read(min(left, 1 << 20)):
             found.update(block)
+            left -= len(block)
     return found.hexdigest()

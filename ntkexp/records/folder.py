@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.records.atomic import PARTIAL, write_atomically
+from ntkexp.records.atomic import PARTIAL, make_folder, write_atomically
 from ntkexp.records.json_file import Json, read_object, to_text
 from ntkexp.records.lock import acquire, is_held
 from ntkexp.records.seal import Damaged, Seals, broken, read_sealed, sealed, sealed_text
@@ -113,7 +113,7 @@ class RunFolder:
     def claim(self) -> Iterator[None]:
         """Be the one process that writes this folder; it is created if need be."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             descriptor = acquire(self.path / LOCK)
         except BlockingIOError as error:
             raise Held(f"{self.path} is being written by another process; wait for it, or change the run") from error

@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, refuse_special
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+
+LARGEST = 1 << 30
+"""Bytes of a JSON file."""
 
 
 def to_text(value: Json) -> str:
@@ -32,6 +35,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """What a file holds."""
     try:
+        refuse_special(path, str(path), LARGEST)
         return path.read_bytes()
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import make_folder
 
 try:
     import fcntl
@@ -37,7 +38,7 @@ def acquire(lock: Path) -> int:
 @contextmanager
 def waited_for(lock: Path) -> Iterator[None]:
     """Hold the lock, however long it takes until others let go of it."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -49,7 +50,7 @@ def waited_for(lock: Path) -> Iterator[None]:
 def is_held(lock: Path) -> bool:
     """Whether someone holds the lock; a file that is not there is not held."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)  # lest a pipe of that name wait for a writer
     except OSError:
         return False
     try:

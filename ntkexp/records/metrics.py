@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from ntkexp.records.seal import Sealing, taken
+from ntkexp.text import as_cell
 
 RETRACED = "retraced.csv"
 """The columns of metrics.csv that a second pass fills in, beside it."""
@@ -68,4 +69,4 @@ def cell(value: float | int | str | None) -> str:
     """A value as the file holds it; `float` first, because numpy's floats name their type in `repr`."""
     if value is None:
         return ""
-    return repr(float(value)) if isinstance(value, float) else str(value)
+    return repr(float(value)) if isinstance(value, float) else as_cell(str(value))

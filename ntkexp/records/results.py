@@ -25,6 +25,7 @@ from pathlib import Path
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.metrics import cell
+from ntkexp.text import of_cell
 
 SPLITS = ("train", "probe", "test")
 AT_POINTS = re.compile(r"at (\d+) of (\d+) points")
@@ -109,15 +110,15 @@ def read_results(path: Path) -> tuple[Result, ...]:
 def parse(row: Mapping[str, str]) -> Result:
     """Read one line of the file."""
     return Result(
-        split=row["split"],
-        machine=row["machine"],
-        detail=row["detail"],
+        split=of_cell(row["split"]),
+        machine=of_cell(row["machine"]),
+        detail=of_cell(row["detail"]),
         relative_error=number(row["relative_error"]),
         floor=number(row["floor"]),
         max_error=number(row["max_error"]),
         agreement=number(row["agreement"]),
         r2=number(row["r2"]),
-        note=row["note"],
+        note=of_cell(row["note"]),
         control=flag(row["control"]),
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.report.run import Run
-from ntkexp.text import listed, short
+from ntkexp.text import listed, printable, short, shown_name
 
 FEW = 8  # numbers of a row that are shown
 PHASE_CLASSES = "phase_classes"
@@ -45,7 +45,7 @@ def sharing(run: Run, out: int, outputs: int) -> str:
     if PHASE_CLASSES not in run.data:
         return ""
     here = [
-        listed([f"{name} in phase {number}" for number, name in enumerate(names, start=1)])
+        listed([f"{shown_name(name)} in phase {number}" for number, name in enumerate(names, start=1)])
         for names in run.data[PHASE_CLASSES].T.tolist()
     ]
     return f"this output is for {here[out]}" if outputs > 1 else f"above 0, f is for {here[1]}; below, for {here[0]}"
@@ -60,7 +60,9 @@ def phase_of(run: Run, split: str, number: int) -> int | None:
 def class_name(run: Run, target: int, phase: int | None) -> str:
     """Name a class as its phase does, where phases share the outputs."""
     shared = run.data.get(PHASE_CLASSES)
-    return str(run.data["classes"][target] if phase is None or shared is None else shared[phase - 1, target])
+    return shown_name(
+        str(run.data["classes"][target] if phase is None or shared is None else shared[phase - 1, target])
+    )
 
 
 def example(run: Run, split: str, number: int) -> Example:
@@ -75,8 +77,9 @@ def example(run: Run, split: str, number: int) -> Example:
 
 def followed_example(run: Run, split: str, number: int) -> Example:
     """Read an example of a loop that was followed: it has a name, and its text or numbers in place of a target."""
-    row, name = run.data[f"{split}_shown"][number], str(run.data[f"{split}_name"][number])
+    row, name = run.data[f"{split}_shown"][number], shown_name(str(run.data[f"{split}_name"][number]))
     if f"{split}_text" in run.data:
-        return Example(number, name, row, str(run.data[f"{split}_text"][number]))
+        words = str(run.data[f"{split}_text"][number]).split()
+        return Example(number, name, row, " ".join(map(printable, words)))
     some = " ".join(short(float(value)) for value in row[:FEW]) if row.ndim == 1 else ""
     return Example(number, name, row, f"{some} …" if some and len(row) > FEW else some)

@@ -9,7 +9,7 @@ import pandas as pd
 from ntkexp.report.configuration import differing, flat
 from ntkexp.report.ladder import main_split
 from ntkexp.report.run import Run
-from ntkexp.text import aligned, short
+from ntkexp.text import aligned, as_cell, short
 
 
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
@@ -43,3 +43,20 @@ def frame_as_text(table: pd.DataFrame) -> str:
 def written(value: object) -> str:
     """Write a cell of a table; whole numbers keep every digit."""
     return short(value) if value is None or isinstance(value, float) else str(value)
+
+
+def as_csv(table: pd.DataFrame) -> str:
+    """Write a table with every digit, in which no text is a formula to a spreadsheet.
+
+    >>> print(as_csv(pd.DataFrame({"name": ["=1+1", "a"], "value": [-0.5, 2.0]})), end="")
+    name,value
+    '=1+1,-0.5
+    a,2.0
+    """
+    safe = table.copy(deep=False)
+    for place, kind in enumerate(table.dtypes):
+        if not pd.api.types.is_numeric_dtype(kind):
+            cells = [as_cell(value) if isinstance(value, str) else value for value in table.iloc[:, place]]
+            safe.isetitem(place, pd.Series(cells, index=table.index, dtype=object))
+    safe.columns = [as_cell(str(name)) for name in table.columns]
+    return str(safe.to_csv(index=False, lineterminator="\n"))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ntkexp.records.atomic import make_folder
 from ntkexp.records.seal import SEAL, seal
 
 NAME = "journal.jsonl"
@@ -33,7 +34,7 @@ class EventLog:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         told = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
         line = json.dumps(told | {SEAL: seal_of(told)})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(descriptor).st_size

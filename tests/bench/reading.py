@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ntkexp.config.compose import compose
 from ntkexp.path.network_view import NetworkView
 from ntkexp.records.trajectory import Trajectory
-from ntkexp.report.plots.style import GREY, NARROW, RC, colour, heading
+from ntkexp.report.plots.style import GREY, NARROW, colour, heading, house_style
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState, begin
 from tests.bench.stopwatch import seconds
@@ -84,7 +83,7 @@ def no_trajectory(rows: int, size: int) -> Trajectory:
 
 def draw(found: list[Cost], path: Path) -> None:
     """Error against cost."""
-    with rc_context(RC), torch.no_grad():
+    with house_style(), torch.no_grad():
         figure = Figure(figsize=(NARROW, 2.6), layout="constrained")
         axes = figure.subplots()
         for each in found:

@@ -161,3 +161,33 @@ def check(ended: tuple[int, str, str], advice: str) -> None:
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("ntkexp: ")
     assert advice in err, err
+
+
+ENVIRONMENT = "${oc.env:NTKEXP_PASSWORD}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"_target_: ntkexp.model.MLP\nwidth: {ENVIRONMENT}\n",
+        f"_target_: ntkexp.model.{ENVIRONMENT}\n",
+        f"_target_: ntkexp.model.MLP\nactivation: {ENVIRONMENT}\n",
+        f"_target_: ntkexp.model.MLP\nwidth: '${{{ENVIRONMENT}}}'\n",
+        f"_target_: ntkexp.model.MLP\nwidth: '${{oc.env:{ENVIRONMENT}}}'\n",
+        f"_target_: ntkexp.model.MLP\nwidth: '${{oc.create:{ENVIRONMENT}}}'\n",
+        f"_target_: ntkexp.model.Module\npath: {ENVIRONMENT}.py\n",
+    ],
+)
+def test_no_message_shows_what_came_from_the_environment(
+    text: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden: dict[str, str] = {}
+    for module in ("ntkexp.mistake", "ntkexp.config.references"):
+        monkeypatch.setattr(f"{module}.HIDDEN", hidden)
+    monkeypatch.setenv("NTKEXP_PASSWORD", "hunter2\u202e$")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "theirs.yaml").write_text(text)
+    status, out, err = command("train", "model=theirs", f"--config-dir={tmp_path}", f"--out={tmp_path}/o")
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert "hunter" not in err
+    assert "NTKEXP_PASSWORD" in err

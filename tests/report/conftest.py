@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.report.synthetic import Problem, digits, regression, write_run
 
+STRANGE = (
+    *(r"$x^{$", "$5-$10", "a_b % \\frac", "<b>&amp;\"'", "\x01\x1b[31m\x7f\ufffe", "\u202eevil שלום"),
+    *("\U0001f600\u200d", "=cmd|'a'!A0", "", "n" * 10_000),
+)
+"""Names of classes, as anybody may have them in a table."""
+
 PROBLEMS: dict[str, Problem] = {
     "two classes": digits(),
     "ten classes": digits(tuple(range(10)), (30, 20, 20)),
+    "strange names": replace(digits(tuple(range(10)), (30, 20, 20)), classes=STRANGE),
     "regression": regression(),
     "diverged": digits(stable_fraction=40.0, steps=300),
     "one step": digits(steps=1, snapshots=(0, 1)),

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ntkexp.records.fit import Fit
@@ -20,7 +19,7 @@ from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.labels import spread
 from ntkexp.report.plots.run_plots import gallery, save
-from ntkexp.report.plots.style import NARROW, RC, WIDE
+from ntkexp.report.plots.style import NARROW, WIDE, house_style
 from ntkexp.report.plots.together.laws import picture
 from ntkexp.report.run import load_run
 from tests.report.conftest import PROBLEMS
@@ -39,7 +38,7 @@ DRAWN = [  # every picture of two kinds, every kind in a picture or two, and bot
 
 @pytest.mark.parametrize(("name", "kind"), DRAWN)
 def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path], kind: str, name: str) -> None:
-    with rc_context(RC):
+    with house_style():
         figure = PICTURES[name](load_run(finished[kind]))
         without = (
             OF_A_NETWORK if kind == "diverged" else {"path_kernel"} if kind == "nothing read in training" else set()
@@ -83,7 +82,7 @@ def test_the_picture_of_a_law_has_room_for_its_words() -> None:
     table = pd.DataFrame({"model.width": x, "seed": [0, 0, 1, 1], "limit_distance_start": x**-0.5 * [1, 2, 3, 4]})
     law = power_law(x, table["limit_distance_start"].to_numpy(), table["seed"].to_numpy())
     found = Fitted(Fit(quantity="limit_distance_start", axis="model.width", exponent=-0.5, bound="upper"), {}, law)
-    with rc_context(RC):
+    with house_style():
         figure = picture(found, law, table)
         assert_inside(figure)
         label = figure.axes[0].yaxis.label.get_window_extent()
@@ -117,7 +116,7 @@ def test_tenths_make_a_whole(steps: list[tuple[float, float]]) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (1, 200, 200)])
 def test_images_stand_on_whole_pixels(shape: tuple[int, int, int]) -> None:
-    with rc_context(RC):
+    with house_style():
         figure = Figure(figsize=(WIDE, 2))
         box = image(pixel_axes(figure), np.zeros(shape), 12, 20).get_window_extent()
     _, tall, wide = shape

@@ -6,7 +6,6 @@ from html import escape
 from pathlib import Path
 
 import pytest
-from matplotlib import rc_context
 
 from ntkexp.progress import Silent
 from ntkexp.report.explain import explain
@@ -15,7 +14,7 @@ from ntkexp.report.forgetting import Forgetting, forgettings
 from ntkexp.report.forgetting_text import sentence, told_of_tasks
 from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
-from ntkexp.report.plots.style import RC
+from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run, load_run
 from ntkexp.run.execute import execute
 from tests.report.test_plots import assert_inside
@@ -64,7 +63,7 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
     assert ("the loss of" in said) == (name == "values")
     assert len(tasks.switches(run)) == phases - 1
     assert tasks.answer(run).startswith(("After its phase, ", "No task"))
-    with rc_context(RC):
+    with house_style():
         figure = tasks.draw(run)
         assert figure is not None
         assert_inside(figure)

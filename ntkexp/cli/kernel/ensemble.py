@@ -73,12 +73,10 @@ def write_files(
     table: Sequence[Comparison],
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
-    from matplotlib import rc_context
-
     from ntkexp.cli.kernel.tables import save
     from ntkexp.report.plots.ensemble import Panel, Theory, draw
     from ntkexp.report.plots.run_plots import METADATA, write
-    from ntkexp.report.plots.style import RC
+    from ntkexp.report.plots.style import house_style
 
     name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
     new = slice(given.train, None)
@@ -96,7 +94,7 @@ def write_files(
         for each in found
     ]
     learned = (given.places[: given.train].numpy(), given.targets[: given.train, 0].numpy())
-    with rc_context(RC):
+    with house_style():
         figure = draw(given.places[new].numpy(), panels, learned, given.axis, answer(table, experiment))
         files = [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
     columns = ["place", "target"] + [f"{each.name} {what}" for each in found for what in

@@ -41,7 +41,7 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(header)
+    table.writerow([cell(name) for name in header])
     table.writerows([cell(value) for value in row] for row in rows)
     try:
         write_atomically(folder / name, text.getvalue())

@@ -7,7 +7,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ntkexp.mistake import Mistake, nearest_file
+from ntkexp.mistake import Mistake, nearest_file, refuse_special
+
+LARGEST = 1 << 34
+"""Bytes of a file of data, all of which are read into memory."""
 
 
 def expanded(path: Path) -> Path:
@@ -47,13 +50,15 @@ def existing(path: Path) -> Path:
         raise Mistake(f"{quoted(path)} is a folder; name the file")
     if not found:
         raise Mistake(f"{quoted(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}")
+    refuse_special(path, quoted(path), LARGEST)
     return path
 
 
 def contents(path: Path) -> bytes:
-    """Read the bytes of a file."""
+    """Read the bytes of a file, as many as it says: of those in /proc, which say 0, some never end."""
     try:
-        return existing(path).read_bytes()
+        with existing(path).open("rb") as file:
+            return file.read(path.stat().st_size)
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -18,6 +18,7 @@ from ntkexp.kernel_file.fill.subject import Subject
 from ntkexp.mistake import NoPlace, Useless
 from ntkexp.path.effort import refuse_years
 from ntkexp.progress import AbstractProgress
+from ntkexp.records.atomic import make_folder
 from ntkexp.records.json_file import to_text
 from ntkexp.records.kernel_file.layout import create
 from ntkexp.records.kernel_file.store import KernelMatrix, open_matrix
@@ -61,8 +62,10 @@ def fill(
 @contextmanager
 def claim(path: Path) -> Iterator[None]:
     """Be the one process that writes this file; the lock lies beside it."""
+    if not path.name:
+        raise NoPlace(f"{path} is a folder that is there already, and no kernel file; choose another place")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         descriptor = acquire(path.with_name(f".{path.name}.lock"))
     except BlockingIOError:
         raise NoPlace(f"{path} is being written by another process; wait for it, or choose another place") from None

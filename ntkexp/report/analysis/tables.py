@@ -22,6 +22,7 @@ from ntkexp.report.analysis.laws import Fitted, fitted, row_of
 from ntkexp.report.analysis.start_variance import start_variances
 from ntkexp.report.quantity import START_VARIANCE, quantities
 from ntkexp.report.run import Run, load_tables
+from ntkexp.report.table import as_csv
 
 OF_A_RUN = ("run", "seed", "state", "reason")
 
@@ -82,7 +83,7 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
     for kind, table in tables.items():
         if len(table.columns):
             written.append(folder / f"{analysis.sweep.path.stem}.{kind}.csv")
-            write_atomically(written[-1], table.to_csv(index=False, lineterminator="\n"))
+            write_atomically(written[-1], as_csv(table))
     return tuple(written)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jinja2
 
-from ntkexp.records.atomic import write_atomically
+from ntkexp.records.atomic import make_folder, write_atomically
 from ntkexp.records.claim import ClaimRecord
 from ntkexp.records.version import package_version
 from ntkexp.report.analysis.tables import save
@@ -33,7 +33,7 @@ from ntkexp.report.page.headline import what_came_out, what_was_run
 from ntkexp.report.page.run_view import lead, overview, run_views
 from ntkexp.report.page.sweep_view import sweep_view
 from ntkexp.report.run import Run
-from ntkexp.report.table import combined
+from ntkexp.report.table import as_csv, combined
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
@@ -43,11 +43,11 @@ PER_PAGE = 25
 
 def write(material: Material, folder: Path, command: str) -> Path:
     """Write the page and the files beside it; the page's path is given back."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     page = folder / "index.html"
     for analysis in material.analyses:
         save(analysis, folder)
-    write_atomically(folder / "runs.csv", combined(material.runs).to_csv(index=False, lineterminator="\n"))
+    write_atomically(folder / "runs.csv", as_csv(combined(material.runs)))
     write_atomically(page, render(material, folder, command))
     return page
 
@@ -70,7 +70,7 @@ def render(material: Material, folder: Path, command: str) -> str:
 
 def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> Path:
     """Write the page of claims beside that of runs; its path is given back."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     page = filled(
         "claims.html",
         command,
@@ -98,7 +98,7 @@ def write_explanations(
         check=checked,
         check_picture=picture,
     )
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent)
     write_atomically(page, text)
     return page
 

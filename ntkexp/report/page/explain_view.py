@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-from matplotlib import rc_context
 
 from ntkexp.report.effects import known_effects
 from ntkexp.report.explain import Explanation
@@ -18,7 +17,7 @@ from ntkexp.report.page.table import Table, tabled
 from ntkexp.report.plots import answers
 from ntkexp.report.plots.examples import draw
 from ntkexp.report.plots.explanation import row
-from ntkexp.report.plots.style import RC
+from ntkexp.report.plots.style import house_style
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
 from ntkexp.text import short
@@ -94,7 +93,7 @@ def examples(explanation: Explanation, anchor: str) -> Table:
 
 def pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
     """Draw a point beside its examples, both answers as bars, when it came, and how a removal splits."""
-    with rc_context(RC):
+    with house_style():
         yield Picture("examples", draw([row(explanation)]), numbers(explanation))
     yield answers.beside(explanation)
     if (moved := explanation.movement) is not None:

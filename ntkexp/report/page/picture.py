@@ -18,6 +18,7 @@ from ntkexp.report.page.inline import inline, slug
 from ntkexp.report.plots.run_plots import svg
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
+from ntkexp.report.table import as_csv
 
 SOURCES = {
     "ladder": "results.csv",
@@ -41,7 +42,7 @@ class Shown:
 
 def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown:
     """Show a picture that was drawn for the page; it and its numbers are kept beside the page too."""
-    drawn, numbers = svg(picture.figure), picture.table.to_csv(index=False, lineterminator="\n")
+    drawn, numbers = svg(picture.figure), as_csv(picture.table)
     name = f"{prefix}.{picture.name}"
     (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
     (folder / f"{name}.csv").write_text(numbers, encoding="utf-8")
@@ -50,7 +51,7 @@ def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown
 
 def shown(picture: Picture, prefix: str) -> Shown:
     """Show a picture that is on the page alone."""
-    numbers = picture.table.to_csv(index=False, lineterminator="\n")
+    numbers = as_csv(picture.table)
     return with_numbers(picture, svg(picture.figure), numbers, f"{prefix}.{picture.name}", "")
 
 

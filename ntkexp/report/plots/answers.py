@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from ntkexp.report.explain import Explanation, Part
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.plots.examples import fitting
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, RC, VERMILION, WIDE, heading
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, VERMILION, WIDE, heading, house_style
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.text import short
 
@@ -37,7 +36,7 @@ def beside(explanation: Explanation) -> Picture:
         "added": [part.added for part in parts],
         **({"if_left_out": [part.left_out for part in parts]} if tells else {}),
     })  # fmt: skip
-    with rc_context(RC):
+    with house_style():
         figure = sheet(WIDE if tells else NARROW, len(parts))
         panels = np.atleast_1d(figure.subplots(1, 1 + tells, sharey=True))
         bars(panels[0], names, table["added"].to_numpy(dtype=float), "added on the way, in this training")
@@ -53,7 +52,7 @@ def shares(entry: LedgerEntry) -> Picture:
     order = np.argsort(-np.abs(entry.shares), kind="stable")[:TOP].tolist()
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
-    with rc_context(RC):
+    with house_style():
         figure = sheet(NARROW, len(names))
         axes = figure.subplots()
         bars(axes, names, values, "share of the change")
@@ -68,7 +67,7 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
     """Draw what came of each step, or of each stretch up to its last step, added up from the first."""
     last = np.arange(len(by_step)) if last_step is None else last_step
     table = pd.DataFrame({"step": last + 1, "so_far": np.cumsum(by_step)})
-    with rc_context(RC):
+    with house_style():
         figure = Figure(figsize=(NARROW, 2.0), layout="constrained")
         axes = figure.subplots()
         axes.plot([0, *table["step"]], [0.0, *table["so_far"]], color=BLUE)
@@ -87,7 +86,7 @@ def checked(found: LeaveOut, agreement: Agreement) -> Picture:
         if np.isfinite(said)
     ]
     table = pd.DataFrame(rows, columns=["removal", "influential", "left_out", "predicted", "actual"])
-    with rc_context(RC):
+    with house_style():
         figure = Figure(figsize=(NARROW, NARROW), layout="constrained")
         axes = figure.subplots()
         axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)

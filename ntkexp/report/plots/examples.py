@@ -21,6 +21,7 @@ from ntkexp.text import short
 
 TOP = 8  # examples beside a point
 LONGEST = 11  # letters that fit below an image
+ACROSS_A_POINT = 16  # letters that fit below a point, with the margin beside it
 DPI = 200  # pixels are counted at this resolution
 CELL, ROW, HEAD = 108, 196, 112  # pixels: an image, a row with its labels, the title
 POINT, FIRST, ACROSS = 24, 180, 147  # pixels: where points and examples begin, and from one example to the next
@@ -42,13 +43,13 @@ def draw(rows: list[Explained]) -> Figure:
     return pictures(rows) if picture(rows[0].point.shown) is not None else bars(rows)
 
 
-def fitting(name: str) -> str:
+def fitting(name: str, longest: int = LONGEST) -> str:
     """Shorten a name so that it fits below an image.
 
     >>> fitting("boot"), fitting("ankle boot (left)")
     ('boot', 'ankle boot…')
     """
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def picture(shown: NDArray[Any]) -> NDArray[Any] | None:
@@ -144,6 +145,16 @@ def ink(value: float) -> str:
 def signed(value: float) -> str:
     """Spell a contribution with its sign."""
     return "+" + short(value) if value >= 0 else minus(value)
+
+
+def given(output: str, value: float) -> str:
+    """Say what the network gives a point, in words that fit below it.
+
+    >>> given("f for boot", -0.5), given("f for ankle boot", 0.125)
+    ('f for boot: −0.5', 'f for a…: 0.125')
+    """
+    whole, number = f"{output}: {minus(value)}", minus(value)
+    return whole if len(whole) <= ACROSS_A_POINT else f"{fitting(output, ACROSS_A_POINT - 3 - len(number))}: {number}"
 
 
 def minus(value: float) -> str:

@@ -7,20 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from matplotlib import rc_context
 
 from ntkexp.report.examples import Example
 from ntkexp.report.explain import Explanation
-from ntkexp.report.plots.examples import TOP, Explained, draw, fitting, minus
+from ntkexp.report.plots.examples import TOP, Explained, draw, fitting, given
 from ntkexp.report.plots.run_plots import write
-from ntkexp.report.plots.style import RC, heading
+from ntkexp.report.plots.style import heading, house_style
 from ntkexp.text import percent
 
 
 def save(explanations: Sequence[Explanation], path: Path) -> None:
     """Write the picture as a file, SVG or PNG by its name."""
     rows = [row(explanation) for explanation in explanations]
-    with rc_context(RC):
+    with house_style():
         figure = draw(rows)
         heading(figure, answer(explanations))
         write(figure, path, path.suffix.removeprefix("."))
@@ -31,7 +30,7 @@ def row(explanation: Explanation) -> Explained:
     top = explanation.parts[:TOP]
     return Explained(
         role=f"{explanation.split} {explanation.number}",
-        said=f"{explanation.output}: {minus(explanation.prediction)}",
+        said=given(explanation.output, explanation.prediction),
         point=labelled(explanation.point),
         top=tuple(labelled(part.example) for part in top),
         shares=np.array([part.added for part in top]),

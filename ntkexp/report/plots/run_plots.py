@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ntkexp.chapter import files
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.plots import figures
-from ntkexp.report.plots.style import RC
+from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
+from ntkexp.report.table import as_csv
 
 Draw: TypeAlias = Callable[[Run], Figure | None]
 Table: TypeAlias = Callable[[Run], pd.DataFrame]
 
 # what matplotlib would write about itself and the time
 METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")
+"""What no XML may hold, in UTF-8: most control characters, and two that are none."""
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
@@ -39,7 +42,7 @@ def numbers(name: str) -> Table:
 
 def figure_of(run: Run, draw: Draw) -> Figure | None:
     """Draw one picture, if it applies to the run."""
-    with rc_context(RC):
+    with house_style():
         return draw(run)
 
 
@@ -47,7 +50,7 @@ def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
     """Give the names and contents of the files of one picture: it, and the numbers in it."""
     if (figure := figure_of(run, draw)) is not None:
         yield f"{name}.svg", svg(figure)
-        yield f"{name}.csv", numbers(name)(run).to_csv(index=False, lineterminator="\n")
+        yield f"{name}.csv", as_csv(numbers(name)(run))
 
 
 def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
@@ -73,13 +76,13 @@ def write(figure: Figure, path: Path, kind: str) -> Path:
 
 def png(figure: Figure) -> bytes:
     """Draw a figure as pixels."""
-    with rc_context(RC):
+    with house_style():
         return drawn(figure, "png")
 
 
 def svg(figure: Figure) -> str:
     """Draw a figure as text."""
-    with rc_context(RC):
+    with house_style():
         return drawn(figure, "svg").decode()
 
 
@@ -91,4 +94,4 @@ def drawn(figure: Figure, kind: str) -> bytes:
         figure.set_layout_engine(None)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=METADATA[kind])
-    return buffer.getvalue()
+    return NO_XML.sub(b"?", buffer.getvalue()) if kind == "svg" else buffer.getvalue()

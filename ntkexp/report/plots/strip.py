@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.report.ladder import main_split
 from ntkexp.report.likeness import Likeness, likeness
-from ntkexp.report.plots.style import BLACK, NARROW, RC, WIDE, colour, heading, log_axis
+from ntkexp.report.plots.style import BLACK, NARROW, WIDE, colour, heading, house_style, log_axis
 from ntkexp.report.plots.sweep_plots import Picture
 from ntkexp.report.run import Run
 from ntkexp.text import counted, listed, short, spoken
@@ -38,7 +37,7 @@ def strip(runs: Sequence[Run]) -> Picture | None:
     table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)  # by number: namesakes may lie in two places
     if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
         return None
-    with rc_context(RC):
+    with house_style():
         return Picture("machines", draw(table, len(runs)), table)
 
 

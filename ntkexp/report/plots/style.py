@@ -5,12 +5,15 @@ from __future__ import annotations
 import colorsys
 import re
 import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from math import dist
 from typing import Literal
 
 import numpy as np
-from matplotlib import RcParams
+from matplotlib import RcParams, rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -45,8 +48,11 @@ RC = RcParams(
         "figure.dpi": 200,
         "svg.fonttype": "none",
         "svg.hashsalt": "ntkexp",
+        "text.parse_math": False,  # what is written is text: names of classes may have a dollar in them
     }
 )
+HOUSE = {key: value for key, value in (rcParamsDefault | RC).items() if key != "backend"}
+"""Every setting of matplotlib's, so that none is of the user's; no picture here has a window."""
 
 BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
@@ -88,6 +94,15 @@ def drawn(name: str) -> str:
         for hue, light in zip(digest[::2], digest[1::2], strict=True)
     ]
     return to_hex(max(found, key=lambda one: min(APART, *(dist(one, other) for other in taken))))
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Draw in the one style; a letter that the font lacks is drawn as a box, and matplotlib says no more about it."""
+    others = {key: value for key, value in HOUSE.items() if rcParams[key] != value}  # to set them all takes longer
+    with warnings.catch_warnings(), rc_context(others):
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
 
 
 class PowersOfTen(LogFormatterSciNotation):

@@ -8,13 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ntkexp.chapter import files
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import together
-from ntkexp.report.plots.style import RC
+from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
 
 
@@ -29,7 +28,7 @@ class Picture:
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
     """Draw what the files in `together` make of it, those with laws first."""
-    with rc_context(RC):
+    with house_style():
         for name in sorted(files(together), key=lambda name: name != "laws"):
             for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
                 yield Picture(f"{name}{suffix}", figure, table)

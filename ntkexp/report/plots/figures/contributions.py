@@ -17,7 +17,7 @@ from ntkexp.records.contributions import explained_rule
 from ntkexp.report.examples import Example, example, output_name, phase_of
 from ntkexp.report.explain import largest_known, read_at, where_read
 from ntkexp.report.plots import examples
-from ntkexp.report.plots.examples import TOP, Explained, fitting, minus
+from ntkexp.report.plots.examples import TOP, Explained, fitting, given
 from ntkexp.report.plots.style import heading
 from ntkexp.report.run import Run, blocks
 from ntkexp.text import percent, short
@@ -88,7 +88,7 @@ def explain(
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         most = tuple(labelled(run, "train", i) for i in top.tolist())
         output = output_name(run, chosen, outputs.shape[1], phase_of(run, split, k))
-        said = f"{output}: {minus(float(outputs[k, chosen]))}"
+        said = given(output, float(outputs[k, chosen]))
         found.append(Explained(role, said, labelled(run, split, k), most, here[top]))
     return found
 

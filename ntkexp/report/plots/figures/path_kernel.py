@@ -16,9 +16,10 @@ from matplotlib.ticker import ScalarFormatter
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
+from ntkexp.report.plots.examples import fitting
 from ntkexp.report.plots.style import BLACK, NARROW, heading
 from ntkexp.report.run import Run
-from ntkexp.text import short
+from ntkexp.text import short, shown_name
 
 MOST = 256  # more examples than this are averaged in blocks: a page has no room for them
 
@@ -43,7 +44,7 @@ def draw(run: Run) -> Figure | None:
     if found is None:
         return None
     kernel, order = found
-    target, classes = run.data["train_target"], [str(name) for name in run.data["classes"]]
+    target, classes = run.data["train_target"], [fitting(shown_name(str(name))) for name in run.data["classes"]]
     figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
     axes = figure.subplots()
     heat(figure, axes, kernel[np.ix_(order, order)])
