@@ -54,7 +54,7 @@ class TrialJob(AbstractJob):
     def rows(self) -> list[dict[str, Any]] | None:
         """Read the rows, if they are there as they were written."""
         try:
-            found: list[dict[str, Any]] = read_sealed(self.file)["rows"]
+            found: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
             return None
         return found
@@ -76,5 +76,5 @@ class TrialJob(AbstractJob):
         with clock.times("trial"):
             rows = [dict(row) for row in trial.rows(self.seed)]
         write_timings(self.timings, clock.parts)
-        write_atomically(self.file, sealed_text({"trial": self.fields, "seed": self.seed, "rows": rows}))
+        write_atomically(self.file, sealed_text({"trial": self.fields, "seed": self.seed, "rows": rows}, self.name))
         return "done"

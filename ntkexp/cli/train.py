@@ -17,7 +17,7 @@ from ntkexp.cli.progress import listener
 from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
 from ntkexp.mistake import Mistake
-from ntkexp.records.folder import BEGUN, DONE
+from ntkexp.records.folder import BEGUN, RunFolder
 
 if TYPE_CHECKING:
     from ntkexp.records.results import Result
@@ -115,9 +115,8 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
         return
     from ntkexp.records.json_file import to_text
     from ntkexp.records.results import read_results
-    from ntkexp.records.seal import read_sealed
 
-    outcome, ladder = str(read_sealed(folder / DONE)["outcome"]), read_results(folder / "results.csv")
+    outcome, ladder = str(RunFolder(folder).vouched["outcome"]), read_results(folder / "results.csv")
     if as_json:
         rows = [asdict(row) for row in ladder]
         sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))

@@ -15,9 +15,10 @@ PARTIAL = ".partial"  # how the name of a file ends that is not yet in its place
 def being_written(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, moved into its place at the end: a kill or a power cut leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")  # two writers have two
+    file = partial.open("xb")  # a file that is there is not written over, and a link not followed
     try:
-        with partial.open("wb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())

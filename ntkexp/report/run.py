@@ -27,7 +27,6 @@ from ntkexp.records.metrics import RETRACED
 from ntkexp.records.phases import EXAMPLE_PHASE, PHASES, POINT_PHASE
 from ntkexp.records.provenance import refuse_other_version
 from ntkexp.records.results import COLUMNS, SPLITS, Result, read_results
-from ntkexp.records.seal import read_sealed
 from ntkexp.records.store import LARGEST_CHUNK
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """DONE.json says this; before it is there, nothing."""
-        return read_sealed(self.path / DONE) if self.finished else {}
+        return RunFolder(self.path).vouched if self.finished else {}
 
     @property
     def finished(self) -> bool:

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
+from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
 from ntkexp.records.seal import Damaged, Seals, being_sealed, broken, sealed_for
 from ntkexp.run.kept_sums import drop_sums, found_sums, keep_sums
 from ntkexp.text import several
 
-CHECKPOINT, TRAJECTORY, METRICS = "checkpoint.pt", "trajectory.bin", "metrics.csv"
+TRAJECTORY, METRICS = "trajectory.bin", "metrics.csv"
 
 BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 """What is written before the first step."""
