@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +68,14 @@ class Run:
     def finished(self) -> bool:
         """Whether there is a DONE.json, by which all other files are sealed."""
         return (self.path / DONE).is_file()
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training diverged. A run that draws its own pictures is not finished: progress.json says it then."""
+        with suppress(Mistake):
+            told = self.facts if self.finished else RunFolder(self.path).read_sealed("progress.json")
+            return bool(told.get("diverged"))
+        return False
 
     def sealed(self, name: str) -> Path:
         """A file or a store of a finished run is there, and refused if it is not as it was written."""

@@ -104,6 +104,8 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
         outcome = run(setting, listener, saved["run"] if saved else None)
     with clock.times("write"):
         write(folder, setting, outcome)
+        how = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
+        folder.write_sealed("progress.json", {**how, "diverged": outcome.diverged})
     with clock.times("draw"):
         pictures = draw(folder, paint)
     return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)
@@ -150,8 +152,6 @@ def finish(folder: RunFolder, attempted: Attempted) -> None:
     setting, outcome = attempted.setting, attempted.outcome
     machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", attempted.clock.parts | machines)
-    steps = setting.experiment.steps
-    folder.write_sealed("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
     some = [name for name in SOMETIMES if (folder.path / name).exists()]
     folder.finish(
         [*SAME_BYTES, *some, *attempted.pictures],

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
 from ntkexp.records.sweep import Sweep
-from ntkexp.report.quantity import START_VARIANCE, diverged
+from ntkexp.report.quantity import START_VARIANCE
 from ntkexp.report.run import Run
 
 NEEDS = ", which takes two seeds or more at a point, all on the same data, such as with data.seed=0"
@@ -41,7 +41,7 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
     found: dict[Path, float] = {}
     for point in dict.fromkeys(place.point for place in sweep.runs):
         here = [runs[place.folder] for place in sweep.runs if place.point == point and place.folder in runs]
-        found |= of_point([run for run in here if not diverged(run) and kept_start(run)])
+        found |= of_point([run for run in here if not run.diverged and kept_start(run)])
     return {folder: {START_VARIANCE: value} for folder, value in found.items()}
 
 
