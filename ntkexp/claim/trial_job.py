@@ -39,11 +39,25 @@ class TrialJob(AbstractJob):
 
     @property
     def name(self) -> str:
-        """The trial with this seed has this name."""
+        """The trial with this seed has this name, which tells all that it reads."""
+        files = self.digests
         kind = str(self.fields["_target_"]).rpartition(".")[2].lower()
-        whole = {"trial": self.fields, "results_version": results_version}
+        whole = {"trial": self.fields, "results_version": results_version, **({"files": files} if files else {})}
         digest = sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
         return f"{kind}-{digest}-s{self.seed}"
+
+    @property
+    def digests(self) -> list[str]:
+        """Those of the files that its words name, such as data.path=my.csv; there are none in most."""
+        texts = [word for value in self.fields.values() if isinstance(value, list | tuple) for word in value]
+        words = [word for word in texts if isinstance(word, str) and "=" in word]
+        places = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
+        if not any(place and Path(place).expanduser().exists() for place in places):
+            return []
+        from ntkexp.config.compose import compose  # noqa: PLC0415  slow, and most trials need none
+        from ntkexp.experiment.identity import digest, files_of  # noqa: PLC0415  the same
+
+        return [digest(file) for file in files_of(compose(words, None, self.trust))]
 
     @property
     def file(self) -> Path:
@@ -54,7 +68,7 @@ class TrialJob(AbstractJob):
     def rows(self) -> list[dict[str, Any]] | None:
         """Read the rows, if they are there as they were written."""
         try:
-            found: list[dict[str, Any]] = read_sealed(self.file)["rows"]
+            found: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
             return None
         return found
@@ -76,5 +90,5 @@ class TrialJob(AbstractJob):
         with clock.times("trial"):
             rows = [dict(row) for row in trial.rows(self.seed)]
         write_timings(self.timings, clock.parts)
-        write_atomically(self.file, sealed_text({"trial": self.fields, "seed": self.seed, "rows": rows}))
+        write_atomically(self.file, sealed_text({"trial": self.fields, "seed": self.seed, "rows": rows}, self.name))
         return "done"

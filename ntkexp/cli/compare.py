@@ -28,7 +28,6 @@ def compare(first: str, second: str, out: Path) -> None:
 def runs(one: Material, other: Material) -> None:
     """Show what differs between two runs."""
     from ntkexp.report.differences import of_config, of_one_alone, of_results
-    from ntkexp.report.quantity import diverged
     from ntkexp.report.table import frame_as_text
 
     first, second = one.runs[0], other.runs[0]
@@ -38,9 +37,9 @@ def runs(one: Material, other: Material) -> None:
     found = of_results(first, second)
     sys.stdout.write(f"{frame_as_text(found)}\n" if len(found) else "they share no number\n")
     for name, run, alone in zip(("first", "second"), (first, second), of_one_alone(first, second), strict=True):
-        if diverged(run):
+        if run.diverged:
             sys.stdout.write(f"{name} diverged, so it has no numbers\n")
-        elif alone and not (diverged(first) or diverged(second)):
+        elif alone and not (first.diverged or second.diverged):
             sys.stdout.write(f"{name} alone has {', '.join(alone)}\n")
 
 

@@ -54,11 +54,16 @@ def explain(
 
         leave_out(run, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
         return
-    if as_json:
-        raise Mistake("--json tells the ledger of a removal; add --without=K,… to say who is left out")
     found = explanations.explain(run, chosen, wanted)
     if not found:
         raise Mistake(f"no point of the split {chosen} of {run.name} can be explained")
+    if as_json:
+        from ntkexp.records.json_file import to_text
+
+        if picture is not None:
+            draw(found, picture.expanduser())
+        sys.stdout.write(to_text({"points": [each.as_json(top) for each in found]}))
+        return
     if tasks := told_of_tasks(run, top):
         sys.stdout.write(f"{tasks}\n")
     where = picture.expanduser() if picture else place(run.path, chosen, wanted)

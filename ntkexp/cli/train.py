@@ -17,7 +17,7 @@ from ntkexp.cli.progress import listener
 from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
 from ntkexp.mistake import Mistake
-from ntkexp.records.folder import BEGUN, DONE
+from ntkexp.records.folder import BEGUN, RunFolder
 
 if TYPE_CHECKING:
     from ntkexp.records.results import Result
@@ -117,21 +117,22 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
         return
     from ntkexp.records.json_file import to_text
     from ntkexp.records.results import read_results
-    from ntkexp.records.seal import read_sealed
 
-    outcome, ladder = str(read_sealed(folder / DONE)["outcome"]), read_results(folder / "results.csv")
+    told, ladder = RunFolder(folder).vouched, read_results(folder / "results.csv")
+    outcome = str(told["outcome"])
     if as_json:
         rows = [asdict(row) for row in ladder]
         sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
     else:
-        sys.stdout.write(f"\n{wrap(outcome)}\n\n{in_words(folder, ladder)}\n{folder}\n")
+        text = in_words(folder, ladder, diverged=bool(told["diverged"]))
+        sys.stdout.write(f"\n{wrap(outcome)}\n\n{text}\n{folder}\n")
 
 
-def in_words(folder: Path, ladder: Sequence[Result]) -> str:
+def in_words(folder: Path, ladder: Sequence[Result], *, diverged: bool) -> str:
     """Lay out the ladder with the seconds that each machine took, and say what it means."""
     from ntkexp.records.timings import of_machines, read_timings
     from ntkexp.report.ladder import ladder_table
     from ntkexp.report.sentence import sentence
 
     table = ladder_table(ladder, of_machines(read_timings(folder / "timings.csv")))
-    return f"{table.rstrip()}\n\n{wrap(sentence(ladder))}"
+    return f"{table.rstrip()}\n\n{wrap(sentence(ladder, diverged=diverged))}"

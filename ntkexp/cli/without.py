@@ -34,16 +34,18 @@ def leave_out(
 ) -> None:
     """Show what leaving out a group changes at these points of a split."""
     made, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
+    order = order_of(run) if "top:" in text else ""
     if as_json:
         from ntkexp.records.json_file import to_text
 
-        sys.stdout.write(to_text({"ledger": [entry.as_json for entry in made]}))
+        ordered = {"top": order} if order else {}
+        sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in made]}))
         return
     from ntkexp.report.effects import known_effects
     from ntkexp.report.ledger_text import ledger_told
 
     known = known_effects(run)
-    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top))
+    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top, order))
 
 
 def removal(
@@ -116,11 +118,19 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
         if rule is None:
             raise Mistake(f"{run.path} holds neither effects nor contributions, so nobody knows who is at the top")
         parts = run.parts(rule).isel(probe=list(points)).to_numpy()
-        progress.say("at the top are examples that added most, as this run has no effects (path.effects=true)")
     else:
         parts = parts[list(points)]
-        progress.say("at the top are examples of the largest effects")
+    progress.say(f"at the top are examples {order_of(run)}")
     return influence(parts)
+
+
+def order_of(run: Run) -> str:
+    """By what examples are at the top, in words that follow 'examples'."""
+    from ntkexp.report.effects import effects
+
+    if effects(run) is None:
+        return "that added most, as this run has no effects (path.effects=true)"
+    return "of the largest effects"
 
 
 def explained(made: Sequence[LedgerEntry]) -> list[LedgerEntry]:

@@ -12,6 +12,7 @@ Importing runs code, so only this package is imported unasked; others, a package
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
@@ -107,7 +108,7 @@ def admit_package(name: str) -> str:
 
 def admit_file(file: Path) -> str:
     """Import a file under its name without the ending; what goes wrong in it is said with its line."""
-    file = file.expanduser().resolve()
+    file = Path(os.path.realpath(file.expanduser()))  # also of a link to itself
     given = f"trust={file}"
     if not file.is_file():
         raise WrongArgument(

@@ -38,9 +38,7 @@ def identity(experiment: Experiment) -> str:
         del fields["path"]["kernels"]
     if not experiment.path.effects:
         del fields["path"]["effects"], fields["path"]["mean"]
-    contents = [
-        digest(file) for component in components(experiment) for file in (*component.files(), *source(component))
-    ]
+    contents = [digest(file) for file in files_of(experiment)]
     whole = {"experiment": fields, "files": contents, "results_version": results_version}
     return sha256(json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
@@ -60,6 +58,11 @@ def components(value: object) -> Iterator[Component]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from components(item)
+
+
+def files_of(value: object) -> list[Path]:
+    """The files that the components in a value read, or are written in outside this package."""
+    return [file for component in components(value) for file in (*component.files(), *source(component))]
 
 
 def source(component: Component) -> tuple[Path, ...]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,12 +20,23 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.checkpoints import without_checkpoints
 from ntkexp.model.foreign.chosen_output import choose_output
 from ntkexp.model.foreign.single_example import InOrder
+from ntkexp.records.seal import Damaged
 from ntkexp.shapes import Function, Inputs, Weights
 
 
 def weights_of(module: nn.Module) -> Weights:
     """The parameters that are trained, detached from the module's graph."""
     return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict[str, Any]:
+    """Tensors and numbers that torch has saved; nothing of a file that holds anything else is carried out."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the refusal says it
+            found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+        return dict(found)
+    except (UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} is damaged: it does not hold tensors alone ({type(error).__name__})") from None
 
 
 def function_of(module: nn.Module, output: str | int | None = None) -> Function:

@@ -16,9 +16,10 @@ PARTIAL = ".partial"  # how the name of a file ends that is not yet in its place
 def being_written(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, moved into its place at the end: a kill or a power cut leaves the old file or the new one."""
     make_folder(path.parent)
-    partial = path.with_name(f".{path.name}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")  # two writers have two
+    opening = opened(partial)
     try:
-        with opened(partial) as file:
+        with opening as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -43,9 +44,9 @@ def make_folder(folder: Path) -> None:
 
 
 def opened(partial: Path) -> BinaryIO:
-    """Open a new file in a folder that is there."""
+    """Open a new file in a folder that is there: none is written over, and no link is followed."""
     try:
-        return partial.open("wb")
+        return partial.open("xb")
     except FileNotFoundError:
         raise no_place(partial.parent) from None
 

@@ -10,6 +10,7 @@ Of several parts that are expected the one whose figure is given, which decides,
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.records.json_file import Json
 from ntkexp.records.seal import read_sealed, sealed_text
 from ntkexp.records.timings import Took, read_timings
+from ntkexp.records.version import results_version
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 WHOLE = "runs"
@@ -97,14 +99,19 @@ class ClaimRecord:
         return {**said, **self.main.fields, **others, "cpu_minutes": self.cpu_minutes}
 
 
+def of_claim(path: Path, name: str) -> str:
+    """What a file is sealed for in a claim's folder, whose name tells all that was said beforehand."""
+    return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
+
+
 def write_claim(claim: ClaimRecord) -> None:
     """Write the record whole, or not at all."""
-    write_atomically(claim.path / VERDICT, sealed_text(claim.fields))
+    write_atomically(claim.path / VERDICT, sealed_text(claim.fields, of_claim(claim.path, VERDICT)))
 
 
 def read_claim_record(path: Path) -> ClaimRecord:
     """Read the record in a claim's folder."""
-    found = read_sealed(path / VERDICT)
+    found = read_sealed(path / VERDICT, of_claim(path, VERDICT))
     try:
         looks = {str(name): judgement_of(look) for name, look in found.pop("looks").items()}
         return ClaimRecord(path=path, looks=looks, **found)

@@ -1,17 +1,24 @@
 """A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole.
 
     .lock        held by the process that writes
-    BEGUN.json   {"seals": {file: [bytes, seal]}} of what is written before the first step; goes when DONE.json comes
-    DONE.json    {"outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: with the same bytes each time
+    BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of what is written before the first step; goes when
+                 DONE.json comes
+    DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: with the same
+                 bytes each time
+
+These two seal the files that they name, and say whose they are: `identity` is that of the experiment, which covers the
+files that it reads and the `results_version`. Any other sealed file is sealed for its name and this identity.
 
 A folder is `done` if every file is as it was sealed, else `running` if the lock is held, else `damaged` if it was done,
-else `dead`: an attempt to be resumed from its checkpoint, or redone. To ask that of a folder, files of up to a megabyte
-are read and larger ones are measured; `whole` reads all, and so does `check`, before anything is made of a file.
+else `interrupted` if it can go on from a checkpoint or a trace, else `dead`: an attempt that begins anew. To ask that
+of a folder, files of up to a megabyte are read and larger ones are measured; `whole` reads all, and so does `check`,
+before anything is made of a file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,13 +37,28 @@ from ntkexp.text import several
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
 
+CHECKPOINT, TRACE = "checkpoint.pt", "trace"
+"""What an attempt can go on from: that of a run, and that of a loop that was followed."""
+
 REDO = "resume it, and it is run again"
 SMALL = 1 << 20  # bytes of a file that is read whenever somebody asks how its folder is
 
 CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
 
-State: TypeAlias = Literal["done", "running", "damaged", "dead", "absent"]
+NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
+"""How the name of a run ends that it was given (`experiment.identity`): by the beginning of its identity."""
+
+OURS = re.compile(
+    r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin|\.?sums-[^/]+"
+    r"|(config|BEGUN|DONE|progress|provenance)\.json|(metrics|retraced|results|timings)\.csv"
+    r"|plots/[^/]+\.(svg|png)|tensorboard/events\.out\.tfevents\.[^/]+|removal/[0-9a-f]{12}\.json"
+    r"|([a-z_]+|removal/[0-9a-f]{12})\.zarr/(.*/)?(zarr\.json|c(/\d+)*|[^/]+\.partial)"
+    r"|trace/(rank-\d+/)?(\.lock|[a-z]+\.(bin|log)|weights/\d+\.bin)|(.*/)?\.[^/]+\.partial"
+)
+"""The files that may lie in a run folder, by their places there."""
+
+State: TypeAlias = Literal["done", "running", "damaged", "interrupted", "dead", "absent"]
 
 
 class Held(Mistake):
@@ -52,12 +74,18 @@ class RunFolder:
     @property
     def state(self) -> State:
         """What has become of the run is one word. Inside one's own claim, ask `done`: the lock is held there."""
-        if self.done:
+        return self.state_by(self.defect)
+
+    def state_by(self, defect: str | None) -> State:
+        """What has become of the run that has this `defect`, which takes long to find."""
+        if defect is None:
             return "done"
         if is_held(self.path / LOCK):
             return "running"
         if (self.path / DONE).is_file():
             return "damaged"
+        if any((self.path / name).exists() for name in (CHECKPOINT, TRACE)):
+            return "interrupted"
         return "dead" if self.path.is_dir() else "absent"
 
     @property
@@ -82,9 +110,11 @@ class RunFolder:
         if not (self.path / DONE).is_file():
             return "is not finished: it has no DONE.json"
         try:
-            done = read_sealed(self.path / DONE)
+            done = self.vouched
         except Mistake:
             return f"is damaged, or of an earlier version: {DONE} is not as this one writes it"
+        if strange := self.misnamed_by(done["identity"]):
+            return strange
         wrong = [name for name, size in done["sizes"].items() if size_of(self.path / name) != size]
         wrong = wrong or broken(self.path, done["seals"], largest)
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
@@ -94,13 +124,61 @@ class RunFolder:
         """This file holds the seals of others, if there is one by now."""
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
+    @property
+    def vouched(self) -> dict[str, Any]:
+        """What this file says. It is sealed for its name alone, and says itself whose it is."""
+        vouching = self.vouching or BEGUN
+        return read_sealed(self.path / vouching, vouching)
+
+    @property
+    def identity(self) -> str:
+        """Whose files these are."""
+        return str(self.vouched["identity"])
+
+    @property
+    def misnamed(self) -> str | None:
+        """Its name is that of another run than lies in it: it was copied over that, or given its name."""
+        return self.misnamed_by(self.identity)
+
+    def misnamed_by(self, identity: str) -> str | None:
+        """Its name is that of a run of another identity."""
+        named = NAMED.search(os.path.basename(os.path.abspath(self.path)))
+        if named is None or not identity or identity.startswith(named[1]):
+            return None
+        return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
+
+    @property
+    def strangers(self) -> list[str]:
+        """Files in it that no run writes, nor anything else that this package leaves beside a run."""
+        found = []
+        for place, folders, files in os.walk(self.path):
+            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+            names = (os.path.relpath(os.path.join(place, name), self.path) for name in (*files, *links))
+            found += [name for name in names if not OURS.fullmatch(name)]
+        return sorted(found)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether one of its files is one that only this package writes."""
+        for name in (DONE, BEGUN, CONFIG):
+            with suppress(Mistake):
+                told = self.read_json(name)
+                if {"seals", "seal"} <= told.keys() or "follow" in told or '"_target_": "ntkexp.' in to_text(told):
+                    return True
+        return False
+
+    def refuse_strangers(self) -> None:
+        """Refuse to remove what a run did not write."""
+        if strangers := self.strangers:
+            what = several(strangers)
+            raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
+
     def broken(self, *names: str) -> list[str]:
         """Name those of these files, and of those in these folders, that are not as they were written."""
-        vouching = self.vouching or BEGUN
         try:
-            seals: Seals = read_sealed(self.path / vouching)["seals"]
+            seals: Seals = self.vouched["seals"]
         except Mistake:
-            return [vouching]
+            return [self.vouching or BEGUN]
         found = {name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names}
         return [file for name, asked in found.items() for file in (broken(self.path, asked) if asked else [name])]
 
@@ -132,30 +210,40 @@ class RunFolder:
         """Write a JSON file, whole or not at all."""
         self.write(name, to_text(value))
 
+    def sealed_for(self, name: str) -> str:
+        """What a file is sealed for that neither BEGUN.json nor DONE.json seals."""
+        return f"{name} of {self.identity}"
+
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
         """Write a JSON file with its seal, whole or not at all."""
-        self.write(name, sealed_text(value))
+        self.write(name, sealed_text(value, self.sealed_for(name)))
+
+    def read_sealed(self, name: str) -> dict[str, Any]:
+        """Read a JSON file that was written so, for this run."""
+        return read_sealed(self.path / name, self.sealed_for(name))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a JSON file that holds an object."""
         return read_object(self.path / name)
 
-    def begin(self, names: Iterable[str]) -> None:
-        """Seal what is written before the first step."""
-        self.write_sealed(BEGUN, {"seals": sealed(self.path, names)})
+    def begin(self, names: Iterable[str], identity: str = "") -> None:
+        """Seal what is written before the first step, and say whose it is."""
+        self.write(BEGUN, sealed_text({"identity": identity, "seals": sealed(self.path, names)}, BEGUN))
 
-    def finish(self, names: Iterable[str], *others: str, **facts: Json) -> None:
-        """Declare the run finished: the sizes of files and folders with the same bytes each time, the seals of these
-        and others, and what became of it.
+    def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
+        """Declare the run finished: whose it is, the sizes of files and folders with the same bytes each time, the
+        seals of these and others, and what became of it.
         """
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
         if missing := [name for name, size in sizes.items() if size is None]:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
-        self.write_sealed(DONE, {**facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])})
+        told = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
+        self.write(DONE, sealed_text(told, DONE))
 
     def forget(self, known: Iterable[str]) -> None:
         """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
+        self.refuse_strangers()
         kept = {LOCK, *known}
         for place, _, files in os.walk(self.path, topdown=False):
             for path in (Path(place, name) for name in files):
@@ -178,6 +266,7 @@ class RunFolder:
         entries = {entry.name: entry for entry in self.path.iterdir() if entry.name != LOCK}
         if CONFIG not in entries and not all(name.endswith(PARTIAL) for name in entries):
             raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
+        self.refuse_strangers()
         order = [DONE, *sorted(entries.keys() - {DONE, CONFIG}), CONFIG]
         for entry in (entries[name] for name in order if name in entries):
             if entry.is_dir() and not entry.is_symlink():

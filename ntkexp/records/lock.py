@@ -21,7 +21,7 @@ ATTEMPTS, PAUSE = 10, 0.01  # `is_held` takes the lock for an instant, which mus
 
 def acquire(lock: Path) -> int:
     """Hold the lock until the descriptor that is returned is closed, or raise BlockingIOError if another does."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     for attempt in range(ATTEMPTS):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,7 +39,7 @@ def acquire(lock: Path) -> int:
 def waited_for(lock: Path) -> Iterator[None]:
     """Hold the lock, however long it takes until others let go of it."""
     make_folder(lock.parent)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

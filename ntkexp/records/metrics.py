@@ -29,7 +29,9 @@ class MetricsWriter:
 
     def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
         self.sealing = Sealing() if keep_bytes is None else taken(path, keep_bytes)
-        self.file = path.open("wb" if keep_bytes is None else "ab")
+        if keep_bytes is None:
+            path.unlink(missing_ok=True)  # a link that lies there is not followed
+        self.file = path.open("xb" if keep_bytes is None else "ab")
         self.file.truncate(self.sealing.position)
         self.line = io.StringIO(newline="")
         self.rows = csv.DictWriter(self.line, columns, lineterminator="\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.seal import read_sealed
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.version import package_version, results_version
 
 PROVENANCE = "provenance.json"
@@ -21,7 +21,7 @@ class OtherVersion(Mistake):
 def refuse_other_version(run: Path) -> None:
     """A run that another version made is of no use to this one; one that cannot tell is judged by its other files."""
     try:
-        made = read_sealed(run / PROVENANCE)
+        made = RunFolder(run).read_sealed(PROVENANCE)
     except Mistake:
         return
     if made.get("results_version") != results_version:

@@ -6,7 +6,8 @@
     probe, out, example                which points, outputs and training examples these are
 
 KEY tells group and points; KEY.json, written last, seals the store and holds what else is known. DONE.json does not
-speak of it: a run is the same run whatever is asked of it later.
+speak of it: a run is the same run whatever is asked of it later. But it is sealed for that run and this key: what was
+found of another run, or of another group, is not read.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import write_atomically
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.json_file import Json
-from ntkexp.records.seal import broken, read_sealed, sealed, sealed_text
+from ntkexp.records.seal import broken, sealed
 from ntkexp.records.store import create_store, get_array, open_store, put_array
 
 FOLDER = "removal"
@@ -81,14 +82,14 @@ def write_removal(run: Path, found: Removal) -> None:
         put_array(store, part, np.array(getattr(found, part), dtype=np.int64), (part,), {})
     known: dict[str, Json] = {part: getattr(found, part) for part in FACTS}
     known["seals"] = sealed(folder, [f"{name}.zarr"])
-    write_atomically(folder / f"{name}.json", sealed_text(known))
+    RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", known)
 
 
 def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Removal | None:
     """What was found of this group at these points, if it was and is as it was written."""
     folder, name = run / FOLDER, key(example, probe)
     try:
-        known = read_sealed(folder / f"{name}.json")
+        known = RunFolder(run).read_sealed(f"{FOLDER}/{name}.json")
     except Mistake:
         return None
     if broken(folder, known.pop("seals")):

@@ -1,6 +1,7 @@
 r"""A seal tells whether bytes are those that were written, and whether they were written for this place.
 
-    seal(content, of) = sha256(of ‖ 0 ‖ content),   `of` a run, a kernel, a row: bytes that lie elsewhere have another
+    seal(content, of) = sha256(of ‖ 0 ‖ content),   `of` a file of a run, a kernel, a row: bytes that lie elsewhere
+                                                    have another
 
 It is looked at before anything is made of the bytes: no parser sees what is not as it was written.
 
@@ -10,6 +11,8 @@ False
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
@@ -25,6 +28,7 @@ from ntkexp.records.json_file import Json, as_object, read_bytes, to_text
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 BLOCK = 1 << 20  # bytes that are read at once
 WIDTH = 32  # bytes of a seal by itself
 SEAL = "seal"
@@ -67,10 +71,10 @@ def seal(content: ReadableBuffer, of: str = "") -> bytes:
     return sealing.digest
 
 
-def taken(path: Path, size: int, of: str = "") -> Sealing:
+def taken(path: Path | str, size: int, of: str = "") -> Sealing:
     """Take in the first bytes of a file."""
     sealing, left = Sealing(of), size
-    with path.open("rb", buffering=0) as file:  # the blocks are large enough
+    with open(path, "rb", buffering=0) as file:  # the blocks are large enough
         while left > 0 and (block := file.read(min(BLOCK, left))):
             sealing.take(block)
             left -= len(block)
@@ -86,16 +90,19 @@ def sealed(folder: Path, names: Iterable[str]) -> Seals:
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
     """The files that are not as they were sealed; those that are larger than that are only measured."""
-    return [name for name, (size, mark) in seals.items() if not holds(folder / name, size, mark, largest)]
+    place = str(folder)  # names are joined as text: there are many, and paths take longer than their files
+    return [name for name, (size, mark) in seals.items() if not holds(os.path.join(place, name), size, mark, largest)]
 
 
-def holds(path: Path, size: int, mark: str, largest: float) -> bool:
+def holds(path: str, size: int, mark: str, largest: float) -> bool:
     """Whether a file has the length and the seal that it should have."""
     try:
-        found = path.stat()
+        found = os.stat(path)
         right = S_ISREG(found.st_mode) and found.st_size == size
         return right and (size > largest or taken(path, size).mark[1] == mark)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in NOTHING_THERE:
+            raise
         return False
 
 
@@ -131,19 +138,19 @@ def sealed_for(path: Path, of: str) -> bool:
         return size >= 0 and taken(path, size, of).digest == file.read()
 
 
-def sealed_text(value: Mapping[str, Json]) -> str:
+def sealed_text(value: Mapping[str, Json], of: str) -> str:
     """Write an object as JSON text, its seal on a line of its own: without that, it is the text that was sealed."""
-    return to_text({**value, SEAL: seal(to_text(value).encode()).hex()})
+    return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object and its seal, which is taken off."""
+def read_sealed(path: Path, of: str) -> dict[str, Any]:
+    """A JSON file that holds an object and its seal, which is taken off: it was written for this place."""
     content = read_bytes(path)  # once: what is judged is what is given
     value = as_object(content, path)
     mark = value.pop(SEAL, None)
     if mark is None:
         raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {AGAIN}")
     line = f',\n  "{SEAL}": "{mark}"\n}}\n'.encode(errors="replace")
-    if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n").hex() != mark:
-        raise Damaged(f"{path} is damaged: it is not as it was written; {AGAIN}")
+    if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n", of).hex() != mark:
+        raise Damaged(f"{path} is damaged: it is not as it was written for this place; {AGAIN}")
     return value

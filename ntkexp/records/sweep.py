@@ -93,14 +93,14 @@ def resolved(
 
 def write_sweep(sweep: Sweep) -> None:
     """Write the record whole, or not at all; one that says the same already is left alone."""
-    content = sealed_text(sweep.fields).encode()
+    content = sealed_text(sweep.fields, sweep.path.name).encode()
     if not sweep.path.is_file() or sweep.path.read_bytes() != content:
         write_atomically(sweep.path, content)
 
 
 def read_sweep(path: Path) -> Sweep:
     """Read a record; one that is damaged is a mistake."""
-    found = read_sealed(path)
+    found = read_sealed(path, path.name)
     try:
         axes = {str(key): tuple(map(level, values)) for key, values in found["axes"].items()}
         runs = [run_of(row, axes, path) for row in found["runs"]]

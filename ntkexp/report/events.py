@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_written
+from ntkexp.records.folder import RunFolder
 from ntkexp.report.run import Run, load_tables
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-PLACE = Path("tensorboard") / "events.out.tfevents.run"  # TensorBoard looks for `tfevents` in the name
+PLACE = Path("tensorboard")
+NAME = "events.out.tfevents."  # TensorBoard looks for `tfevents` in the name, which ends in the run's identity
 FORMAT = "brain.Event:2"  # what the first event says
 
 
@@ -34,9 +36,11 @@ def refuse_without_tensorboard() -> None:
 
 def ensure_events(folder: Path) -> Path:
     """Find the event file of a finished run, written if it is not there."""
-    path = folder / PLACE
+    path = folder / PLACE / f"{NAME}{RunFolder(folder).identity[:12] or 'run'}"
     if not path.is_file():
         write_events(load_tables(folder), path)
+    for other in set((folder / PLACE).glob(f"{NAME}*")) - {path}:
+        other.unlink()  # of another run, which would be shown as this one
     return path
 
 

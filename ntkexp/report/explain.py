@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.contributions import DECAY, explained_rule
+from ntkexp.records.json_file import Json
 from ntkexp.report.effects import effects, known_effects
 from ntkexp.report.examples import Example, example, output_name, phase_of, sharing
 from ntkexp.report.half_time import halfway
@@ -38,6 +39,12 @@ class Part:
     added: float
     halfway: float
     left_out: float | None = None  # the change without it, where that is known
+
+    @property
+    def as_json(self) -> dict[str, Json]:
+        """The part as plain data."""
+        known: dict[str, Json] = {"index": self.example.index, "name": self.example.name, "added": self.added}
+        return known | {"half_by": self.halfway, "if_left_out": self.left_out}
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,20 @@ class Explanation:
     def mass(self) -> float:
         """All contributions weigh Σᵢ |𝒮(x, xᵢ)|."""
         return sum(abs(part.added) for part in self.parts)
+
+    def as_json(self, top: int) -> dict[str, Json]:
+        """The explanation as plain data, with the examples that added or took most, and the sum of the others."""
+        said: dict[str, Json] = {"split": self.split, "point": self.number, "index": self.point.index, "out": self.out}
+        said |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
+        said |= {"sum": self.sum, "decay": self.decay, "rest": self.rest}
+        if self.warning:
+            said["warning"] = self.warning
+        rest = self.parts[top:]
+        return {
+            **said,
+            "examples": [part.as_json for part in self.parts[:top]],
+            "others": {"count": len(rest), "added": sum(part.added for part in rest)},
+        }
 
 
 def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:

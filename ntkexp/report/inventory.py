@@ -1,6 +1,7 @@
 """The run folders that there are, in whatever state, and which of them a filter keeps.
 
-KEY=VALUE   a key of the configuration, or `state` (done, running, damaged, dead), or `run`, the folder's name
+KEY=VALUE   a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged, interrupted or
+            dead, which is to say that it cannot be gone on with
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.records.folder import CONFIG, DONE, LOCK, RunFolder, looks_like_a_run
+from ntkexp.records.folder import CONFIG, DONE, LOCK, RunFolder, State, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.lock import acquire
 from ntkexp.records.provenance import refuse_other_version
-from ntkexp.records.seal import read_sealed
 from ntkexp.report.configuration import flat
 
 
@@ -44,29 +44,31 @@ def found_runs(folder: Path) -> list[FoundRun]:
 def found_run(path: Path) -> FoundRun:
     """Look into a run folder; what cannot be read of it is said in its place."""
     folder = RunFolder(path)
+    defect = folder.defect
+    state = folder.state_by(defect)
     try:
-        if folder.vouching:
+        if defect is not None and folder.vouching:
             folder.check(CONFIG)
         refuse_other_version(path)
         config, damage = flat(read_object(path / CONFIG)), ""
     except Mistake as mistake:
         config, damage = {}, str(mistake)
-    return FoundRun(path, folder.state, config, damage or said(folder))
+    return FoundRun(path, state, config, damage or said(folder, state, defect))
 
 
-def said(folder: RunFolder) -> str:
+def said(folder: RunFolder, state: State, defect: str | None) -> str:
     """Say the outcome of a run that is done, how far another has come, or what it broke at."""
     path = folder.path
     try:
         if (path / DONE).is_file():
-            return folder.defect or str(read_sealed(path / DONE).get("outcome", ""))
+            return defect or str(folder.vouched.get("outcome", ""))
         error = path / "error.txt"
-        if folder.state == "dead" and error.is_file():
+        if state in {"interrupted", "dead"} and error.is_file():
             return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-        reached = read_sealed(path / "progress.json")
+        reached = folder.read_sealed("progress.json")
         return f"step {reached['step']} of {reached['steps']}"
     except (Mistake, OSError, KeyError):
-        return folder.defect or ""
+        return defect or ""
 
 
 def kept(found: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
@@ -99,6 +101,8 @@ def delete(found: FoundRun) -> None:
     """Remove a run's folder, unless it is none, or a process writes it; DONE.json first, config.json last."""
     if not looks_like_a_run(found.path) or found.path.is_symlink():
         raise Mistake(f"{found.path} is no run folder; nothing was deleted there")
+    if not RunFolder(found.path).is_ours:
+        raise Mistake(f"{found.path}: nothing in it says that a run wrote it, so it stays; remove it yourself")
     try:
         descriptor = acquire(found.path / LOCK)
     except BlockingIOError:

@@ -19,15 +19,27 @@ STRETCHES = 10
 CHAOS = 1e3  # of the growth of the sweep: beyond it, single shares are those of rounding and of chance
 
 
-def ledger_told(entries: Sequence[LedgerEntry], found: Removal, agreement: Agreement | None, top: int) -> str:
-    """Tell what leaving the group out changed: first of all points, then of each."""
-    checked = [] if agreement is None else [agreement.sentence]
-    return "\n\n".join([head(found), *checked, *(entry_told(entry, top) for entry in entries)]) + "\n"
+def ledger_told(
+    entries: Sequence[LedgerEntry], found: Removal, agreement: Agreement | None, top: int, order: str = ""
+) -> str:
+    """Tell what leaving the group out changed: first of all points, then of each; `order` put some at its top."""
+    notes = ([] if agreement is None else [agreement.sentence]) + of_sums(entries, len(found.example))
+    return "\n\n".join([head(found, order), *notes, *(entry_told(entry, top) for entry in entries)]) + "\n"
 
 
-def head(found: Removal) -> str:
+def of_sums(entries: Sequence[LedgerEntry], count: int) -> list[str]:
+    """Say what is predicted of several examples: they act on one another, which no sum of their effects knows."""
+    if count == 1 or all(entry.predicted is None for entry in entries):
+        return []
+    return [
+        f"predicted: the sum of {count} effects, each of leaving out one example alone; effects of a group do not add, "
+        "so this is not the effect of the group, however well those of single examples are predicted; actual is"
+    ]
+
+
+def head(found: Removal, order: str = "") -> str:
     """Say what was done, and how well it is known."""
-    group = counted(len(found.example), "example")
+    group = counted(len(found.example), "example") + f" (at the top: those {order})" * bool(order)
     said = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
     if found.emptied:
         steps = counted(found.emptied, "step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     standing = {place.folder: place.standing for sweep in sweeps for place in sweep.runs if place.state != "done"}
     unique: dict[Path, Path] = {}
     for folder in [*wanted, *folders]:
-        unique.setdefault(folder.resolve(), folder)
+        unique.setdefault(Path(os.path.realpath(folder)), folder)  # which a link to itself may be
     for folder, found in zip(unique.values(), loaded(unique.values()), strict=True):
         if isinstance(found, Mistake):
             left_out.append(standing.get(folder, str(found)))

@@ -49,7 +49,7 @@ LAYER = "weights_moved."
 
 def quantities(run: Run) -> dict[str, float]:
     """Find every number of a run that has one."""
-    if diverged(run):
+    if run.diverged:
         return {}
     columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
     values = run.metrics[columns].to_numpy(dtype=float)
@@ -59,11 +59,6 @@ def quantities(run: Run) -> dict[str, float]:
         measured["limit_distance_start"] = float(values[0, columns.index("limit_distance")])
     errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
     return {name: value for name, value in (measured | errors).items() if value is not None and np.isfinite(value)}
-
-
-def diverged(run: Run) -> bool:
-    """Whether the run ended in numbers that are none."""
-    return bool(run.facts.get("diverged"))
 
 
 def describe(quantity: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,6 @@ from ntkexp.records.metrics import RETRACED
 from ntkexp.records.phases import EXAMPLE_PHASE, PHASES, POINT_PHASE
 from ntkexp.records.provenance import refuse_other_version
 from ntkexp.records.results import COLUMNS, SPLITS, Result, read_results
-from ntkexp.records.seal import read_sealed
 from ntkexp.records.store import LARGEST_CHUNK
 
 if TYPE_CHECKING:
@@ -62,12 +62,20 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """DONE.json says this; before it is there, nothing."""
-        return read_sealed(self.path / DONE) if self.finished else {}
+        return RunFolder(self.path).vouched if self.finished else {}
 
     @property
     def finished(self) -> bool:
         """Whether there is a DONE.json, by which all other files are sealed."""
         return (self.path / DONE).is_file()
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training diverged. A run that draws its own pictures is not finished: progress.json says it then."""
+        with suppress(Mistake):
+            told = self.facts if self.finished else RunFolder(self.path).read_sealed("progress.json")
+            return bool(told.get("diverged"))
+        return False
 
     def sealed(self, name: str) -> Path:
         """A file or a store of a finished run is there, and refused if it is not as it was written."""

@@ -73,8 +73,21 @@ class Spoken:
         return f"at {few} of {all_} points{f' of {splits}' if several else ''} "
 
 
-def sentence(results: Sequence[Result]) -> str:
-    """Say which machines are the trained network, how far the others miss it at worst, and what has no number."""
+def sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
+    """Say which machines are the trained network, how far the others miss it at worst, and what has no number; of a run
+    that diverged, that nothing was trained, and what is true of the network all the same.
+
+    >>> sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[41:]
+    'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
+    """
+    if diverged:
+        text = comparison(results).replace("the trained network", "it", 1)
+        return f"Training diverged; what remains true is of the network that is left: {text[0].lower()}{text[1:]}"
+    return comparison(results)
+
+
+def comparison(results: Sequence[Result]) -> str:
+    """Compare the machines with the network, however its training ended."""
     splits = tuple(dict.fromkeys(row.split for row in results))
     found = [
         Spoken(name, tuple(row for row in results if row.machine == machine), splits)

@@ -15,6 +15,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, identity
 from ntkexp.kernel.read.threads import threads_by_size
 from ntkexp.progress import AbstractProgress
+from ntkexp.records.atomic import PARTIAL
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
 from ntkexp.records.kernels import KERNELS, create_kernels
@@ -96,13 +97,15 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
         torch.set_num_threads(threads)
         setting = setting_of(experiment, found)
     if saved is None:
-        begin(folder, setting, asked.overrides)
+        begin(folder, setting, asked.overrides, of)
     make_room(folder, setting)
     folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
     with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress, clock) as listener:
         outcome = run(setting, listener, saved["run"] if saved else None)
     with clock.times("write"):
         write(folder, setting, outcome)
+        how = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
+        folder.write_sealed("progress.json", {**how, "diverged": outcome.diverged})
     with clock.times("draw"):
         pictures = draw(folder, paint)
     return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)
@@ -127,13 +130,13 @@ def draw(folder: RunFolder, paint: Paint) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str]) -> None:
+def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str], of: str) -> None:
     """What is known of a run before its first step, in place of whatever an earlier attempt left."""
     folder.clear()
     folder.write_json(CONFIG, canonical(setting.experiment))
     folder.write(OVERRIDES, "".join(f"{override}\n" for override in overrides))
     write_data(folder.path / "data.npz", arrays(setting))
-    folder.begin(BEGINNING)
+    folder.begin(BEGINNING, of)
 
 
 def make_room(folder: RunFolder, setting: Setting) -> None:
@@ -149,12 +152,11 @@ def finish(folder: RunFolder, attempted: Attempted) -> None:
     setting, outcome = attempted.setting, attempted.outcome
     machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", attempted.clock.parts | machines)
-    steps = setting.experiment.steps
-    folder.write_sealed("progress.json", {"step": outcome.steps, "steps": steps, "outcome": outcome.sentence})
     some = [name for name in SOMETIMES if (folder.path / name).exists()]
     folder.finish(
         [*SAME_BYTES, *some, *attempted.pictures],
         *OTHERS,
+        identity=folder.identity,
         outcome=outcome.sentence,
         diverged=outcome.diverged,
         steps=outcome.steps,
@@ -166,6 +168,7 @@ def finish(folder: RunFolder, attempted: Attempted) -> None:
 
 def remove_leftovers(folder: RunFolder) -> None:
     """Remove what a finished run needs no more; a kill right after its last word may have left it."""
-    for leftover in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
-        (folder.path / leftover).unlink(missing_ok=True)
+    leftovers = [folder.path / name for name in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt")]
+    for leftover in (*leftovers, *folder.path.glob(f".*{PARTIAL}")):
+        leftover.unlink(missing_ok=True)
     drop_sums(folder.path)

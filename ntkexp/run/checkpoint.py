@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
+from ntkexp.model.functional import load_tensors
+from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
 from ntkexp.records.seal import Damaged, Seals, being_sealed, broken, sealed_for
 from ntkexp.run.kept_sums import drop_sums, found_sums, keep_sums
 from ntkexp.text import several
 
-CHECKPOINT, TRAJECTORY, METRICS = "checkpoint.pt", "trajectory.bin", "metrics.csv"
+TRAJECTORY, METRICS = "trajectory.bin", "metrics.csv"
 
 BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 """What is written before the first step."""
@@ -42,7 +43,8 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
     if not path.is_file():
         return None
     refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
-    state: Checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    state: Checkpoint = load_tensors(path, mmap=True)
+    refuse(folder, [CHECKPOINT] if {"run", "threads", "snapshots", "seals", "sums"} - state.keys() else [])
     seals: Seals = {**state["seals"], **state["sums"]}
     cut(folder, seals[METRICS][0])
     refuse(folder, broken(folder.path, seals))

@@ -13,15 +13,16 @@ from pathlib import Path
 
 from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.identity import folder_name, identity
+from ntkexp.experiment.identity import files_of, folder_name, identity
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.command import command
 from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder
 from ntkexp.records.provenance import PROVENANCE, refuse_other_version
-from ntkexp.records.seal import Damaged, read_sealed
+from ntkexp.records.seal import Damaged
 from ntkexp.run.attempt import RunRequest, attempt, remove_leftovers
 from ntkexp.run.checkpoint import Checkpoint, load
+from ntkexp.run.environment import check_device
 from ntkexp.text import several
 
 
@@ -37,6 +38,9 @@ def execute(
 ) -> Path:
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
+    check_device(experiment.device)  # whether or not there is anything to compute
+    if not force:
+        refuse_other(folder, identity(experiment))
     if not force and folder.whole:
         remove_leftovers(folder)
         progress.found(folder.path)
@@ -65,6 +69,8 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(f"{path} is the trace of a loop of yours: that loop goes on there, from its own checkpoint")
+    if strange := folder.vouching and folder.misnamed:
+        raise Mistake(f"{path} {strange}")
     if folder.whole:
         progress.say(f"{path} is finished")
         return path
@@ -72,9 +78,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         if wrong := folder.broken(CONFIG, OVERRIDES):
             what = f"{several(wrong)} not as it was written"
             raise Mistake(f"{path} cannot be resumed: {what}; the command that began it begins it anew")
-        experiment = build(folder.read_json(CONFIG), trusted)
-        if digits(folder_name(experiment)) != digits(path.resolve().name):
-            raise Mistake(f"{path} is of other data, or of another version: run the experiment anew")
+        experiment = rebuilt(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
         asked = RunRequest(experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress)
@@ -85,14 +89,30 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
 def begun_by(folder: RunFolder) -> str:
     """The command that a dead run was begun by, if it says so."""
     try:
-        return str(read_sealed(folder.path / PROVENANCE)["command"])
+        return str(folder.read_sealed(PROVENANCE)["command"])
     except Mistake:
         return ""
 
 
-def digits(name: str) -> str:
-    """The part of a run folder's name that identifies the experiment."""
-    return name.rpartition("-")[2]
+def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
+    """The experiment of a run, if it is the same today: with other data, or other code, numbers would be others."""
+    folder.check(CONFIG)
+    experiment = build(folder.read_json(CONFIG), trusted)
+    if identity(experiment) != folder.identity:
+        files = sorted({str(file) for file in files_of(experiment)})
+        other = f"{' or '.join(files)} has changed since, or this is another version" if files else "another version"
+        what = other if files else f"this is {other}"
+        raise Mistake(f"{folder.path} cannot be computed again, for {what}; run the experiment anew")
+    return experiment
+
+
+def refuse_other(folder: RunFolder, of: str) -> None:
+    """Refuse a folder in which another run lies that is not damaged: it is neither this one, nor to be written over."""
+    if folder.vouching and not folder.broken(CONFIG) and folder.identity != of:
+        raise Mistake(
+            f"{folder.path} holds another run, …-{folder.identity[:12]}; give that its own name, or write over it with "
+            "--force"
+        )
 
 
 def state_left(asked: RunRequest) -> Checkpoint | None:

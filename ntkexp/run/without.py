@@ -7,24 +7,21 @@ from pathlib import Path
 
 import torch
 
-from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.identity import folder_name
 from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.folder import CONFIG, DONE, RunFolder
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.predictions import read_predictions
 from ntkexp.records.provenance import PROVENANCE
 from ntkexp.records.removal import FOLDER, Removal, read_removal, write_removal
-from ntkexp.records.seal import read_sealed
 from ntkexp.removal.again import again
 from ntkexp.removal.group import ledger_between
 from ntkexp.removal.ledger import Ledger
 from ntkexp.removal.pair import Pair
 from ntkexp.removal.rerun import Rerun
 from ntkexp.run.environment import fix_circumstances
-from ntkexp.run.execute import digits
+from ntkexp.run.execute import rebuilt
 from ntkexp.text import short
 
 REPEATED = 0.01
@@ -39,10 +36,8 @@ def without(
     if found is not None:
         return found
     folder = RunFolder(run)
-    experiment = build(folder.read_json(CONFIG), trusted)
-    if digits(folder_name(experiment)) != digits(run.resolve().name):
-        raise Mistake(f"{run} is of other data, or of another version: run the experiment anew")
-    fix_circumstances(experiment, read_sealed(run / PROVENANCE)["threads"])  # so that rounding repeats
+    experiment = rebuilt(folder, trusted)
+    fix_circumstances(experiment, folder.read_sealed(PROVENANCE)["threads"])  # so that rounding repeats
     with folder.claim():
         found = carry_out(folder, experiment, sorted(group), points, progress)
         write_removal(run, found)
@@ -78,7 +73,7 @@ def carry_out(
 
 def rerun_of(folder: RunFolder, experiment: Experiment) -> tuple[Problem, Rerun]:
     """The training of a finished run, to be carried out again."""
-    facts = read_sealed(folder.path / DONE)
+    facts = folder.vouched
     if facts["diverged"]:
         raise Mistake(f"{folder.path} diverged, so there is nothing that its examples made; choose a smaller step size")
     problem = draw_problem(experiment)

@@ -35,7 +35,7 @@ class EventLog:
         told = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
         line = json.dumps(told | {SEAL: seal_of(told)})
         make_folder(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             size = os.fstat(descriptor).st_size
             cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"  # by a full disk, or a kill

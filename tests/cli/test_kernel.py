@@ -13,7 +13,7 @@ from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import compose, composer
 from ntkexp.config.folders import folders
-from ntkexp.experiment.identity import canonical
+from ntkexp.experiment.identity import canonical, identity
 from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel_file.predict.entries import Entries
 from ntkexp.kernel_file.study import study
@@ -92,7 +92,7 @@ def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
     end = {name: weight + 0.1 for name, weight in weights_of(module).items()}
     torch.save({"start": weights_of(module), "end": end}, tmp_path / "weights.pt")
     (tmp_path / "config.json").write_text(to_text(canonical(experiment)), encoding="utf-8")
-    RunFolder(tmp_path).finish(["config.json"], "weights.pt")
+    RunFolder(tmp_path).finish(["config.json"], "weights.pt", identity=identity(experiment))
     out = tmp_path / "end.zarr"
     assert command("kernel", "tangent", f"--run={tmp_path}", f"--out={out}", "--quiet").status == 0
     expected = tangent_kernel(module, data.train.inputs, weights=end)

@@ -127,6 +127,57 @@ def test_a_run_that_is_being_written_stays(command: Command, outputs: Path) -> N
     assert not (outputs / "runs" / "mlp-w32-s0-0").exists()
 
 
+@pytest.mark.parametrize("config", ['{"name": "a web page"}', "{", None])
+def test_only_what_a_run_wrote_is_deleted(command: Command, outputs: Path, config: str | None) -> None:
+    """A folder of yours with a config.json and a lock is no run; nor does a run take a thesis with it."""
+    mine = outputs / "runs" / ("mlp-w64-s0-0" if config is None else "mine")
+    if config is None:
+        (mine / "thesis.tex").write_text("years of work")
+    else:
+        for name, text in (("config.json", config), (".lock", "")):
+            (mine / name).write_text(text)
+    before = {file.name: file.read_bytes() for file in mine.iterdir()}
+    ended = command("runs", "--delete", "--yes", "--out", str(outputs))
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert ("thesis.tex" if config is None else "nothing in it says that a run wrote it") in ended.err
+    assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
+    assert [path.name for path in (outputs / "runs").iterdir() if path.name.startswith("mlp")] == ["mlp-w64-s0-0"] * (
+        config is None
+    )
+
+
+def test_an_interrupted_run_is_not_dead(command: Command, outputs: Path) -> None:
+    """The command that removes dead runs leaves it alone."""
+    (outputs / "runs" / "mlp-w64-s0-0" / "DONE.json").unlink()
+    (outputs / "runs" / "mlp-w64-s0-0" / "checkpoint.pt").touch()
+    assert names(command, outputs, "state=interrupted") == ["mlp-w64-s0-0"]
+    assert names(command, outputs, "state=dead") == ["mlp-w128-s0-0"]
+
+
+@pytest.mark.parametrize("words", [["report"], ["compare", "self"], ["explain"], ["resume"], ["runs", "--out"]])
+def test_a_link_to_itself_is_no_folder(
+    command: Command, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("self").symlink_to("self")
+    ended = command(*words, "self")
+    assert (ended.status, ended.err.count("\n")) == ((0, 0) if "runs" in words else (2, 1))
+
+
+def test_an_explanation_as_json(command: Command, finished: Path) -> None:
+    """Its parts add up to the output, those that are not listed included."""
+    ended = command("explain", str(finished), "--split=test", "--worst=2", "--top=3", "--json")
+    assert (ended.status, ended.err) == (0, "")
+    points = json.loads(ended.out)["points"]
+    assert len(points) == 2
+    for point in points:
+        assert len(point["examples"]) == 3
+        total = sum(part["added"] for part in point["examples"]) + point["others"]["added"]
+        assert total == pytest.approx(point["sum"], rel=1e-12)
+        parts = (point["start"], point["sum"], point["decay"], point["rest"])
+        assert sum(parts) == pytest.approx(point["prediction"], rel=1e-12)
+
+
 def test_a_link_to_a_run_is_not_followed(command: Command, outputs: Path, tmp_path: Path) -> None:
     elsewhere = write_small_run(tmp_path / "elsewhere", 16, 0, 0.1)
     (outputs / "runs" / "link").symlink_to(elsewhere)

@@ -13,6 +13,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.folder import BEGUN, DONE, RunFolder
 from ntkexp.records.json_file import Json
 from ntkexp.records.provenance import PROVENANCE
+from ntkexp.records.seal import sealed_text
 from ntkexp.records.version import results_version
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
@@ -57,7 +58,7 @@ def test_it_is_listed_with_the_reason_and_can_be_deleted(command: Command, earli
 def test_one_that_was_left_is_not_gone_on_with(command: Command, earlier: Path, tmp_path: Path) -> None:
     folder = RunFolder(Path(shutil.copytree(earlier, tmp_path / earlier.name)))
     told = json.loads((folder.path / DONE).read_text())
-    folder.write_sealed(BEGUN, {"seals": told["seals"]})
+    folder.write(BEGUN, sealed_text({"identity": told["identity"], "seals": told["seals"]}, BEGUN))
     (folder.path / DONE).unlink()
     ended = command("resume", str(folder.path))
     assert (ended.status, ended.err.count("\n")) == (2, 1)

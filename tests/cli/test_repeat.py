@@ -71,6 +71,7 @@ def test_a_run_that_goes_on_is_still_repeated_by_what_began_it(home: Path) -> No
     begun = RunFolder(home / "run")
     begun.path.mkdir()
     assert not begun_by(begun)
+    begun.begin([], "an identity")
     begun.write_sealed("provenance.json", {"command": "ntkexp train seed=3 --trust=net.py"})
     assert begun_by(begun) == "ntkexp train seed=3 --trust=net.py"
     begun.write("provenance.json", "{")

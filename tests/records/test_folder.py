@@ -99,23 +99,75 @@ def test_clearing_leaves_the_lock_alone(folder: RunFolder) -> None:
         folder.clear()
 
 
-def test_clearing_spares_a_folder_that_is_no_run(folder: RunFolder) -> None:
+@pytest.mark.parametrize("name", ["thesis.tex", "plots/thesis.tex", "kernels.zarr/thesis.tex", "removal/mine.json"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_nothing_is_removed_that_no_run_wrote(folder: RunFolder, name: str, *, finished: bool) -> None:
+    """Neither to begin anew, nor to go on from a checkpoint, nor in a folder that is no run."""
+    if finished:
+        finish(folder)
     with folder.claim():
-        folder.write("thesis.tex", "years of work")
-        with pytest.raises(Mistake, match="no run wrote"):
-            folder.clear()
-    assert (folder.path / "thesis.tex").read_text() == "years of work"
+        folder.write(name, "years of work")
+        for removing in (folder.clear, lambda: folder.forget([])):
+            with pytest.raises(Mistake, match=r"^[^\n]*no run wrote[^\n]*$"):
+                removing()
+    assert (folder.path / name).read_text() == "years of work"
 
 
-def test_clearing_follows_no_links(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_link_is_not_followed(folder: RunFolder, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
     finish(folder)
-    (folder.path / "link").symlink_to(kept)
-    with folder.claim():
+    (folder.path / "plots").symlink_to(kept)
+    with folder.claim(), pytest.raises(NoPlace, match=r"\(plots\)"):
         folder.clear()
     assert (kept / "file").exists()
+
+
+def test_what_is_written_goes_where_no_link_leads(folder: RunFolder, tmp_path: Path) -> None:
+    """A link that was laid under the name of a file that is not yet in its place."""
+    (tmp_path / "kept").write_text("years of work")
+    folder.path.mkdir()
+    (folder.path / ".config.json.partial").symlink_to(tmp_path / "kept")
+    folder.write("config.json", "{}")
+    assert (tmp_path / "kept").read_text() == "years of work"
+    assert (folder.path / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(("name", "fits"), [
+    ("mlp-w64-s0-0123456789ab", True), ("mlp-w64-s0-0123456789ac", False), ("the-best", True), ("a-0123456789ac", True),
+])  # fmt: skip
+def test_a_run_may_have_any_name_but_that_of_another_run(tmp_path: Path, name: str, *, fits: bool) -> None:
+    folder = RunFolder(tmp_path / name)
+    with folder.claim():
+        folder.write("config.json", "{}")
+        folder.finish(["config.json"], identity="0123456789ab" + "c" * 52)
+    assert folder.whole == fits
+    assert ("another run" in (folder.defect or "")) != fits
+
+
+def test_each_sealed_file_has_its_own_name_and_run(folder: RunFolder, tmp_path: Path) -> None:
+    """None passes for another, and none for that of another run."""
+    other = RunFolder(tmp_path / "other")
+    for each in (folder, other):
+        each.path.mkdir()
+        each.begin([], each.path.name)
+        each.write_sealed("progress.json", {"step": 3, "seals": {}, "identity": each.path.name})
+    assert folder.read_sealed("progress.json")["step"] == 3
+    for stolen in (folder.path / "BEGUN.json", other.path / "progress.json"):
+        folder.write("progress.json", stolen.read_bytes())
+        with pytest.raises(Mistake, match="not as it was written for this place"):
+            folder.read_sealed("progress.json")
+    for name in ("BEGUN.json", "DONE.json"):
+        folder.write(name, (other.path / "progress.json").read_bytes())
+        assert folder.broken("config.json") == [name]
+    assert folder.defect is not None
+
+
+@pytest.mark.parametrize("left", ["checkpoint.pt", "trace/steps.log"])
+def test_what_can_go_on_is_interrupted_and_not_dead(folder: RunFolder, left: str) -> None:
+    folder.write(left, b"")
+    assert state(folder) == "interrupted"
 
 
 def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:

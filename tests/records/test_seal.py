@@ -50,9 +50,9 @@ def test_a_sealed_object(tmp_path: Path, seed: int) -> None:
     """Blanks between its words may come and go; another sealed object is that other one."""
     told: dict[str, Json] = {"é": [1.5, None], "run": 3}
     path = tmp_path / "o.json"
-    path.write_bytes(harmed(seed, sealed_text(told).encode(), b"{}"))
+    path.write_bytes(harmed(seed, sealed_text(told, "o.json").encode(), b"{}"))
     try:
-        assert read_sealed(path) == told
+        assert read_sealed(path, "o.json") == told
     except Mistake as mistake:
         assert str(path) in str(mistake)  # noqa: PT017  either end is right
 
@@ -76,7 +76,7 @@ def test_the_files_of_a_folder(tmp_path: Path, seed: int) -> None:
 def test_what_is_judged_is_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may be replaced at any time: it is read once."""
     path, reads = tmp_path / "told.json", list[Path]()
-    path.write_text(sealed_text({"steps": 3}))
+    path.write_text(sealed_text({"steps": 3}, "told"))
     open_file = io.open
 
     def counted(file: Path, *rest: Any, **more: Any) -> Any:
@@ -84,16 +84,16 @@ def test_what_is_judged_is_what_is_given(tmp_path: Path, monkeypatch: pytest.Mon
         return open_file(file, *rest, **more)
 
     monkeypatch.setattr(io, "open", counted)
-    assert read_sealed(path) == {"steps": 3}
+    assert read_sealed(path, "told") == {"steps": 3}
     assert reads == [path]
 
 
 def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:
     """JSON reads the last of them."""
     path = tmp_path / "told.json"
-    path.write_text(sealed_text({"steps": 3}).replace("{", '{\n  "steps": 3,', 1), encoding="utf-8")
+    path.write_text(sealed_text({"steps": 3}, "told").replace("{", '{\n  "steps": 3,', 1), encoding="utf-8")
     with pytest.raises(Mistake, match="not as it was written"):
-        read_sealed(path)
+        read_sealed(path, "told")
 
 
 def test_what_nobody_vouches_for_is_broken(tmp_path: Path) -> None:

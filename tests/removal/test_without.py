@@ -201,12 +201,18 @@ def test_effects_are_checked_and_stand_beside_what_was_added(
     assert (status, "if left out" in out) == (0, True)
     assert "predicted by its effect" in out
     status, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0", "--without=top:3", "--json")
+    assert json.loads(out)["top"] == "of the largest effects"
     (entry,) = json.loads(out)["ledger"]
     effect = loaded.contributions["effect"].to_numpy()[40, 0]
     strongest = np.argsort(-np.abs(effect), kind="stable")[:3]
     assert sorted(entry["shares"]) == sorted(str(k) for k in strongest)
     assert entry["predicted"] == pytest.approx(effect[strongest].sum(), rel=1e-12)
     assert abs(entry["predicted"] - entry["actual"]) < 0.5 * abs(entry["actual"])
+    told = asked(capfd, str(effective), "--split=probe", "--probe=0", "--without=top:3")[1]
+    assert "without 3 examples (at the top: those of the largest effects)" in told
+    assert (
+        "predicted: the sum of 3 effects, each of leaving out one example alone; effects of a group do not add" in told
+    )
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ntkexp.cli.main import run
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_results
-from ntkexp.report.events import PLACE
+from ntkexp.report.events import NAME, PLACE
 from ntkexp.report.plots.run_plots import figure_of, gallery, png
 from ntkexp.report.run import load_run
 from tests.run.commands import TINY, only_run
@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def events(finished: Path) -> EventAccumulator:
     """What is read back, in full."""
-    accumulator = EventAccumulator(str(finished / PLACE.parent), {"scalars": 0, "images": 0})
+    accumulator = EventAccumulator(str(finished / PLACE), {"scalars": 0, "images": 0})
     accumulator.Reload()
     return accumulator
 
@@ -63,11 +63,12 @@ def test_pictures_are_those_of_the_run(finished: Path, events: EventAccumulator)
 
 @pytest.mark.parametrize("command", ["train", "resume", "sweep"])
 def test_finished_runs_get_their_events_once(command: str, finished: Path) -> None:
-    path, out = finished / PLACE, finished.parents[1]
+    (path,), out = (finished / PLACE).iterdir(), finished.parents[1]
     before = path.read_bytes()
     path.unlink()
     words = [str(finished)] if command == "resume" else [*TINY, f"--out={out}"]
     for _ in range(2):
+        (path.parent / f"{NAME}0123456789ab").write_text("those of another run")
         assert run([command, *words, "--quiet", "--tensorboard"]) == 0
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]

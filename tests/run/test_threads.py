@@ -13,7 +13,6 @@ import ntkexp.run.attempt
 from ntkexp.progress import Silent
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.provenance import PROVENANCE
-from ntkexp.records.seal import read_sealed
 from ntkexp.run.execute import execute
 from tests.run.small import small
 
@@ -35,7 +34,7 @@ def threads(place: Path, given: int | None, most: int | None = None) -> int:
     experiment = small(*WORDS).model_copy(update={"threads": given})
     folder = execute(experiment, WORDS, place, False, Silent(), pictures=False, most_threads=most)
     assert RunFolder(folder).whole
-    taken: int = read_sealed(folder / PROVENANCE)["threads"]
+    taken: int = RunFolder(folder).read_sealed(PROVENANCE)["threads"]
     assert torch.get_num_threads() == taken
     return taken
 

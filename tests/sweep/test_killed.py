@@ -63,7 +63,10 @@ def moment(process: subprocess.Popen[str], out: Path, kill: int, luck: random.Ra
 def results(out: Path) -> dict[str, bytes]:
     """The record and the tables of the sweep, wherever its command puts them, and what every run promises."""
     files = [file for file in (out / "sweeps").iterdir() if file.name != "journal.jsonl"]
-    texts = {file.name: to_text(read_sealed(file)) if file.suffix == ".json" else file.read_text() for file in files}
+    texts = {
+        file.name: to_text(read_sealed(file, file.name)) if file.suffix == ".json" else file.read_text()
+        for file in files
+    }
     tables = {name: text.replace(str(out), "out").encode() for name, text in texts.items()}
     runs = {
         f"{run.name}/{name}": content

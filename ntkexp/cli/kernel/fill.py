@@ -48,17 +48,17 @@ def tangent_of_run(asked: FillRequest, seeds: str | None, outputs: str, run: Pat
     if not (folder / "config.json").is_file():
         raise Mistake(f"--run={run} is no run folder: it has no config.json")
     engine = asked.choose_engine()
-    from ntkexp.config.build import build
     from ntkexp.config.target import admit
     from ntkexp.kernel_file.fill.tangent import CheckpointRecipe
-    from ntkexp.records.folder import CONFIG, RunFolder
+    from ntkexp.records.folder import RunFolder
     from ntkexp.run.environment import fix_circumstances
+    from ntkexp.run.execute import rebuilt
 
     written = RunFolder(folder)
-    if written.state in {"running", "dead"}:
+    if written.state in {"running", "interrupted", "dead"}:
         raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
-    written.check(CONFIG, "weights.pt")
-    experiment = build(written.read_json(CONFIG), admit(asked.trust))
+    written.check("weights.pt")
+    experiment = rebuilt(written, admit(asked.trust))
     fix_circumstances(experiment, experiment.threads or 1)
     recipe = CheckpointRecipe(str((folder / "weights.pt").absolute()), when, read_outputs(outputs))
     carry_out(Order(asked, engine, experiment, recipe))

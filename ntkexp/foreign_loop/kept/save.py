@@ -19,17 +19,18 @@ from numpy.typing import NDArray
 
 from ntkexp.foreign_loop.cost_of_casts import cost_of_casts, cost_of_rounding
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
 from ntkexp.records.command import command
 from ntkexp.records.contributions import ByStep, ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.data import write_data
-from ntkexp.records.folder import CONFIG, DONE, RunFolder
+from ntkexp.records.folder import BEGUN, CONFIG, DONE, RunFolder
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels
 from ntkexp.records.leave_out import STORE, LeaveOut, write_leave_out
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.provenance import PROVENANCE
 from ntkexp.records.results import Result, write_results
+from ntkexp.records.seal import WIDTH, Sealing
 from ntkexp.records.version import package_version, results_version
 from ntkexp.report.painter import painter
 from ntkexp.shapes import Inputs
@@ -74,13 +75,27 @@ def save(
         shutil.rmtree(path / STORE, ignore_errors=True)
         if check is not None:
             write_leave_out(path / STORE, check)
+        folder.begin(WRITTEN, of := identity_of(TraceFolder(folder)))
         folder.write_sealed(PROVENANCE, provenance(folder))
         steps, outcome = found.sizes["step"], told(found, TraceFolder(folder).processes)
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
         with painter() as paint:
             pictures = sorted(draw(folder, paint(path)))
         checked = [] if check is None else [STORE]
-        folder.finish([*WRITTEN, *checked, *pictures], PROVENANCE, outcome=outcome, diverged=False, steps=steps)
+        facts = {"outcome": outcome, "diverged": False, "steps": steps}
+        folder.finish([*WRITTEN, *checked, *pictures], PROVENANCE, identity=of, **facts)
+        (path / BEGUN).unlink()
+
+
+def identity_of(files: TraceFolder) -> str:
+    """Whose results these are: of the loop in config.json, its beginning, and its steps as far as they were seen."""
+    found = Sealing("trace")
+    found.take((files.folder.path / CONFIG).read_bytes())
+    for file in (files.path / START, files.shard / "steps.log"):
+        with file.open("rb") as stream:
+            stream.seek(-WIDTH, os.SEEK_END)
+            found.take(stream.read())  # the seal of what is before it
+    return found.digest.hex()
 
 
 def parts(found: xr.Dataset) -> ContributionsByRule:

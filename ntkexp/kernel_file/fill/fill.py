@@ -119,6 +119,11 @@ def refuse_other(matrix: KernelMatrix, subject: Subject) -> None:
         return
     there, here = matrix.description, subject.description
     differing = [name for name in here if there.get(name) != here[name]]
-    what = {"data_sha256": "other data", "dtype": f"dtype={there.get('dtype')}", "kernel": "another kernel"}
-    reason = next((what[name] for name in ("data_sha256", "kernel", "dtype") if name in differing), "another version")
+    what = {
+        "data_sha256": "other data",
+        "kernel": "another kernel",
+        "code": "other code",
+        "dtype": f"dtype={there.get('dtype')}",
+    }
+    reason = next((said for name, said in what.items() if name in differing), "another version")
     raise Useless(f"{matrix.path} is of {reason}; choose another place, or compute it anew")

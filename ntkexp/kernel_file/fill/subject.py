@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data, Split
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import digest, files_of
 from ntkexp.loss.squared import Squared
 from ntkexp.records.version import results_version
 
@@ -76,8 +77,10 @@ class Subject:
 
     @property
     def description(self) -> dict[str, Any]:
-        """Everything that decides a number in the file."""
+        """Everything that decides a number in the file; the code of networks from elsewhere, where they are."""
+        code = [digest(file) for file in files_of((self.experiment.model, self.experiment.init))]
         return {
+            **({"code": code} if code else {}),
             "kernel": self.kernel,
             "data": self.experiment.data.option,
             "data_sha256": self.data_digest,

@@ -12,7 +12,6 @@ from math import hypot
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,8 +22,10 @@ from ntkexp.kernel.read.outputs import Outputs, wanted
 from ntkexp.kernel_file.fill.filler import AbstractFiller, Blocks
 from ntkexp.kernel_file.fill.recipe import AbstractRecipe
 from ntkexp.library import tangent_kernel
+from ntkexp.model.functional import load_tensors
 from ntkexp.model.output import ScaledOutput
 from ntkexp.path.effort import RATE
+from ntkexp.records.seal import Damaged
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,11 @@ def at_checkpoint(experiment: Experiment, data: Data, weights: Path, when: str, 
     """Load the network of a run, with its weights at the `start` or the `end` of training."""
     outputs = outputs_of(experiment, data)
     module = draw_network(experiment, data, outputs)
-    saved = torch.load(weights, map_location=experiment.device, weights_only=True)[when]
-    module.load_state_dict(saved, strict=False)
+    try:
+        saved = load_tensors(weights, experiment.device)[when]
+        module.load_state_dict(saved, strict=False)
+    except (LookupError, RuntimeError, TypeError, AttributeError) as error:
+        raise Damaged(f"{weights} is damaged: it does not hold the weights of this network at the {when}") from error
     digest = sha256()
     for name in sorted(saved):
         digest.update(name.encode() + saved[name].cpu().numpy().tobytes())

@@ -51,6 +51,9 @@ class Layout:
 def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]) -> None:
     """Create a store without a tile, there whole or not at all, in place of whatever was there."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
+    for link in (partial, path):
+        if link.is_symlink():
+            raise Mistake(f"{link} is a link; kernel files are written where no link leads, so choose another place")
     shutil.rmtree(partial, ignore_errors=True)
     store = create_store(partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side})
     tiling, outputs, nothing = layout.tiling, layout.outputs, np.dtype(layout.dtype).type("nan")

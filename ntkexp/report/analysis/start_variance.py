@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
 from ntkexp.records.sweep import Level, Sweep
-from ntkexp.report.quantity import START_VARIANCE, diverged
+from ntkexp.report.quantity import START_VARIANCE
 from ntkexp.report.run import Run
 
 NEEDS = ", which takes two seeds or more at a point, all on the same data, such as with data.seed=0"
@@ -56,7 +56,7 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
 def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...]) -> dict[int, Run]:
     """Find the runs at one point whose first kernels can be compared, by their seeds; none where it is one alone."""
     here = {place.seed: runs[place.folder] for place in sweep.runs if place.point == point and place.folder in runs}
-    found = {seed: run for seed, run in here.items() if not diverged(run) and kept_start(run)}
+    found = {seed: run for seed, run in here.items() if not run.diverged and kept_start(run)}
     return found if len(found) > 1 and len(set(map(digest, found.values()))) == 1 else {}
 
 

@@ -111,7 +111,8 @@ def numbers(explanation: Explanation) -> pd.DataFrame:
 
 def removed(entry: LedgerEntry) -> str:
     """Say what leaving a group out was predicted to change, and changed."""
-    predicted = "" if entry.predicted is None else f" (predicted: {short(entry.before + entry.predicted)})"
+    several = f", by the sum of {len(entry.places)} effects, which do not add" if len(entry.places) > 1 else ""
+    predicted = "" if entry.predicted is None else f" (predicted: {short(entry.before + entry.predicted)}{several})"
     return (
         f"Trained again without {len(entry.places)} of the examples, the output is "
         f"{short(entry.before + entry.actual)} instead of {short(entry.before)}{predicted}."

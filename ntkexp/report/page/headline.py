@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ntkexp.records.sweep import Sweep
 from ntkexp.report.material import Material
-from ntkexp.report.quantity import diverged
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import SPOKEN, sentence
 from ntkexp.report.standing import clause, standing
@@ -18,7 +17,7 @@ def what_was_run(material: Material) -> str:
     if len(material.runs) == 1:
         ended, _, _ = material.runs[0].outcome.partition("; ")  # what there is to say of effects stands below
         return f"{material.runs[0].name}, {ended or 'one run'}."
-    failed = sum(map(diverged, material.runs))
+    failed = sum(run.diverged for run in material.runs)
     count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
     if not material.analyses:
         return f"{count}."
@@ -52,9 +51,13 @@ def extent(sweep: Sweep) -> str:
 def what_came_out(runs: Sequence[Run]) -> str:
     """Write the second: how far the machines that are spoken of are from the networks, of all runs."""
     if len(runs) == 1:
-        return sentence(runs[0].ladder)
+        return sentence(runs[0].ladder, diverged=runs[0].diverged)
     clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
     text = (
         "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"
     )
-    return f"{text[0].upper()}{text[1:]}."
+    failed = sum(run.diverged for run in runs)
+    left = (
+        f"; {failed} of the networks diverged, and {'is' if failed == 1 else 'are'} compared as left" if failed else ""
+    )
+    return f"{text[0].upper()}{text[1:]}{left}."

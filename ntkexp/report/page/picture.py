@@ -12,6 +12,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import write_atomically
 from ntkexp.records.json_file import read_object
 from ntkexp.records.provenance import PROVENANCE
 from ntkexp.report.page.inline import inline, slug
@@ -44,8 +45,8 @@ def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown
     """Show a picture that was drawn for the page; it and its numbers are kept beside the page too."""
     drawn, numbers = svg(picture.figure), as_csv(picture.table)
     name = f"{prefix}.{picture.name}"
-    (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
-    (folder / f"{name}.csv").write_text(numbers, encoding="utf-8")
+    write_atomically(folder / f"{name}.svg", drawn)
+    write_atomically(folder / f"{name}.csv", numbers)
     return with_numbers(picture, drawn, numbers, name, command)
 
 

@@ -80,7 +80,7 @@ def run_view(
         name=run.name,
         href=link(run.path, folder),
         differences=differences,
-        sentence=sentence(run.ladder),
+        sentence=sentence(run.ladder, diverged=run.diverged),
         outcome=run.outcome,
         command=command_of(run),
         ladder=tabled(header, [k > 1 for k in range(len(header))], rows, f"ladder-of-{anchor}", caption),

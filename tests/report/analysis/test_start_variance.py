@@ -34,7 +34,7 @@ def swept(outputs: Path, *, seeds: int = 4, own_data: bool = False) -> Analysis:
     """A sweep whose runs kept their first kernel."""
     path = write_sweep(outputs, seeds=range(seeds))
     fits: list[Json] = [{"quantity": START_VARIANCE, "axis": "model.width", "exponent": -1.0, "margin": 5.0}]
-    path.write_text(sealed_text(read_sealed(path) | {"fits": fits}))
+    path.write_text(sealed_text(read_sealed(path, path.name) | {"fits": fits}, path.name))
     sweep = read_sweep(path)
     for place in sweep.runs:
         create_kernels(place.folder / "kernels.zarr", 3, 1, 2, 1)

@@ -58,8 +58,8 @@ def test_the_same_bytes_each_time_and_elsewhere(tmp_path: Path) -> None:
 def test_the_order_in_which_runs_ended_does_not_matter(tmp_path: Path) -> None:
     path = write_sweep(tmp_path)
     first = [file.read_bytes() for file in write_tables(path)]
-    told = read_sealed(path)
-    path.write_text(sealed_text(told | {"runs": told["runs"][::-1]}))
+    told = read_sealed(path, path.name)
+    path.write_text(sealed_text(told | {"runs": told["runs"][::-1]}, path.name))
     assert [file.read_bytes() for file in write_tables(path)] == first
 
 
@@ -82,9 +82,11 @@ def test_a_law_for_each_choice_of_the_other_axes(tmp_path: Path) -> None:
 
 def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, axes={"model.activation": ["relu", "tanh"]})
-    told = read_sealed(path)
+    told = read_sealed(path, path.name)
     wanted = [("drift", "model.activation"), ("drift", "model.depth"), ("gauss.test", "model.activation")]
-    path.write_text(sealed_text(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}))
+    path.write_text(
+        sealed_text(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}, path.name)
+    )
     reasons = ["no axis of numbers", "model.depth is no axis", "no axis of numbers"]
     for found, reason in zip(analysed(path).laws, reasons, strict=True):
         assert found.law is None
@@ -101,7 +103,7 @@ NONE: tuple[dict[str, Json], ...] = (
 )
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "{", UNSEALED, *map(sealed_text, NONE)])
+@pytest.mark.parametrize("text", ["[]", "{}", "{", UNSEALED, *(sealed_text(told, "broken.json") for told in NONE)])
 def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text(text)
     with pytest.raises(Mistake, match=rf"^[^\n]*{tmp_path / 'broken.json'}[^\n]*$"):

@@ -44,7 +44,7 @@ def draw(run: Run) -> Figure | None:
     axes.set_xlabel("relative error")
     write_numbers(axes, rows, names)
     explain(axes, rows)
-    heading(figure, sentence(run.ladder))
+    heading(figure, sentence(run.ladder, diverged=run.diverged))
     return figure
 
 

@@ -41,7 +41,7 @@ def draw(run: Run) -> Figure | None:
         axes.tick_params(labelbottom=True)  # nothing stands below it
     figure.supxlabel("output of the trained network", fontsize=8)
     figure.supylabel("output of the kernel machine", fontsize=8)
-    heading(figure, sentence(run.ladder))
+    heading(figure, sentence(run.ladder, diverged=run.diverged))
     return figure
 
 
