@@ -1,6 +1,7 @@
 """What gradients may have been multiplied with between the examples and the step: scales, and clipping by norm.
 
-    consumed = c·g      a scale     c = 2^k, of a scaler that was taken back; 2^k/n ≤ 1, of a mean; a c < 1 that stays
+    consumed = c·g      a scale     c = 2^k, of a scaler that was taken back; 2^k/n ≤ 1, of a mean; or a c < 1 that
+                                    another step has, but for 2^k
                         clipping    c = u·M/(u‖g‖ + 1e-6), u a scale: c‖g‖ is M at every step that was clipped
 
 where the norms are over the parameters that share c. A gradient of several numbers that is c times another is so by no
@@ -43,6 +44,15 @@ class Multiplied:
     def norm(self) -> float:
         """Of what was consumed."""
         return sqrt(sum(self.squares))
+
+    @property
+    def mantissa(self) -> float:
+        """The factor without its power of two."""
+        return frexp(self.factor)[0]
+
+    def has_scale(self, other: Multiplied) -> bool:
+        """Whether the factor is another's but for a power of two, by which a scaler grows or shrinks."""
+        return 0 < self.factor < 1 and alike(self.mantissa, other.mantissa, SAME * self.bound)
 
     def meets(self, norm: float) -> bool:
         """Whether clipping leaves this norm and that one, where it was asked for one up to 1e-6 above both."""
@@ -102,23 +112,21 @@ class Factors:
 
     def refuse_unexplained(self) -> None:
         """Refuse factors that neither scales nor clipping give."""
-        explained = set(self.staying()) | set(self.clipped())
-        left = [each for each in self.seen if each not in explained and not is_sum(each, explained)]
+        scales, clipped = set(self.scales()), set(self.clipped())
+        left = [each for each in self.seen if each not in scales | clipped and not is_sum(each, clipped)]
+        left = [each for each in left if not any(each.has_scale(scale) for scale in scales)]
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
             if each.single or not once:  # what is clipped at one step alone is known by its direction
                 raise Mistake(refusal(each))
 
-    def staying(self) -> Iterator[Multiplied]:
-        """Those whose factor is that of the step before or after, for the same parameters: a scale."""
-        by_names: dict[tuple[str, ...], list[Multiplied]] = {}
-        for each in self.seen:
-            by_names.setdefault(tuple(sorted(each.names)), []).append(each)
-        for several in by_names.values():
-            for one, other in pairwise(sorted(several, key=lambda each: each.step)):
-                if not one.single and 0 < one.factor < 1 and alike(one.factor, other.factor, SAME * one.bound):
-                    yield from (one, other)
+    def scales(self) -> Iterator[Multiplied]:
+        """Those of several numbers whose factor is, but for a power of two, that of another step."""
+        several = sorted((each for each in self.seen if not each.single), key=lambda each: each.mantissa)
+        for one, other in pairwise(several):
+            if one.step != other.step and one.has_scale(other) and other.has_scale(one):
+                yield from (one, other)
 
     def clipped(self) -> Iterator[Multiplied]:
         """Those that lead to a norm to which others lead too."""

@@ -60,7 +60,7 @@ def drawn(count: int, like: Tensor) -> Float[Tensor, " out"]:
     return NUMBERS[key]
 
 
-def distance(outputs: Float[Tensor, "example out"], signed: Float[Tensor, "example row"]) -> float:
+def distance(outputs: Float[Tensor, "example ..."], signed: Float[Tensor, "example row"]) -> float:
     """How far outputs are from those with a signature."""
     if outputs.numel() % max(1, signed.numel()) or len(outputs) != len(signed):
         return float("inf")
@@ -77,7 +77,7 @@ class Replayed:
     function: Function
     weights: Weights
     inputs: Inputs
-    outputs: Float[Tensor, "example out"]
+    outputs: Float[Tensor, "example ..."]
     cast_eps: float = 0.0
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
@@ -92,7 +92,7 @@ class Replayed:
         return missed / size if size else missed
 
     def noise(self, eps: float) -> float:
-        """How far outputs are moved by relative noise of this size."""
+        """How far outputs are moved by relative noise of this size; not at all, where they are others at every call."""
         generator = stream("signature", 0)
 
         def noisy(tensor: Tensor) -> Tensor:
@@ -101,13 +101,12 @@ class Replayed:
             by = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
             return tensor * (1 + max(eps, self.cast_eps) * by)
 
+        near = {name: noisy(weight) for name, weight in self.weights.items()}, map_tensors(noisy, self.inputs)
         with torch.no_grad(), plain_kernels():
-            here = columns(self.function, self.weights, self.inputs)
-            there = columns(
-                self.function, {k: noisy(w) for k, w in self.weights.items()}, map_tensors(noisy, self.inputs)
-            )
-        moved = float((here - there).norm())
-        return moved if isfinite(moved) else 0.0
+            given = [columns(self.function, *at) for at in ((self.weights, self.inputs), near)]
+            again = columns(self.function, self.weights, self.inputs)
+        moved, by_itself = (float((each - given[0]).norm()) for each in (given[1], again))
+        return moved if isfinite(moved) and by_itself <= moved / OF_NOISE else 0.0
 
 
 CHANGED = (
