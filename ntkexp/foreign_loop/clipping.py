@@ -12,10 +12,10 @@ lead to a norm that others were clipped to.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import frexp, sqrt
 
 from ntkexp.mistake import Mistake
@@ -26,6 +26,7 @@ from ntkexp.text import counted
 SAME = 4  # bounds of the proof: of two factors, or norms, each of which is known to one
 PARTS = 1000  # the largest n of which a mean may be taken
 RESOLVED = 0.05  # bounds: of a norm beside another
+FAIR = 0.1  # the share of the steps of a parameter that have the norm, or the scale, of one of them
 RARE = 0.01  # the share of all numbers that may be within the bound of some 1/n
 
 
@@ -46,6 +47,11 @@ class Multiplied:
         return sqrt(sum(self.squares))
 
     @property
+    def room(self) -> float:
+        """How far a norm may be from that of others."""
+        return SAME * self.bound * self.norm + GUARD
+
+    @property
     def mantissa(self) -> float:
         """The factor without its power of two."""
         return frexp(self.factor)[0]
@@ -56,7 +62,7 @@ class Multiplied:
 
     def meets(self, norm: float) -> bool:
         """Whether clipping leaves this norm and that one, where it was asked for one up to 1e-6 above both."""
-        return abs(self.norm - norm) <= SAME * self.bound * norm + GUARD
+        return abs(self.norm - norm) <= self.room
 
     def may_be_clipped(self, other: Multiplied) -> bool:
         """Whether clipping by norm may have led to this norm, which is that of another step.
@@ -112,27 +118,46 @@ class Factors:
 
     def refuse_unexplained(self) -> None:
         """Refuse factors that neither scales nor clipping give."""
-        scales, clipped = set(self.scales()), set(self.clipped())
-        left = [each for each in self.seen if each not in scales | clipped and not is_sum(each, clipped)]
-        left = [each for each in left if not any(each.has_scale(scale) for scale in scales)]
+        clipped = set(self.clipped())
+        left = [each for each in self.seen if each not in clipped]
+        scales = {each.mantissa: each for each in scales_among(left)}
+        known = {frozenset(each.names): each.norm for each in clipped}
+        left = [each for each in left if not is_sum(each, known) and not any(map(each.has_scale, scales.values()))]
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
             if each.single or not once:  # what is clipped at one step alone is known by its direction
                 raise Mistake(refusal(each))
 
-    def scales(self) -> Iterator[Multiplied]:
-        """Those of several numbers whose factor is, but for a power of two, that of another step."""
-        several = sorted((each for each in self.seen if not each.single), key=lambda each: each.mantissa)
-        for one, other in pairwise(several):
-            if one.step != other.step and one.has_scale(other) and other.has_scale(one):
-                yield from (one, other)
-
     def clipped(self) -> Iterator[Multiplied]:
         """Those that lead to a norm to which others lead too."""
-        for one, other in pairwise(sorted(self.seen, key=lambda each: each.norm)):
-            if one.meets(other.norm):
-                yield from (each for each in (one, other) if each.may_be_clipped(other if each is one else one))
+        ordered = sorted(self.seen, key=lambda each: each.norm)
+        norms = [each.norm for each in ordered]
+        for each, alike_ones in zip(ordered, shared(ordered, norms, lambda each: each.room), strict=True):
+            others = [other for other in alike_ones if other is not each]
+            if others and all(map(each.may_be_clipped, others)):
+                yield each
+
+
+def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
+    """Those of several numbers whose factor is, but for a power of two, that of other steps."""
+    ordered = sorted((each for each in several if not each.single), key=lambda each: each.mantissa)
+    rooms = shared(ordered, [each.mantissa for each in ordered], lambda each: SAME * each.bound)
+    for each, alike_ones in zip(ordered, rooms, strict=True):
+        if any(other.step != each.step for other in alike_ones) and each.has_scale(each):
+            yield each
+
+
+def shared(
+    ordered: Sequence[Multiplied], values: Sequence[float], room: Callable[[Multiplied], float]
+) -> Iterator[tuple[Multiplied, ...]]:
+    """For each, the first and the last of those with its value, if these are a fair share of all that are of the same
+    parameter: by chance any number has a few that are near to it."""
+    times = Counter(name for each in ordered for name in each.names)
+    for each, value in zip(ordered, values, strict=True):
+        first, last = bisect_left(values, value - room(each)), bisect_right(values, value + room(each))
+        enough = last - first >= max(2.0, FAIR * min(times[name] for name in each.names))
+        yield (ordered[first], ordered[last - 1]) if enough else ()
 
 
 def clusters(factors: Mapping[str, float], room: float) -> list[list[str]]:
@@ -150,14 +175,14 @@ def clusters(factors: Mapping[str, float], room: float) -> list[list[str]]:
     return found
 
 
-def is_sum(each: Multiplied, explained: Iterable[Multiplied]) -> bool:
-    """Whether it is groups that were clipped by themselves, whose factors are the same this time."""
-    known, left = list(explained), each
-    for names, norm in {frozenset(other.names): other.norm for other in known}.items():
+def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
+    """Whether it is groups that were clipped by themselves to known norms, whose factors are the same this time."""
+    left = each
+    for names, norm in known.items():
         part = left.only(names)
         if len(part.names) == len(names) and part.meets(norm):
             left = left.only(name for name in left.names if name not in names)
-    return not left.names or (left is not each and any(left.meets(other.norm) for other in known))
+    return not left.names or (left is not each and any(map(left.meets, known.values())))
 
 
 def alike(one: float, other: float, room: float) -> bool:

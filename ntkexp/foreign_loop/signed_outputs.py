@@ -110,7 +110,7 @@ class Replayed:
 
 
 CHANGED = (
-    "something changed that is no tensor (a number in a dict, a class or a global, a hook, a forward that was "
+    "something changed that is no tensor (a number in a dict, a class or a global, a hook, a 'forward' that was "
     "replaced?); let it be an input of the model, or follow from there on"
 )
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import ntkexp
+from ntkexp.foreign_loop.attribution import AGREES
+from ntkexp.foreign_loop.clipping import Factors
 from ntkexp.foreign_loop.kept.load import loaded, trace_in
 from ntkexp.foreign_loop.signed_outputs import Replayed, signature
 from ntkexp.foreign_loop.trace import Trace
@@ -251,6 +253,18 @@ def shorter_by_chance(net: nn.Linear, step: int) -> None:
 def test_a_factor_that_no_clipping_gives_is_refused(change: Callable[[nn.Linear, int], None]) -> None:
     with pytest.raises(Mistake, match=r"step \d: the gradient that was consumed is not that of the examples seen: in"):
         lone(change)
+
+
+def test_many_steps_make_no_norm_of_chance() -> None:
+    """Of a thousand random norms each is near to another, in float32."""
+    bound = AGREES * torch.finfo(torch.float32).eps
+    generator = torch.Generator().manual_seed(0)
+    factors, one = Factors(), {"bias": torch.ones(1), "weight": torch.ones(3)}
+    for step, factor in enumerate((0.2 + 0.7 * torch.rand(1000, generator=generator)).tolist()):
+        consumed = {"bias": factor * one["bias"], "weight": one["weight"]}
+        factors.take(step, {"bias": factor, "weight": 1.0}, one, consumed, bound)
+    with pytest.raises(Mistake, match=r"step 0: the gradient that was consumed .* in 'bias' it is"):
+        factors.refuse_unexplained()
 
 
 def clipped(net: nn.Linear, step: int) -> None:
