@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.generators import beginning_at, states_for
 from ntkexp.foreign_loop.members import refuse_short
 from ntkexp.foreign_loop.model_call import Ids
+from ntkexp.foreign_loop.signed_outputs import left_alone
 from ntkexp.kernel.record.inputs import as_inputs, examples, part
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
@@ -27,7 +29,7 @@ def as_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> 
         raise Mistake("queries=: there is none among them; give inputs at which the model is to be explained")
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), beginning_at(states_for(module)), left_alone(module):
             function_of(module, output)(weights, part(asked, slice(1)))
     except Mistake:
         raise

@@ -13,14 +13,16 @@ example's J is that of the weights at which it was called.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.call_readers import CallReaders
+from ntkexp.foreign_loop.clipping import Factors
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.signed_outputs import CHANGED, Replayed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.features.bracket import Bracket, empty
@@ -62,6 +64,7 @@ class Backwards:
     queries: Inputs
     later: Tape
     bracket: Bracket | None = None
+    multiplied: Factors = field(default_factory=Factors)
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> StepFound:
         """Take one step back."""
@@ -70,9 +73,9 @@ class Backwards:
         self.bracket = self.bracket or empty(features)
         self.bracket.take(features, step.scale, 1.0)
         begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
-        calls = self.pulled(step, begun)
+        calls, replayed = self.pulled(step, begun)
         found = self.summed(step, calls)
-        factors, missed = self.prove(step, begun, found)
+        factors, missed = self.prove(step, begun, found, replayed)
         rounds = casts(step) or divides(step)
         lost = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard} if rounds else {}
         difference = {name: end[name] - weight for name, weight in step.start.items()}
@@ -92,12 +95,14 @@ class Backwards:
             casts_error=relative(lost, step.gradient) if casts(step) else 0.0,
         )
 
-    def pulled(self, step: FollowedStep, begun: Sequence[Weights]) -> list[Features]:
-        """What came back to the examples of each call, pulled back to the weights at which it was made."""
+    def pulled(self, step: FollowedStep, begun: Sequence[Weights]) -> tuple[list[Features], list[Replayed]]:
+        """What came back to the examples of each call, pulled back to the weights at which it was made; and the calls
+        as they were replayed."""
         try:
-            return [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
+            both = [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
+        return [features for features, _ in both], [replayed for _, replayed in both]
 
     def summed(self, step: FollowedStep, calls: list[Features]) -> Weights:
         """The gradient of the examples."""
@@ -107,17 +112,26 @@ class Backwards:
             found = {name: part + total[name] for name, part in found.items()}
         return found
 
-    def prove(self, step: FollowedStep, begun: Sequence[Weights], found: Weights) -> tuple[Mapping[str, float], float]:
-        """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter.
+    def prove(
+        self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: list[Replayed]
+    ) -> tuple[Mapping[str, float], float]:
+        """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter, and
+        the calls gave what their replays give.
 
         Told are the factors, and how far the gradients differ, relative to their size. Where the loop cast, it is the
         gradient of its calls under the same casts, as autograd has it.
         """
         if casts(step):
-            nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
-            found = nothing | self.calls.called.gradient(step.calls, begun)
+            nothing, outputs = {name: torch.zeros_like(step.start[name]) for name in step.heard}, list[Tensor]()
+            found = nothing | self.calls.called.gradient(step.calls, begun, outputs.append)
+            replayed = [
+                replace(each, outputs=given, cast_eps=call.how.autocast.eps if call.how.autocast else 0.0)
+                for each, given, call in zip(replayed, outputs, step.calls, strict=True)
+            ]
         consumed = {name: step.gradient[name] for name in step.heard}
         factors, missed = factors_between(found, consumed, step.index, step.calls)
+        hold_calls(step, replayed)
+        factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, step.calls))
         return dict.fromkeys(step.start, 0.0) | factors, missed
 
     def kernel(self, features: Features, step: FollowedStep, pulled: Features) -> Float[Tensor, "probe out row one"]:
@@ -143,6 +157,16 @@ class Backwards:
             done -= self.bracket.applied({name: step.intake[name] * part for name, part in whole.items()})
             done -= features.applied({name: step.ahead[name] * part for name, part in whole.items()})
         return done
+
+
+def hold_calls(step: FollowedStep, replayed: Sequence[Replayed]) -> None:
+    """Refuse calls whose replays give something else than they gave."""
+    for call, each in zip(step.calls, replayed, strict=True):
+        if call.signed is not None and (missed := each.other(call.signed)):
+            raise Mistake(
+                f"step {step.index}: the model gave other outputs when the loop called it than it does now at the same "
+                f"weights, off by {missed:.2g} of them; {CHANGED}"
+            )
 
 
 def casts(step: FollowedStep) -> bool:
@@ -173,8 +197,7 @@ def factors_between(
     far the two differ after all: by no more than rounding."""
     if not consumed:
         return {}, 0.0
-    bound = AGREES * max(torch.finfo(part.dtype).eps for part in consumed.values())
-    bound = max(bound, *(OF_CASTS * call.how.autocast.eps for call in calls if call.how.autocast), 0.0)
+    bound = bound_of(consumed, calls)
     factor, missed = compared(found, consumed, list(consumed))
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
@@ -187,6 +210,12 @@ def factors_between(
         f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
         f"itself in '{worst}'; {DREW if drew else ALIKE}"
     )
+
+
+def bound_of(consumed: Weights, calls: Sequence[ModelCall]) -> float:
+    """How far rounding may take the gradient of some calls, relative to it."""
+    bound = AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0)
+    return max(bound, *(OF_CASTS * call.how.autocast.eps for call in calls if call.how.autocast), 0.0)
 
 
 def compared(found: Weights, consumed: Weights, names: Sequence[str]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.circumstances import LayerModes
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.signed_outputs import Replayed
 from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -21,12 +22,14 @@ class CallReaders:
     trained: frozenset[str]
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
-    def pulled(self, call: ModelCall, weights: Weights) -> Features:
-        """Jᵀℓ′ of every example of a call, at these weights."""
+    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Features, Replayed]:
+        """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
         reader = self.reader(call)
-        return reader.weighted(reader.record(weights, call.inputs), call.gradient)
+        tape = reader.record(weights, call.inputs)
+        replayed = Replayed(reader.function, weights, call.inputs, tape.outputs)
+        return reader.weighted(tape, call.gradient), replayed
 
     def reader(self, call: ModelCall) -> Reader:
         """The one of a call."""

@@ -9,13 +9,14 @@ that masks are those that were drawn. They are constants of the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.autocast import Autocast
@@ -73,8 +74,13 @@ class CalledModule:
         with how.again():
             return choose_output(self.twin(how.modes)(*placed, **named), self.output)
 
-    def gradient(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
-        """The gradient of some calls at their weights, as autograd adds it up."""
+    def gradient(
+        self,
+        calls: Sequence[ModelCall],
+        begun: Sequence[Weights],
+        given: Callable[[Float[Tensor, "example ..."]], object] | None = None,
+    ) -> Weights:
+        """The gradient of some calls at their weights, as autograd adds it up; what each call gives is also `given`."""
         for parameter in self.module.parameters():
             parameter.grad = None
         parameters, held = dict(self.module.named_parameters()), None
@@ -87,6 +93,8 @@ class CalledModule:
             with torch.enable_grad():
                 assert call.gradient is not None
                 outputs = self.outputs(call.how, call.inputs)
+                if given is not None:
+                    given(outputs.detach())
                 outputs.backward(call.gradient.reshape(outputs.shape).to(outputs.dtype))  # type: ignore[no-untyped-call]  # torch's own
         return {name: each.grad for name, each in parameters.items() if each.grad is not None}
 

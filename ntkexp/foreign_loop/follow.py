@@ -15,12 +15,13 @@ from ntkexp.foreign_loop.asked import as_queries, refuse_unusable
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
+from ntkexp.foreign_loop.kept.asked_itself import AskedItself
 from ntkexp.foreign_loop.kept.keeper_in_memory import KeeperInMemory
 from ntkexp.foreign_loop.kept.open import keeper_in
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.together import Together, together
 from ntkexp.foreign_loop.trace import Trace
-from ntkexp.foreign_loop.unmoved import Unmoved
+from ntkexp.foreign_loop.unmoved import Unmoved, named_tensors
 from ntkexp.foreign_loop.unwrapped import unwrapped_model, unwrapped_optimizers
 from ntkexp.foreign_loop.watch import Watch
 from ntkexp.mistake import Mistake
@@ -49,6 +50,8 @@ def follow(
     when it is resumed. Weights are kept `every` so many steps, by itself 8 in memory and as often as there is room on
     disk; those between are replayed. Of several processes that train one model, each follows, into the same folder; the
     first attributes.
+
+    The model itself is asked at the queries when following begins and ends, in evaluation, and left as it was.
 
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
@@ -83,9 +86,14 @@ def follow(
     try:
         watch.begin()
         trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank)
+        itself = AskedItself(inner, output, asked, trace.ends, keeper) if now is None and not ours.rank else None
+        if itself is not None:
+            itself.begin()
         if now is not None:
             now.traces.append(trace)
         yield trace
+        if itself is not None:
+            itself.end({**named_tensors(module), **watch.weights})
         whole = True
     finally:
         watch.end(whole=whole)

@@ -26,7 +26,8 @@ Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
 @dataclass
 class ModelCall:
     """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, on
-    its latest way back, `way`. Examples that were not `called` by names go by what they hold."""
+    its latest way back, `way`. Examples that were not `called` by names go by what they hold; `signed` is the signature
+    of the outputs."""
 
     at: int
     inputs: Inputs
@@ -34,6 +35,7 @@ class ModelCall:
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None
     way: int = -1
+    signed: Float[Tensor, "example row"] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:

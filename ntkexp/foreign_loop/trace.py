@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from ntkexp.effects.mean import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.altered_loop import Again, altered_loop
@@ -22,12 +23,14 @@ from ntkexp.foreign_loop.kept.shown import Decode, Gallery
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_effects import loop_effects
 from ntkexp.foreign_loop.loop_sums import sums_at_zero
+from ntkexp.foreign_loop.signed_outputs import Ends, Replayed
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder
-from ntkexp.shapes import Function, Inputs
+from ntkexp.shapes import Function, Inputs, Weights
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -46,6 +49,7 @@ class Trace:
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
+    ends: Ends = field(default_factory=Ends)
 
     @cached_property
     def called(self) -> CalledModule:
@@ -118,6 +122,18 @@ class Trace:
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
         return found
 
+    def asked(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> Replayed:
+        """The queries as they are asked, at weights at which this is what they give; by a model that enters autocast
+        itself, under that."""
+        casts = self.called.casts
+        if casts is None:
+            return Replayed(self.function, weights, self.queries, outputs)
+        if casts.whole:
+            return Replayed(self.function, weights, self.queries, outputs, casts.eps)
+        with torch.no_grad():
+            outputs = columns(self.called.under_casts, weights, self.queries)
+        return Replayed(self.called.under_casts, weights, self.queries, outputs, casts.eps)
+
     def found(self, gallery: Gallery) -> xr.Dataset:
         """The same, without a run and effects; examples are put where they can be looked at."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
@@ -134,7 +150,9 @@ class Trace:
                 gallery.take(call.names, call.inputs)
             places = [self.examples[name] for call in step.calls for name in call.names]
             sums.take(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
+        back.multiplied.refuse_unexplained()
         start, casts = back.later.outputs, self.called.casts
+        self.ends.hold(self.asked(steps.start(0), start), self.asked(end, last.outputs), len(steps))
         arrays = sums.arrays(cast=casts is not None)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), last.outputs - start)}
         moved = float(arrays["change"][1].norm())

@@ -22,6 +22,7 @@ from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.listen import listen
 from ntkexp.foreign_loop.members import Members
 from ntkexp.foreign_loop.model_call import Ids, ModelCall, given, names_of
+from ntkexp.foreign_loop.signed_outputs import signature
 from ntkexp.foreign_loop.unwrapped import called_model, unwrapped_model
 from ntkexp.foreign_loop.weighing import Weighing
 from ntkexp.kernel.record.inputs import as_inputs, examples, map_tensors
@@ -91,7 +92,7 @@ class WatchedCalls:
                 "one whose outputs have the examples as their first axis"
             )
         how = Circumstances.of(self.inner, self.generators, self.autocast)
-        call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how)
+        call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how, signed=signature(output))
         listen(output, partial(self.on_gradient, call), past_casts=self.autocast is not None)
         self.calls.append(call)
         self.seen += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from tests.docs.readme import ROOT
-from tests.foreign_loop.bugs import RECORDED, REFUSED, loss_of_a_stale_graph
+from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph
 from tests.foreign_loop.loops import Body
 
 PAGE = ROOT / "docs" / "follow.md"
@@ -38,7 +38,8 @@ def sentence(body: Body) -> str:
 
 def refusal(step: int, name: str, said: str) -> str:
     """What is said of it."""
-    return f"refused: step {step}, `{name}` {said}" if name else f"refused: step {step}: {said} of the examples seen"
+    of = " of the examples seen" if said == GRADIENT else ""
+    return f"refused: step {step}, `{name}` {said}" if name else f"refused: step {step}: {said}{of}"
 
 
 if __name__ == "__main__":

@@ -135,6 +135,13 @@ def exchanged(given: Loop, batch: Tensor) -> None:
     plain(given, batch)
 
 
+def warmer(given: Loop, batch: Tensor) -> None:
+    """Outputs are divided by a temperature that is changed half-way, in a hook."""
+    if given.done == 0:
+        given.model[4].register_forward_hook(lambda *seen: seen[2] / (1.0 if given.done < 4 else 2.0))
+    plain(given, batch)
+
+
 def scheduled_twice(given: Loop, batch: Tensor) -> None:
     """The scheduler steps twice."""
     plain(given, batch)
@@ -248,6 +255,7 @@ RECORDED: tuple[Body, ...] = (
     half_a_batch_lost,
     given_back_late,
 )
+OUTPUTS = "the model gave other outputs when the loop called it"
 OTHERWISE, GRADIENT = "was changed by something else than the optimizer", "the gradient that was consumed is not that"
 RULE = "is not where its optimizer's rule leads"
 REFUSED: tuple[tuple[Body, int, str, str], ...] = (
@@ -262,6 +270,7 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (with_a_penalty, 0, "", GRADIENT),
     (randomly_masked, 0, "", GRADIENT),
     (exchanged, 0, "", GRADIENT),
+    (warmer, 7, "", OUTPUTS),
     (normed_by_the_batch, 0, "3", "takes its statistics from the batch"),
 )
 """The step and the tensor or layer that are named, any where it is left open, and what is said of it."""

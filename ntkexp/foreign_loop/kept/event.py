@@ -78,7 +78,7 @@ class EventWriter:
             self.calls += 1
             named = {} if call.called is None else {"names": list(call.called)}
             rows = self.files.rows.keep(digests(call.inputs), call.inputs)
-            kept = {"at": call.at, "how": call.how.kept, **rows, **named}
+            kept = {"at": call.at, "how": call.how.kept, "signed": call.signed, **rows, **named}
         if call.gradient is not found.gradient:
             found.gradient = call.gradient
             kept["gradient"] = call.gradient
@@ -97,6 +97,7 @@ def read_calls(
             called=names_of_kept(call),
             how=Circumstances.read(call.get("how", {})),
             gradient=placed(call["gradient"].clone()),
+            signed=call.get("signed"),  # traces of before have none
         )
         for call in event["calls"]
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.kept.asked_itself import ends_in
 from ntkexp.foreign_loop.kept.loop_on_disk import LoopOnDisk
 from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
 from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
@@ -33,7 +34,7 @@ def loaded(files: TraceFolder, module: nn.Module) -> Trace:
     fill(module, start, files.read(files.weights_at(0))["weights"], files.folder.path)
     kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
     steps = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds)
-    return Trace(steps, module, start["output"], start["queries"], folder=files.folder)
+    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends_in(files))
 
 
 def names_in(files: TraceFolder) -> list[str]:

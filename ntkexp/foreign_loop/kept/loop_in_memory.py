@@ -68,7 +68,7 @@ class LoopInMemory(AbstractKeptLoop):
 
 def bytes_of(call: ModelCall) -> int:
     """What a call takes in memory."""
-    return bytes_in([tensors(call.inputs), call.gradient, list(call.how.states.values())])
+    return bytes_in([tensors(call.inputs), call.gradient, call.signed, list(call.how.states.values())])
 
 
 def bytes_in(content: object) -> int:

@@ -5,6 +5,7 @@
     trace/rows.log           the examples, each once
     trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
     trace/weights/<n>.bin    the weights and the optimizers' states before event n, for some n
+    trace/asked.bin          what the model itself gave at the queries, at both ends
     trace/ended.bin          that the loop came to its end
     trace/sweep.bin          how far a sweep back for effects has come
 
@@ -96,6 +97,11 @@ class TraceFolder:
     def kept(self) -> list[int]:
         """The events before which weights are kept, whole or not."""
         return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
+
+    @property
+    def asked(self) -> Path:
+        """The file of what the model itself gave at the queries."""
+        return self.path / "asked.bin"
 
     @property
     def sweep(self) -> Path:

@@ -1,0 +1,219 @@
+"""What gradients may have been multiplied with between the examples and the step: scales, and clipping by norm.
+
+    consumed = c·g      a scale     c = 2^k, of a scaler that was taken back; 2^k/n ≤ 1, of a mean; or a c < 1 that
+                                    another step has, but for 2^k
+                        clipping    c = u·M/(u‖g‖ + 1e-6), u a scale: c‖g‖ is M at every step that was clipped
+
+where the norms are over the parameters that share c. A gradient of several numbers that is c times another is so by no
+accident. One of a single number always is: its c has to be that of parameters that it may have been clipped with, or
+lead to a norm that others were clipped to.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import frexp, sqrt
+
+from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import GUARD
+from ntkexp.shapes import Weights
+from ntkexp.text import counted
+
+SAME = 4  # bounds of the proof: of two factors, or norms, each of which is known to one
+PARTS = 1000  # the largest n of which a mean may be taken
+RESOLVED = 0.05  # bounds: of a norm beside another
+FAIR = 0.1  # the share of the steps of a parameter that have the norm, or the scale, of one of them
+RARE = 0.01  # the share of all numbers that may be within the bound of some 1/n
+
+
+@dataclass(frozen=True, eq=False)
+class Multiplied:
+    """Parameters whose gradients a step multiplied with one factor; `squares` are of the norms that were consumed."""
+
+    step: int
+    names: tuple[str, ...]
+    factor: float
+    squares: array[float]
+    single: bool  # of one number in all
+    bound: float  # of rounding, relative
+
+    @property
+    def norm(self) -> float:
+        """Of what was consumed."""
+        return sqrt(sum(self.squares))
+
+    @property
+    def room(self) -> float:
+        """How far a norm may be from that of others."""
+        return SAME * self.bound * self.norm + GUARD
+
+    @property
+    def mantissa(self) -> float:
+        """The factor without its power of two."""
+        return frexp(self.factor)[0]
+
+    def has_scale(self, other: Multiplied) -> bool:
+        """Whether the factor is another's but for a power of two, by which a scaler grows or shrinks."""
+        return 0 < self.factor < 1 and alike(self.mantissa, other.mantissa, SAME * self.bound)
+
+    def meets(self, norm: float) -> bool:
+        """Whether clipping leaves this norm and that one, where it was asked for one up to 1e-6 above both."""
+        return abs(self.norm - norm) <= self.room
+
+    def may_be_clipped(self, other: Multiplied) -> bool:
+        """Whether clipping by norm may have led to this norm, which is that of another step.
+
+        A single number that was cut to the same to the bit, where a norm would leave 1e-6 of it, was clipped by value.
+        """
+        if not self.single:
+            return self.factor > 0
+        by_value = abs(self.norm - other.norm)
+        by_norm = abs(self.norm + GUARD * self.factor - other.norm - GUARD * other.factor)
+        return 0 < self.factor < 1 and by_norm <= max(by_value, RESOLVED * self.bound * self.norm)
+
+    def only(self, names: Iterable[str]) -> Multiplied:
+        """The part of some of the parameters."""
+        chosen = frozenset(names)
+        places = [place for place, name in enumerate(self.names) if name in chosen]
+        squares = array("d", (self.squares[place] for place in places))
+        return replace(self, names=tuple(self.names[place] for place in places), squares=squares)
+
+
+@dataclass
+class Factors:
+    """What the steps of a loop multiplied gradients with, as far as it is no scale."""
+
+    seen: list[Multiplied] = field(default_factory=list)
+
+    def take(
+        self, step: int, factors: Mapping[str, float], found: Weights, consumed: Weights, bound: float
+    ) -> dict[str, float]:
+        """Note the factors of a step; those of single numbers are afterwards those of the groups they fit."""
+        numbers = {name: int(consumed[name].count_nonzero()) for name in factors}
+        chosen, groups = dict(factors), list[list[str]]()
+        if len(set(factors.values())) == 1:
+            groups.append(list(factors))
+        else:
+            singles = [name for name in factors if numbers[name] < 2]
+            groups += clusters({name: factor for name, factor in factors.items() if numbers[name] > 1}, SAME * bound)
+            room = bound * sqrt(sum(float(consumed[name].square().sum()) for name in factors))
+            for name in singles:
+                fits = [float((chosen[group[0]] * found[name] - consumed[name]).norm()) for group in groups]
+                if groups and min(fits) <= room:
+                    group = groups[fits.index(min(fits))]
+                    chosen[name] = chosen[group[0]]
+                    group.append(name)
+                else:
+                    groups.append([name])
+        for group in groups:
+            if not is_scale(factor := chosen[group[0]], bound):
+                squares = array("d", (float(consumed[name].square().sum()) for name in group))
+                single = sum(numbers[name] for name in group) < 2
+                self.seen.append(Multiplied(step, tuple(group), factor, squares, single, bound))
+        return chosen
+
+    def refuse_unexplained(self) -> None:
+        """Refuse factors that neither scales nor clipping give."""
+        clipped = set(self.clipped())
+        left = [each for each in self.seen if each not in clipped]
+        scales = {each.mantissa: each for each in scales_among(left)}
+        known = {frozenset(each.names): each.norm for each in clipped}
+        left = [each for each in left if not is_sum(each, known) and not any(map(each.has_scale, scales.values()))]
+        times = Counter(name for each in left for name in each.names)
+        for each in sorted(left, key=lambda each: each.step):
+            once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
+            if each.single or not once:  # what is clipped at one step alone is known by its direction
+                raise Mistake(refusal(each))
+
+    def clipped(self) -> Iterator[Multiplied]:
+        """Those that lead to a norm to which others lead too."""
+        ordered = sorted(self.seen, key=lambda each: each.norm)
+        norms = [each.norm for each in ordered]
+        for each, alike_ones in zip(ordered, shared(ordered, norms, lambda each: each.room), strict=True):
+            others = [other for other in alike_ones if other is not each]
+            if others and all(map(each.may_be_clipped, others)):
+                yield each
+
+
+def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
+    """Those of several numbers whose factor is, but for a power of two, that of other steps."""
+    ordered = sorted((each for each in several if not each.single), key=lambda each: each.mantissa)
+    rooms = shared(ordered, [each.mantissa for each in ordered], lambda each: SAME * each.bound)
+    for each, alike_ones in zip(ordered, rooms, strict=True):
+        if any(other.step != each.step for other in alike_ones) and each.has_scale(each):
+            yield each
+
+
+def shared(
+    ordered: Sequence[Multiplied], values: Sequence[float], room: Callable[[Multiplied], float]
+) -> Iterator[tuple[Multiplied, ...]]:
+    """For each, the first and the last of those with its value, if these are a fair share of all that are of the same
+    parameter: by chance any number has a few that are near to it."""
+    times = Counter(name for each in ordered for name in each.names)
+    for each, value in zip(ordered, values, strict=True):
+        first, last = bisect_left(values, value - room(each)), bisect_right(values, value + room(each))
+        enough = last - first >= max(2.0, FAIR * min(times[name] for name in each.names))
+        yield (ordered[first], ordered[last - 1]) if enough else ()
+
+
+def clusters(factors: Mapping[str, float], room: float) -> list[list[str]]:
+    """The names whose factors are the same but for rounding.
+
+    >>> clusters({"a": 0.5, "b": 1.0, "c": 0.5}, 1e-9)
+    [['a', 'c'], ['b']]
+    """
+    found: list[list[str]] = []
+    for name in sorted(factors, key=lambda name: factors[name]):
+        if found and alike(factors[found[-1][0]], factors[name], room):
+            found[-1].append(name)
+        else:
+            found.append([name])
+    return found
+
+
+def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
+    """Whether it is groups that were clipped by themselves to known norms, whose factors are the same this time."""
+    left = each
+    for names, norm in known.items():
+        part = left.only(names)
+        if len(part.names) == len(names) and part.meets(norm):
+            left = left.only(name for name in left.names if name not in names)
+    return not left.names or (left is not each and any(map(left.meets, known.values())))
+
+
+def alike(one: float, other: float, room: float) -> bool:
+    """Whether two factors are the same but for rounding."""
+    return abs(one - other) <= room * max(abs(one), abs(other))
+
+
+def is_scale(factor: float, bound: float) -> bool:
+    """Whether a power of two was taken back or a mean taken, or nothing done at all; or the gradient thrown away.
+
+    >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
+    [True, True, True, True, False, False, False, True]
+    """
+    if factor <= 0:
+        return factor == 0
+    parts = range(1, int(min(PARTS, max(1.0, RARE / bound))) + 1 if factor < 1 else 2, 2)
+    return any(2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts))
+
+
+def refusal(each: Multiplied) -> str:
+    """What is said of a factor that nothing explains."""
+    others = f" and {counted(len(each.names) - 1, 'parameter')} more" if each.names[1:] else ""
+    what = (
+        "one number, whose factor is that of no group it could be clipped with"
+        if each.single
+        else ("which is no scale and leads to the norm of no other step, as clipping to one norm does")
+    )
+    return (
+        f"step {each.step}: the gradient that was consumed is not that of the examples seen: in '{each.names[0]}'"
+        f"{others} it is {each.factor:.4g} times that, {what}; {CHANGED}"
+    )
+
+
+CHANGED = "was a term added to the loss, or a gradient changed by hand?"

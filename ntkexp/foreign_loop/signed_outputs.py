@@ -1,0 +1,172 @@
+"""Whether a model that is replayed is the one that was called: signatures of what it gave are held against its replay.
+
+    σ_im = Σ_k r_k f_imk,   r_k ~ N(0, 1) drawn once          a number for each row of the last axis, of each example
+
+A model may hang on what is no tensor (a number in a dict, a class or a global, a hook, a forward that was replaced).
+When that changes, so do outputs, and gradients often by one factor alone, as if they had been clipped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ntkexp.foreign_loop.generators import beginning_at, states_for
+from ntkexp.kernel.record.inputs import examples, map_tensors, part
+from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.mistake import Mistake
+from ntkexp.model.foreign.chosen_output import choose_output
+from ntkexp.model.functional import arguments
+from ntkexp.shapes import Function, Inputs, Weights
+from ntkexp.stream import stream
+
+LOG = logging.getLogger("ntkexp.follow")
+
+AGREES = 1e3  # eps: of outputs by other kernels, relative to their size
+OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does to outputs
+OF_CASTS = 8  # eps of the shorter numbers
+AT_ONCE = 256  # queries
+NUMBERS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+"""The numbers r that were drawn so far, by how many they are."""
+
+
+def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
+    """The signature of some outputs.
+
+    >>> signature(torch.ones(2, 3, 5)).shape, signature(torch.ones(2)).shape
+    (torch.Size([2, 3]), torch.Size([2, 1]))
+    """
+    found = outputs.detach()
+    found = torch.view_as_real(found) if found.is_complex() else found
+    found = found[:, None] if found.dim() == 1 else found
+    found = found.float() if found.element_size() < torch.float32.itemsize else found
+    kind = found.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        return found.reshape(len(found), -1, found.shape[-1]) @ drawn(found.shape[-1], found)
+
+
+def drawn(count: int, like: Tensor) -> Float[Tensor, " out"]:
+    """So many numbers."""
+    key = (count, like.dtype, like.device)
+    if key not in NUMBERS:
+        NUMBERS[key] = torch.randn(count, generator=stream("signature", count), dtype=torch.float64).to(like)
+    return NUMBERS[key]
+
+
+def distance(outputs: Float[Tensor, "example ..."], signed: Float[Tensor, "example row"]) -> float:
+    """How far outputs are from those with a signature."""
+    if outputs.numel() % max(1, signed.numel()) or len(outputs) != len(signed):
+        return float("inf")
+    ours = signature(outputs.reshape(*signed.shape, -1))
+    missed = float((ours - signed.to(ours)).norm())
+    return missed if isfinite(missed) else float("inf")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A function, and its `outputs` at some weights and inputs, which were formed in numbers of this precision, under
+    `casts` or without."""
+
+    function: Function
+    weights: Weights
+    inputs: Inputs
+    outputs: Float[Tensor, "example ..."]
+    cast_eps: float = 0.0
+
+    def other(self, signed: Float[Tensor, "example row"]) -> float:
+        """How far they are from those with a signature, relative to their size, where rounding does not explain it.
+
+        Rounding is small beside the outputs, or where these cancel, beside what noise in weights and inputs does.
+        """
+        missed, size = distance(self.outputs, signed), float(self.outputs.norm())
+        eps = torch.finfo(self.outputs.dtype).eps
+        if missed <= max(AGREES * eps, OF_CASTS * self.cast_eps) * size or missed <= OF_NOISE * self.noise(eps):
+            return 0.0
+        return missed / size if size else missed
+
+    def noise(self, eps: float) -> float:
+        """How far outputs are moved by relative noise of this size; not at all, where they are others at every call."""
+        generator = stream("signature", 0)
+
+        def noisy(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            by = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+            return tensor * (1 + max(eps, self.cast_eps) * by)
+
+        near = {name: noisy(weight) for name, weight in self.weights.items()}, map_tensors(noisy, self.inputs)
+        with torch.no_grad(), plain_kernels():
+            given = [columns(self.function, *at) for at in ((self.weights, self.inputs), near)]
+            again = columns(self.function, self.weights, self.inputs)
+        moved, by_itself = (float((each - given[0]).norm()) for each in (given[1], again))
+        return moved if isfinite(moved) and by_itself <= moved / OF_NOISE else 0.0
+
+
+CHANGED = (
+    "something changed that is no tensor (a number in a dict, a class or a global, a hook, a 'forward' that was "
+    "replaced?); let it be an input of the model, or follow from there on"
+)
+
+
+@dataclass
+class Ends:
+    """What the model itself gave at the queries, in evaluation, when following began, and after the last of so many
+    `steps`, if that was asked for."""
+
+    start: Tensor | None = None
+    end: Tensor | None = None
+    steps: int = -1
+
+    def hold(self, began: Replayed, ended: Replayed, steps: int) -> None:
+        """Refuse outputs at the queries that are not those that the model gave itself."""
+        for when, signed, found in (("began", self.start, began), ("ended", self.end, ended)):
+            if signed is None or (signed is self.end and steps != self.steps):
+                continue
+            if missed := found.other(signed):
+                raise Mistake(
+                    f"when following {when}, the model gave other outputs at the queries than it does now at the same "
+                    f"weights, off by {missed:.2g} of them; {CHANGED}"
+                )
+
+
+def given_now(model: nn.Module, output: str | int | None, queries: Inputs) -> Tensor | None:
+    """The signature of what a model gives now in evaluation; it is left as it was, and so are generators."""
+    device = next((weight.device for weight in model.parameters()), None)
+    found, kind = list[Tensor](), "cpu" if device is None else device.type
+    casts = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    try:
+        with torch.no_grad(), casts, plain_kernels(), beginning_at(states_for(model)), left_alone(model):
+            model.eval()
+            for begun in range(0, examples(queries), AT_ONCE):
+                some = map_tensors(lambda tensor: tensor.to(device), part(queries, slice(begun, begun + AT_ONCE)))
+                placed, named = arguments(some)
+                found.append(signature(choose_output(model(*placed, **named), output)))
+    except Exception as error:
+        LOG.warning(
+            "ntkexp: the model does not take the queries any more (%s); what it is at them is not proved", error
+        )
+        return None
+    return torch.cat(found)
+
+
+@contextmanager
+def left_alone(model: nn.Module) -> Iterator[None]:
+    """What modules hold under their names is afterwards what it was, such as their modes, or a counter."""
+    before = [(layer, dict(vars(layer))) for layer in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for layer, held in before:
+            vars(layer).clear()
+            vars(layer).update(held)
+        for buffer, kept in buffers:
+            if not torch.equal(buffer, kept):
+                buffer.copy_(kept)
