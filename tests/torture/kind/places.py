@@ -1,4 +1,4 @@
-"""Every option and argument that names a file or folder, with places that are none: nothing hangs and nothing is lost."""
+"""Every option and argument that names a file or folder, with places that are none."""
 
 from __future__ import annotations
 
