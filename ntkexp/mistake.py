@@ -113,11 +113,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     >>> nearest("widht", ["width", "depth"])
     "; did you mean 'width'?"
-    >>> nearest("zebra", ["width", "depth"])
-    ''
+    >>> nearest("RELU", ["relu", "tanh"]), nearest("zebra", ["width", "depth"])
+    ("; did you mean 'relu'?", '')
     """
-    close = get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    spelt = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)
+    return f"; did you mean '{spelt[close[0]]}'?" if close else ""
 
 
 def nearest_file(name: str, files: Iterable[str]) -> str:

@@ -14,15 +14,26 @@ if TYPE_CHECKING:
 
 def compare(first: str, second: str, out: Path) -> None:
     """Show what differs between two runs or two sweeps, in configuration and in result."""
-    from ntkexp.report.material import gather
-
-    one, other = (gather([name], out.expanduser()) for name in (first, second))
+    one, other = (gathered(name, out.expanduser()) for name in (first, second))
     if one.analyses and other.analyses:
         sweeps(one, other)
     elif len(one.runs) == len(other.runs) == 1:
         runs(one, other)
     else:
         raise Mistake(f"{first} and {second} are compared if they are two runs or two sweeps, and they are neither")
+
+
+def gathered(name: str, out: Path) -> Material:
+    """Read what one of the names stands for."""
+    from ntkexp.report.material import NothingLeft, gather
+
+    try:
+        return gather([name], out)
+    except NothingLeft as mistake:
+        reason = str(mistake).removeprefix("nothing is left to report: ")
+        raise Mistake(
+            f"{reason}; two finished runs or two sweeps are compared, each by its path, or by its name in {out}"
+        ) from None
 
 
 def runs(one: Material, other: Material) -> None:

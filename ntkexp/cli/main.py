@@ -97,7 +97,8 @@ def execute(arguments: list[str]) -> None:
 def usage(error: Exception) -> str:
     """Word a usage error of Typer's as ours are."""
     said = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
-    advice = "" if "Did you mean" in said or "Possible" in said else "; `ntkexp --help` lists what there is"
+    where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
+    advice = "" if "Did you mean" in said or "Possible" in said else f"; `{where} --help` lists what there is"
     return f"{said[:1].lower()}{said[1:]}{advice}"
 
 

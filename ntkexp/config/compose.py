@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic.fields import FieldInfo
 
+from ntkexp.config.aliases import OPTIONS
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import takes
@@ -110,7 +111,9 @@ def option(override: Override, choices: Choices) -> str:
     if "," in name and all(part.strip() in known for part in name.split(",")):
         raise Mistake(f"{override}: a run has one {group}; write {group}={name.split(',')[0].strip()}")
     if name not in known:
-        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(known)}{nearest(name, known)}")
+        alias = OPTIONS.get(group, {}).get(name.lower())
+        hint = f"; did you mean '{alias}'?" if alias in known else nearest(name, known)
+        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(known)}{hint}")
     return name
 
 

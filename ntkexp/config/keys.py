@@ -9,6 +9,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
+from ntkexp.config.aliases import KEYS
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import bases
@@ -32,17 +33,23 @@ def keys(
 
 def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices) -> Mistake:
     """Advice for a key that there is not."""
-    last = key.rsplit(".", maxsplit=1)[-1]
+    given, last = key, key.rsplit(".", maxsplit=1)[-1]
     named = sorted((other for other in known if other.split(".")[-1] == last), key=depth)
     if named:
         return Mistake(f"{key}: there is no such key; did you mean '{named[0]}'?")
+    meant = KEYS.get(last.lower(), "")
+    if meant and parent(key) in {"", parent(meant)}:
+        if meant in {*known, *chosen} or "=" in meant:
+            return Mistake(f"{key}: there is no such key; did you mean '{meant}'?")
+        key, last = meant, meant.rpartition(".")[2]
     elsewhere = [
         (group, option) for group, option, other in others(choices, chosen) if other in {key, f"{group}.{key}"}
     ]
     if elsewhere:
-        group, option = min(elsewhere, key=lambda found: len(choices.keys(*found)))  # the plainest
+        # the one of that name, else the plainest
+        group, option = min(elsewhere, key=lambda found: (found[1] != last, len(choices.keys(*found))))
         return Mistake(
-            f"{key}: {group}={chosen[group]} has no such key, {group}={option} has it; "
+            f"{given}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
     hint = closest(key, known) or known_in(key, known)

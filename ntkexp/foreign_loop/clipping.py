@@ -5,8 +5,8 @@
                         clipping    c = u·M/(u‖g‖ + 1e-6), u a scale: c‖g‖ is M at every step that was clipped
 
 where the norms are over the parameters that share c. A gradient of several numbers that is c times another is so by no
-accident. One of a single number always is: its c has to be that of parameters that it may have been clipped with, or
-lead to a norm that others were clipped to.
+accident. One of a single number always is: its c has to be that of parameters that it may have been clipped with, a
+power of two, or lead to a norm that others were clipped to.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Factors:
                 else:
                     groups.append([name])
         for group in groups:
-            if not is_scale(factor := chosen[group[0]], bound):
+            factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
+            if not is_scale(factor, bound, 1 if single else PARTS):
                 squares = array("d", (float(consumed[name].square().sum()) for name in group))
-                single = sum(numbers[name] for name in group) < 2
                 self.seen.append(Multiplied(step, tuple(group), factor, squares, single, bound))
         return chosen
 
@@ -190,15 +190,15 @@ def alike(one: float, other: float, room: float) -> bool:
     return abs(one - other) <= room * max(abs(one), abs(other))
 
 
-def is_scale(factor: float, bound: float) -> bool:
-    """Whether a power of two was taken back or a mean taken, or nothing done at all; or the gradient thrown away.
+def is_scale(factor: float, bound: float, most: int = PARTS) -> bool:
+    """Whether a power of two was taken back, or a mean of at most so many; or nothing done, or all thrown away.
 
     >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
     [True, True, True, True, False, False, False, True]
     """
     if factor <= 0:
         return factor == 0
-    parts = range(1, int(min(PARTS, max(1.0, RARE / bound))) + 1 if factor < 1 else 2, 2)
+    parts = range(1, int(min(most, max(1.0, RARE / bound))) + 1 if factor < 1 else 2, 2)
     return any(2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts))
 
 

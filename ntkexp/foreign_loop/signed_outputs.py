@@ -141,8 +141,10 @@ def given_now(model: nn.Module, output: str | int | None, queries: Inputs) -> Te
     device = next((weight.device for weight in model.parameters()), None)
     found, kind = list[Tensor](), "cpu" if device is None else device.type
     casts = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    compiled = any(getattr(layer, "_compiled_call_impl", None) for layer in model.modules())
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()  # to compile for it takes minutes
     try:
-        with torch.no_grad(), casts, plain_kernels(), beginning_at(states_for(model)), left_alone(model):
+        with torch.no_grad(), casts, eager, plain_kernels(), beginning_at(states_for(model)), left_alone(model):
             model.eval()
             for begun in range(0, examples(queries), AT_ONCE):
                 some = map_tensors(lambda tensor: tensor.to(device), part(queries, slice(begun, begun + AT_ONCE)))
@@ -159,14 +161,15 @@ def given_now(model: nn.Module, output: str | int | None, queries: Inputs) -> Te
 @contextmanager
 def left_alone(model: nn.Module) -> Iterator[None]:
     """What modules hold under their names is afterwards what it was, such as their modes, or a counter."""
-    before = [(layer, dict(vars(layer))) for layer in model.modules()]
+    before = [(layer, layer.training, dict(vars(layer))) for layer in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
-        for layer, held in before:
+        for layer, trains, held in before:
             vars(layer).clear()
             vars(layer).update(held)
+            layer.training = trains
         for buffer, kept in buffers:
             if not torch.equal(buffer, kept):
                 buffer.copy_(kept)

@@ -16,6 +16,10 @@ from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, load_tables
 
 
+class NothingLeft(Mistake):
+    """No run can be read of what was named."""
+
+
 @dataclass(frozen=True)
 class Material:
     """Runs can be read, sweeps say something, and the rest was left out for a reason."""
@@ -57,7 +61,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
         else:
             runs[folder] = found
     if not runs:
-        raise Mistake(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
+        raise NothingLeft(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
     analyses = tuple(analyse(sweep, runs) for sweep in sweeps)
     return Material(tuple(runs.values()), analyses, tuple(left_out))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from ntkexp.report.configuration import differing, flat
@@ -57,6 +58,6 @@ def as_csv(table: pd.DataFrame) -> str:
     for place, kind in enumerate(table.dtypes):
         if not pd.api.types.is_numeric_dtype(kind):
             cells = [as_cell(value) if isinstance(value, str) else value for value in table.iloc[:, place]]
-            safe.isetitem(place, pd.Series(cells, index=table.index, dtype=object))
+            safe.isetitem(place, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
     safe.columns = [as_cell(str(name)) for name in table.columns]
     return str(safe.to_csv(index=False, lineterminator="\n"))

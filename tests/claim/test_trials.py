@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
 
 from ntkexp.claim.trial import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
 from ntkexp.claim.trial.retraining import groups_of, retraining
+from ntkexp.claim.trial_job import TrialJob
 from ntkexp.data.circle import Circle
 from ntkexp.data.digits import Digits
 from ntkexp.init.ntk import NTK
@@ -15,11 +18,29 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.cnn import CNN
 from ntkexp.model.cntk import CNTK
 from ntkexp.model.mlp import MLP
+from ntkexp.records.atomic import write_atomically
+from ntkexp.records.seal import sealed_text
 
 INIT = NTK(W_std=1.4, b_std=0.3)
 IMAGES = Digits(train=6, probe=0, test=4)
 WORDS = ("data=moons", "data.train=8", "data.probe=4", "data.test=0", "steps=4", "path.count=2", "model.width=8")
 OPTIMIZERS = {"gd": (), "adam": ("optimizer=adam", "optimizer.step_size=0.01")}
+
+
+def test_rows_of_a_trial_are_those_of_its_data_and_seed(tmp_path: Path) -> None:
+    """Another table has another name, and rows that were written under another name are not read."""
+    (tmp_path / "t.csv").write_text("a,b,y\n1,2,3\n4,5,6\n", encoding="utf-8")
+    words = ("data=table", f"data.path={tmp_path / 't.csv'}", "data.target=y")
+    fields = {"_target_": "ntkexp.claim.trial.OtherRuns", "base": words, "groups": 4}
+    jobs = [TrialJob(fields, seed, str(tmp_path)) for seed in (0, 1)]
+    names = [job.name for job in jobs]
+    write_atomically(jobs[0].file, sealed_text({"rows": [{"correlation": 1.0}]}, jobs[0].name))
+    assert jobs[0].rows == [{"correlation": 1.0}]
+    jobs[1].file.write_bytes(jobs[0].file.read_bytes())
+    assert jobs[1].rows is None
+    (tmp_path / "t.csv").write_text("a,b,y\n1,2,3\n4,5,7\n", encoding="utf-8")
+    assert not set(names) & {job.name for job in jobs}
+    assert jobs[0].rows is None
 
 
 def test_products_of_layers() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntkexp.component import Component
+from ntkexp.config.aliases import KEYS, OPTIONS
 from ntkexp.config.build import Builder, build
 from ntkexp.config.choices import NO_CHOICES, Choices, read
 from ntkexp.config.compose import compose, resolve
@@ -171,3 +172,19 @@ def test_a_fault_in_a_trusted_package_is_said(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "faulty_pack" / "net.py").write_text("1 / 0\n")
     with pytest.raises(Mistake, match=r"faulty_pack\.net cannot be imported: ZeroDivisionError"):
         compose(["model._target_=faulty_pack.net.Net"], trust=["faulty_pack"])
+
+
+def test_every_alias_is_of_something_that_there_is_and_is_no_key_itself() -> None:
+    choices = Choices(folders(None))
+    options = {group: choices.options(group) for group in choices.defaults()}
+    known = {*choices.common(), *options} | {
+        key for group, names in options.items() for name in names for key in choices.keys(group, name)
+    }
+    for ours in KEYS.values():
+        key, _, value = ours.partition("=")
+        assert key in known
+        assert not value or value in options.get(key, [value])
+    assert not known & KEYS.keys()
+    for group, table in OPTIONS.items():
+        assert set(table.values()) <= set(options[group])
+        assert not set(options[group]) & table.keys()

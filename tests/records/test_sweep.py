@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ntkexp.mistake import Mistake
 from ntkexp.records.fit import Fit
 from ntkexp.records.sweep import Sweep, SweepRun, read_sweep, write_sweep
 
@@ -35,6 +38,13 @@ def small(outputs: Path) -> Sweep:
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     write_sweep(small(tmp_path))
     assert read_sweep(tmp_path / "sweeps" / "width.json") == small(tmp_path)
+
+
+def test_a_record_of_another_sweep_is_not_read(tmp_path: Path) -> None:
+    write_sweep(small(tmp_path))
+    other = Path(shutil.copyfile(tmp_path / "sweeps" / "width.json", tmp_path / "sweeps" / "depth.json"))
+    with pytest.raises(Mistake, match="not as it was written for this place"):
+        read_sweep(other)
 
 
 def test_runs_lie_beside_a_record_that_was_moved(tmp_path: Path) -> None:

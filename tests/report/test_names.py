@@ -65,7 +65,7 @@ def test_settings_of_matplotlibs_change_no_picture(finished: dict[str, Path], na
         return svg(figure)
 
     expected = drawn()
-    with mpl.rc_context(STYLES):
+    with mpl.rc_context(mpl.RcParams(STYLES)):
         assert drawn() == expected
 
 

@@ -99,7 +99,7 @@ def drawn(name: str) -> str:
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draw in the one style; a letter that the font lacks is drawn as a box, and matplotlib says no more about it."""
-    others = {key: value for key, value in HOUSE.items() if rcParams[key] != value}  # to set them all takes longer
+    others = RcParams({key: value for key, value in HOUSE.items() if rcParams[key] != value})  # all takes longer
     with warnings.catch_warnings(), rc_context(others):
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield

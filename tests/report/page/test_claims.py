@@ -103,6 +103,8 @@ def test_every_claim_is_shown_and_nothing_is_run(tmp_path: Path) -> None:
 def test_what_is_damaged_is_left_to_its_command(tmp_path: Path) -> None:
     record(tmp_path, "one")
     (record(tmp_path, "two").path / "verdict.json").write_text("{}")
+    three = record(tmp_path, "three", "refuted").path / "verdict.json"
+    three.write_bytes((tmp_path / "one-0" / "verdict.json").read_bytes())  # what was found of another claim
     assert [found.name for found in claim_records(tmp_path)] == ["one"]
 
 
