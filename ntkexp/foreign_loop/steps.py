@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from ntkexp.foreign_loop.autocast import Autocast
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.shapes import Weights
 
@@ -28,6 +29,11 @@ class AbstractSteps(ABC):
     @abstractmethod
     def names(self) -> Iterator[str]:
         """The names of the examples of all steps, in order of their use."""
+
+    @property
+    def outside(self) -> Outside:
+        """What changed after the last step, and was none."""
+        return Outside()
 
     @property
     def processes(self) -> int:

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from ntkexp.effects.mean import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.altered_loop import Again, altered_loop
@@ -22,10 +23,12 @@ from ntkexp.foreign_loop.kept.shown import Decode, Gallery
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_effects import loop_effects
 from ntkexp.foreign_loop.loop_sums import sums_at_zero
+from ntkexp.foreign_loop.outside import done_outside
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
+from ntkexp.records.contributions import OUTSIDE
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Function, Inputs
 
@@ -57,6 +60,20 @@ class Trace:
         """The one that is asked at the queries."""
         return self.called.function
 
+    def outside(self) -> Float[Tensor, "probe out"] | None:
+        """What changes after the last step did to the outputs at the queries, if there were any."""
+        left = self.steps.outside
+        return left.moves(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
+
+    def refuse_outside(self) -> None:
+        """Refuse effects on a model whose last change nobody followed."""
+        moved = self.outside()
+        if moved is not None and bool(moved.any()):
+            raise Mistake(
+                f"effects of examples lead to the last step, and {self.steps.outside.named} changed after it (an "
+                "average that was loaded, a clamp?), which nobody knows without an example; leave the loop before that"
+            )
+
     @cached_property
     def examples(self) -> dict[str, int]:
         """The examples that were seen, in order of their first use."""
@@ -80,7 +97,8 @@ class Trace:
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
-        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`.
+        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`. What
+        changed after the last step, as by an average of weights that was loaded, did what stands in `outside`.
 
         With `effects`, also by how much the output would change if the example were left out: as means without it and
         the derivative of all that follows foretell it, or with 'one_step' as steps without it do; 'derivative' is that
@@ -105,14 +123,18 @@ class Trace:
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
+        if effects:
+            self.refuse_empty()
+            self.refuse_outside()
         gallery = Gallery()
         found = self.found(gallery)
         known = None
         if effects:
             known = loop_effects(self, effects, mean, memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
-        if self.folder is None and (said := cost_of_rounding(found)):
-            LOG.warning("ntkexp: %s", said)
+        for said in (cost_of_rounding(found), done_outside(found)):
+            if self.folder is None and said:
+                LOG.warning("ntkexp: %s", said)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
@@ -136,11 +158,17 @@ class Trace:
             sums.take(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
         start, casts = back.later.outputs, self.called.casts
         arrays = sums.arrays(cast=casts is not None)
-        arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), last.outputs - start)}
+        moved_outside = self.outside()
+        change = last.outputs - start
+        if moved_outside is not None:
+            change, arrays[OUTSIDE] = change + moved_outside, (("probe", "out"), moved_outside)
+        arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
         moved = float(arrays["change"][1].norm())
         facts: dict[str, str | float] = {"rounding": float(sums.casts.norm()) / (moved or 1.0)}
         if casts is not None:
             facts = {"autocast": casts.kind, "away": away(self.called, end, self.queries, last.outputs)}
+        if names := steps.outside.names:
+            facts[OUTSIDE] = ", ".join(names)
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)},

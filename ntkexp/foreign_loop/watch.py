@@ -20,11 +20,12 @@ from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.members import Members, refuse_short
 from ntkexp.foreign_loop.model_call import Ids
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule.base import IDLE, AbstractRule, LinearStep
 from ntkexp.foreign_loop.rule.choose import rule_of
 from ntkexp.foreign_loop.rule.proof import RuleProof, numbers
 from ntkexp.foreign_loop.step import FollowedStep
-from ntkexp.foreign_loop.unmoved import Unmoved
+from ntkexp.foreign_loop.unmoved import Unmoved, named_tensors
 from ntkexp.foreign_loop.untouched import Untouched
 from ntkexp.foreign_loop.unwrapped import unwrapped_model
 from ntkexp.foreign_loop.watched_calls import WatchedCalls
@@ -98,18 +99,31 @@ class Watch:
 
     def end(self, *, whole: bool) -> None:
         """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
-        if self.hooks and whole and (changed := list(self.unmoved.otherwise(self.untouched.weights))):
-            LOG.warning(
-                "ntkexp: '%s' changed%s, and no step did it; what is attributed is the model without that",
-                changed[0],
-                f", and {len(changed) - 1} more" if changed[1:] else "",
-            )
+        outside = self.outside() if self.hooks and whole else Outside()
         if self.hooks:
             FOLLOWED.difference_update(self.optimizers)
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-        self.keeper.end(whole=whole)
+        self.keeper.end(outside, whole=whole)
+
+    def outside(self) -> Outside:
+        """What changed after the last step."""
+        names, now = list(self.unmoved.otherwise(self.untouched.weights)), named_tensors(self.unmoved.model)
+        shapes = {name: tensor.shape for name, tensor in named_tensors(self.unmoved.copy).items()}
+        tensors = {
+            name: now[name].detach().clone() for name in names if name in now and now[name].shape == shapes[name]
+        }
+        found = Outside(tuple(names), tensors)
+        if names:
+            LOG.warning(
+                "ntkexp: %s changed, and no step did it; %s",
+                found.named,
+                "attribute() tells what came of that, as `outside`"
+                if len(tensors) == len(names)
+                else "what is attributed is the model without that",
+            )
+        return found
 
     @property
     def weights(self) -> Weights:

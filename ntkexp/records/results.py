@@ -26,6 +26,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.metrics import cell
 
+FOLLOWED = "followed"
+"""The detail of a row that is of a training loop that was followed, and no run's."""
+
 SPLITS = ("train", "probe", "test")
 AT_POINTS = re.compile(r"at (\d+) of (\d+) points")
 

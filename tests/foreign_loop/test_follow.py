@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -373,3 +374,43 @@ def test_what_no_step_changed_is_said_at_the_end(
 ) -> None:
     followed(loop(sgd), body)
     assert (f"'{name}' changed, and no step did it" in caplog.text) if name else not caplog.text
+
+
+def averaged_at_last(given: Loop, batch: torch.Tensor) -> None:
+    """An average of the weights is loaded at the end."""
+    plain(given, batch)
+    if given.done == loops.STEPS - 1:
+        given.model.load_state_dict({name: weight / 2 for name, weight in given.model.state_dict().items()})
+
+
+def one_step_more(given: Loop, batch: torch.Tensor) -> None:
+    """A step of an optimizer that nobody follows is the last."""
+    plain(given, batch)
+    if given.done == loops.STEPS - 1:
+        given.back(batch)
+        torch.optim.SGD(given.model.parameters(), lr=0.2).step()
+
+
+@pytest.mark.parametrize("body", [clamped_at_last, averaged_at_last, one_step_more], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_what_no_step_changed_is_a_part_of_its_own(body: Body, on_disk: bool, tmp_path: Path) -> None:
+    given = loop(momentum)
+    with torch.no_grad():
+        before = given.model(given.queries)
+    trace = followed(given, body, to=tmp_path / "run" if on_disk else None)
+    found = trace.attribute()
+    with torch.no_grad():
+        change = (given.model(given.queries) - before).numpy()
+        steps = (ntkexp_outputs(trace, given.queries) - before).numpy()
+    size = np.linalg.norm(change) + np.linalg.norm(steps)
+    parts = found["contribution"].sum("example") + found["decay"]
+    np.testing.assert_allclose(found["change"], change, atol=EXACT * size, rtol=0)
+    np.testing.assert_allclose(parts, steps, atol=EXACT * size, rtol=0)
+    np.testing.assert_allclose(found["outside"], change - steps, atol=EXACT * size, rtol=0)
+    assert np.linalg.norm(found["outside"]) > 0.01 * size
+    assert "weight" in found.attrs["outside"]
+
+
+def ntkexp_outputs(trace: Trace, queries: torch.Tensor) -> torch.Tensor:
+    """What the network gave after the last step that was followed."""
+    return torch.func.functional_call(trace.module, dict(trace.steps.end), (queries,))

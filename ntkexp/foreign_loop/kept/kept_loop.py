@@ -10,6 +10,7 @@ import torch
 
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.outside import Outside
 
 Event: TypeAlias = Mapping[str, Any]
 """What is kept of a step of one optimizer; several may be one step."""
@@ -22,6 +23,11 @@ class AbstractKeptLoop(ABC):
     def processes(self) -> int:
         """How many took these steps together."""
         return 1
+
+    @property
+    @abstractmethod
+    def outside(self) -> Outside:
+        """What changed after the last step."""
 
     @property
     @abstractmethod

@@ -18,6 +18,7 @@ from ntkexp.foreign_loop.kept.kept_loop import AbstractKeptLoop, Event
 from ntkexp.foreign_loop.kept.shards import Shards
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.records.seal import Damaged
 
 
@@ -35,6 +36,13 @@ class LoopOnDisk(AbstractKeptLoop):
     @property
     def processes(self) -> int:
         return self.files.processes
+
+    @property
+    def outside(self) -> Outside:
+        if not self.files.ended.exists():
+            return Outside()
+        found = self.files.read(self.files.ended)
+        return Outside(tuple(found["names"]), found["tensors"])
 
     @cached_property
     def events(self) -> Sequence[Event]:  # each with all that was kept of its calls

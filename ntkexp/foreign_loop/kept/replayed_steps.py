@@ -16,6 +16,7 @@ from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.kept.kept_loop import AbstractKeptLoop
 from ntkexp.foreign_loop.kept.replay import ReplayedLoop, ended
 from ntkexp.foreign_loop.kept.signature import Signatures
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.shapes import Weights
@@ -47,6 +48,10 @@ class ReplayedSteps(AbstractSteps):
     def device(self) -> torch.device:
         """Where the steps are taken again."""
         return next(self.module.parameters()).device
+
+    @property
+    def outside(self) -> Outside:
+        return self.kept.outside
 
     @property
     def processes(self) -> int:
