@@ -1,6 +1,6 @@
-"""What changed the model and was no step that was followed: an average of weights that is loaded at the end, a clamp.
+"""What changed the model and was no step that was followed: an average of weights that is loaded, a clamp.
 
-    f_T − f_0 = Σ contributions + decay + casts + outside        outside = f(as the loop left it) − f(after the last step)
+    f_T − f_0 = Σ contributions + decay + casts + outside      outside = f(as the loop left it) − f(after the last step)
 
 Between steps such a change is refused, as later steps begin at it; after the last it is a part of its own.
 """

@@ -5,7 +5,7 @@
     half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps are
                                            understood from the end
     decay          [probe, out]            what decay of the weights took away, where they decay
-    outside        [probe, out]            what changes after the last step of a followed loop did, where there were some
+    outside        [probe, out]            what changes after the last step of a followed loop did, if any
     by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are many:
                                            what came of the gradients and the decay of these steps
     step           [step]                  the first step of each stretch

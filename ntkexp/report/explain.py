@@ -2,8 +2,8 @@
 
     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + rest
 
-`decay` is what weight decay took away, `outside` what changed after the last step of a followed loop did, `rest` what the rule misses. Where an output is that of a class, the one that
-the network gives the point is explained.
+`decay` is what weight decay took away, `outside` what changed after the last step of a followed loop did, `rest` what
+the rule misses. Where an output is that of a class, the one that the network gives the point is explained.
 """
 
 from __future__ import annotations

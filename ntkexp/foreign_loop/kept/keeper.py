@@ -178,6 +178,8 @@ class KeeperOnDisk(AbstractKeeper):
                 self.write({"weights": self.latest, "memories": None, "ended": None})
                 self.behind.wait()
             if whole:
+                self.files.log.secure()
+                self.files.rows.log.secure()  # before it is said how many entries there are
                 self.files.write(self.files.ended, self.content_of_end(outside))
 
     def content_of_end(self, outside: Outside) -> dict[str, object]:

@@ -76,7 +76,7 @@ def save(
         if check is not None:
             write_leave_out(path / STORE, check)
         folder.write_sealed(PROVENANCE, provenance(folder))
-        steps, outcome = found.sizes["step"], told(found, TraceFolder(folder).processes)
+        steps, outcome = found.sizes["step"], told(found, TraceFolder(folder))
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
         with painter() as paint:
             pictures = sorted(draw(folder, paint(path)))
@@ -150,10 +150,12 @@ def examples(
     return arrays
 
 
-def told(found: xr.Dataset, processes: int) -> str:
+def told(found: xr.Dataset, files: TraceFolder) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
-    against = "; ".join(filter(None, (cost_of_casts(found), cost_of_rounding(found), done_outside(found), caveats)))
+    broken = "" if files.ended.exists() else "the loop was broken off after these, or goes on"
+    said = (broken, cost_of_casts(found), cost_of_rounding(found), done_outside(found), caveats)
+    against, processes = "; ".join(filter(None, said)), files.processes
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     of = f" in {processes} processes" if processes > 1 else ""
     return (
