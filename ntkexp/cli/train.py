@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible
-from ntkexp.cli.progress import listener
+from ntkexp.report.progress import listener
 from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
 from ntkexp.mistake import Mistake

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible
-from ntkexp.cli.progress import listener
+from ntkexp.report.progress import listener
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.altered_loop import AlteredLoop, altered_loop
-from ntkexp.foreign_loop.asked import as_queries, refuse_unusable
+from ntkexp.foreign_loop.asked import FirstStep, as_queries, refuse_unusable, refuse_without_rules
+from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
 from ntkexp.foreign_loop.kept.keeper_in_memory import KeeperInMemory
 from ntkexp.foreign_loop.kept.open import keeper_in
+from ntkexp.foreign_loop.members import moved_names
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.together import Together, together
 from ntkexp.foreign_loop.trace import Trace
@@ -79,7 +81,19 @@ def follow(
     place, keeper = to if now is None else now.place, keeper_without_folder(now, output, every, memory_gb)
     if place is not None:
         keeper = keeper_in(place, ours, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
-    watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module), None if now is None else now.weighing)
+    called = CalledModule(module, output)
+    if now is None:
+        refuse_without_rules(called, moved_names(inner, optimizers), asked)
+    watch = Watch(
+        model,
+        optimizers,
+        output,
+        ids,
+        keeper,
+        Unmoved(inner, module),
+        None if now is None else now.weighing,
+        FirstStep(called) if now is None and ours.world == 1 else None,
+    )
     try:
         watch.begin()
         trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank)

@@ -29,7 +29,9 @@ from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import OUTSIDE
+from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.progress import Announced, in_place
 from ntkexp.shapes import Function, Inputs
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class Trace:
         memory_gb: float = 4.0,
         decode: Decode | None = None,
         again: Again | None = None,
+        quiet: bool = False,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
@@ -107,6 +110,8 @@ class Trace:
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
+
+        What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
 
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
         tokens, `decode` gives their text, as that of a tokenizer does.
@@ -127,7 +132,7 @@ class Trace:
             self.refuse_empty()
             self.refuse_outside()
         gallery = Gallery()
-        found = self.found(gallery)
+        found = self.found(gallery, in_place(quiet))
         known = None
         if effects:
             known = loop_effects(self, effects, mean, memory_gb, again)
@@ -140,7 +145,7 @@ class Trace:
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
         return found
 
-    def found(self, gallery: Gallery) -> xr.Dataset:
+    def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
         """The same, without a run and effects; examples are put where they can be looked at."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
@@ -150,12 +155,15 @@ class Trace:
         last = reader.record(end, self.queries)
         back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
         sums = sums_at_zero(last.outputs, len(self.examples), len(steps))
+        announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
             found = back.take(step, later, steps)
             for call in step.calls:
                 gallery.take(call.names, call.inputs)
             places = [self.examples[name] for call in step.calls for name in call.names]
             sums.take(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
+            announced.step()
+        announced.stop()
         start, casts = back.later.outputs, self.called.casts
         arrays = sums.arrays(cast=casts is not None)
         moved_outside = self.outside()

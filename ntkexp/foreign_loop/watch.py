@@ -16,6 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.asked import FirstStep
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.members import Members, refuse_short
@@ -51,6 +52,7 @@ class Watch:
     keeper: AbstractKeeper
     unmoved: Unmoved
     weighing: Weighing | None = None  # of examples of a loop that is carried out again
+    first: FirstStep | None = None
     untouched: Untouched = field(default_factory=Untouched)
     proof: RuleProof = field(default_factory=RuleProof)
     hooks: list[Any] = field(default_factory=list)
@@ -179,6 +181,8 @@ class Watch:
         calls, left = self.calls.consumed, frozenset(silent)
         step = FollowedStep(self.keeper.count, calls, before, consumed, linear, left, settings, missed)
         self.keeper.take(step, self.optimizers.index(optimizer), self.weights, signed)
+        if self.first is not None:
+            self.first.prove(step)
         self.untouched.forget(before)
 
     def there(self, like: Tensor) -> Tensor:

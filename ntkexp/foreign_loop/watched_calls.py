@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.asked import ONE_NUMBER
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.circumstances import Circumstances
 from ntkexp.foreign_loop.generators import states_for
@@ -80,10 +81,7 @@ class WatchedCalls:
             return
         self.refuse_writes()
         if not output.dim():
-            raise Mistake(
-                f"step {self.keeper.count}: the model gives one number for all examples of a call, such as their loss; "
-                "follow one that gives a row for each, or name the part of its answer that does, as output='logits'"
-            )
+            raise Mistake(f"step {self.keeper.count}: {ONE_NUMBER}")
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
         if len(output) != examples(inputs):
             raise Mistake(

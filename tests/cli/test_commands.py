@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from ntkexp.cli.progress import Bar, Lines, listener
+from ntkexp.report.progress import Bar, Lines, listener
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name

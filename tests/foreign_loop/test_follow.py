@@ -17,7 +17,7 @@ from ntkexp.foreign_loop.model_call import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.bugs import RECORDED, REFUSED, loss_of_a_stale_graph
+from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph
 from tests.foreign_loop.loops import LOOPS, Body, Loop, Maker, adamw, followed, loop, momentum, nesterov, plain, sgd
 
 EXACT = 1e-12  # the bound of the project for secants
@@ -200,7 +200,7 @@ def test_one_number_for_all_examples_is_refused() -> None:
     loss = MeanOfSquares(2, 1)
     optimizer = torch.optim.SGD(loss.parameters())
     with (
-        pytest.raises(Mistake, match="step 0: the model gives one number for all examples"),
+        pytest.raises(Mistake, match="the model gives one number for all examples"),
         ntkexp.follow(loss, optimizer, queries=torch.zeros(1, 2)),
     ):
         loss(torch.ones(4, 2))
@@ -414,3 +414,28 @@ def test_what_no_step_changed_is_a_part_of_its_own(body: Body, on_disk: bool, tm
 def ntkexp_outputs(trace: Trace, queries: torch.Tensor) -> torch.Tensor:
     """What the network gave after the last step that was followed."""
     return torch.func.functional_call(trace.module, dict(trace.steps.end), (queries,))
+
+
+class Spectrum(nn.Linear):
+    """An operation through which no difference is passed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.linalg.svdvals(super().forward(x).view(-1, 2, 2))
+        return found
+
+
+def test_what_no_secant_leads_through_is_refused_before_training() -> None:
+    net = Spectrum(3, 4)
+    with (
+        pytest.raises(Mistake, match="no difference rule for the operation aten._linalg_svd"),
+        ntkexp.follow(net, torch.optim.SGD(net.parameters()), queries=torch.ones(1, 3)),
+    ):
+        raise AssertionError("the loop begins")
+
+
+@pytest.mark.parametrize("body", [each[0] for each in REFUSED if each[3] == GRADIENT], ids=lambda body: body.__name__)
+def test_a_gradient_that_is_not_of_the_examples_is_refused_before_the_second_step(body: Body) -> None:
+    given = loop(momentum)
+    with pytest.raises(Mistake, match="step 0: the gradient that was consumed is not that"):
+        followed(given, body)
+    assert given.done == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible, polite_kill
-from ntkexp.cli.progress import listener
+from ntkexp.report.progress import listener
 from ntkexp.cli.repeat import trusted
 
 if TYPE_CHECKING:

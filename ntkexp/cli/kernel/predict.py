@@ -39,7 +39,7 @@ class PredictRequest:
 
 def predict(asked: PredictRequest) -> None:
     """Solve, compare, write and show."""
-    from ntkexp.cli.progress import listener
+    from ntkexp.report.progress import listener
     from ntkexp.kernel_file.predict.entries import Entries
     from ntkexp.kernel_file.predict.predict import predict
     from ntkexp.records.kernel_file.store import open_matrix
