@@ -28,8 +28,8 @@ from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
-from ntkexp.records.contributions import OUTSIDE
 from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.records.contributions import OUTSIDE
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.progress import Announced, in_place
 from ntkexp.shapes import Function, Inputs

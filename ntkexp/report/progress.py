@@ -148,8 +148,14 @@ class Bar(AbstractProgress):
         self.task: TaskID | None = None
 
     def start(self, name: str, steps: int, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.console import Console  # noqa: PLC0415  slow
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         self.stop()
         columns = (

@@ -427,7 +427,7 @@ class Spectrum(nn.Linear):
 def test_what_no_secant_leads_through_is_refused_before_training() -> None:
     net = Spectrum(3, 4)
     with (
-        pytest.raises(Mistake, match="no difference rule for the operation aten._linalg_svd"),
+        pytest.raises(Mistake, match=r"no difference rule for the operation aten\._linalg_svd"),
         ntkexp.follow(net, torch.optim.SGD(net.parameters()), queries=torch.ones(1, 3)),
     ):
         raise AssertionError("the loop begins")
