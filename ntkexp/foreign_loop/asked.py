@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ ONE_NUMBER = (
     "the model gives one number for all examples of a call, such as their loss; follow one that gives a row for each, "
     "or name the part of its answer that does, as output='logits'"
 )
+NEVER_CALLED = "model(x) was never called with gradients enabled; follow the module that the loop calls so"
 FEW = 2
 """Queries of which operations are looked at beforehand: of two it is seen whether examples are mixed."""
 
@@ -77,6 +79,16 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
         return
 
 
+def part_of(names: Sequence[str]) -> str:
+    """The part of a module that holds all of these parameters.
+
+    >>> part_of(["net.0.weight", "net.2.bias"]), part_of(["0.weight", "2.bias"])
+    ('net', '')
+    """
+    ways = [name.split(".")[:-1] for name in names]
+    return ".".join(takewhile(bool, (step[0] * (len(set(step)) == 1) for step in zip(*ways, strict=False))))
+
+
 @dataclass
 class FirstStep:
     """Proof (a) of the first step, right after it: what is no gradient of the examples seen is refused before the
@@ -90,6 +102,9 @@ class FirstStep:
         if self.done:
             return
         self.done = True
+        if not step.calls and any(bool(step.gradient[name].any()) for name in step.heard):
+            part = part_of(step.heard)
+            raise Mistake(f"step {step.index}: {NEVER_CALLED}" + (f", perhaps its part '{part}'" if part else ""))
         if all(call.at == step.index for call in step.calls):
             nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import nn
 from ntkexp.foreign_loop.altered_loop import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.asked import FirstStep, as_queries, refuse_unusable, refuse_without_rules
 from ntkexp.foreign_loop.called_module import CalledModule
+from ntkexp.foreign_loop.dataset_names import DATASET, noted_loading
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
@@ -45,12 +46,12 @@ def follow(
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
     `queries` are inputs at which the model is asked, `output` names the tensor that is read of a model which gives
-    several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, or a function
-    of the call (its `args` and `kwargs`) that gives them. All steps are held in memory, up to `memory_gb`; or written
-    to a folder as they happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there
-    when it is resumed. Weights are kept `every` so many steps, by itself 8 in memory and as often as there is room on
-    disk; those between are replayed. Of several processes that train one model, each follows, into the same folder; the
-    first attributes.
+    several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, a function of
+    the call (its `args` and `kwargs`) that gives them, or 'dataset' for their indices in what a DataLoader reads. All
+    steps are held in memory, up to `memory_gb`; or written to a folder as they happen, if it is given, `to`. A killed
+    training leaves there what it has done, and goes on there when it is resumed. Weights are kept `every` so many
+    steps, by itself 8 in memory and as often as there is room on disk; those between are replayed. Of several processes
+    that train one model, each follows, into the same folder; the first attributes.
 
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
@@ -94,15 +95,17 @@ def follow(
         None if now is None else now.weighing,
         FirstStep(called) if now is None and ours.world == 1 else None,
     )
-    try:
-        watch.begin()
-        trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank)
-        if now is not None:
-            now.traces.append(trace)
-        yield trace
-        whole = True
-    finally:
-        watch.end(whole=whole)
+    with noted_loading() if ids == DATASET else nullcontext() as noted:
+        watch.ids = ids if noted is None else noted.names
+        try:
+            watch.begin()
+            trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank, memory_gb)
+            if now is not None:
+                now.traces.append(trace)
+            yield trace
+            whole = True
+        finally:
+            watch.end(whole=whole)
 
 
 def refuse_apart(ours: Together, to: Path | str | None, now: AlteredLoop | None) -> None:

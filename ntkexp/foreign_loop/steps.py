@@ -19,6 +19,10 @@ class AbstractSteps(ABC):
     def end(self) -> Weights:
         """The weights after the last step."""
 
+    def refresh(self) -> None:
+        """Look again at what is kept, to which steps may have come."""
+        return
+
     @abstractmethod
     def __len__(self) -> int: ...
 

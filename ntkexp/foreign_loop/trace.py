@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ntkexp.effects.mean import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.altered_loop import Again, altered_loop
+from ntkexp.foreign_loop.asked import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.call_readers import CallReaders
 from ntkexp.foreign_loop.called_module import CalledModule
@@ -27,12 +28,14 @@ from ntkexp.foreign_loop.outside import done_outside
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.inputs import examples
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.progress import Announced, in_place
 from ntkexp.shapes import Function, Inputs
+from ntkexp.text import counted
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("ntkexp.follow")
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """The `steps` of a `module`, whose weights are given to it."""
 
@@ -51,6 +54,21 @@ class Trace:
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
+    memory_gb: float = 4.0  # that may be taken
+
+    def __repr__(self) -> str:
+        """What it is of, in a line."""
+        self.refresh()
+        seen, asked = len(set(self.steps.names())), examples(self.queries)
+        where = "in memory" if self.folder is None else f"in {self.folder.path}"
+        of = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
+        return f"Trace of {of}, {counted(seen, 'example')}, {'1 query' if asked == 1 else f'{asked} queries'}, {where}"
+
+    def refresh(self) -> None:
+        """Look again at what is kept: the loop may have gone on."""
+        self.steps.refresh()
+        for name in ("called", "examples"):
+            vars(self).pop(name, None)
 
     @cached_property
     def called(self) -> CalledModule:
@@ -86,14 +104,14 @@ class Trace:
         if not len(self.steps):
             raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
         if not self.examples:
-            raise Mistake("model(x) was never called with gradients enabled; follow the module that the loop calls so")
+            raise Mistake(NEVER_CALLED)
 
     def attribute(
         self,
         *,
         effects: Effects = False,
         mean: MeanName = "renormalised",
-        memory_gb: float = 4.0,
+        memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
         quiet: bool = False,
@@ -111,6 +129,8 @@ class Trace:
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
 
+        What is added up takes no more than `memory_gb`, by itself that of `follow`.
+
         What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
 
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
@@ -121,6 +141,7 @@ class Trace:
                 "again=: the function attributes what it has trained, and would do so for ever; let it only train"
             )
         refuse_unknown(effects, mean)
+        self.refresh()
         if self.rank:
             raise Mistake(
                 f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
@@ -128,6 +149,7 @@ class Trace:
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
+        self.memory_gb = memory_gb or self.memory_gb
         if effects:
             self.refuse_empty()
             self.refuse_outside()
@@ -135,7 +157,7 @@ class Trace:
         found = self.found(gallery, in_place(quiet))
         known = None
         if effects:
-            known = loop_effects(self, effects, mean, memory_gb, again)
+            known = loop_effects(self, effects, mean, self.memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
         for said in (cost_of_rounding(found), done_outside(found)):
             if self.folder is None and said:
@@ -154,7 +176,7 @@ class Trace:
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
         last = reader.record(end, self.queries)
         back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps))
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
             found = back.take(step, later, steps)

@@ -178,8 +178,11 @@ class Watch:
                 settings[name] = used
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
+        if len(self.optimizers) == 1:
+            self.calls.forget_replaced(moved.values())
         calls, left = self.calls.consumed, frozenset(silent)
         step = FollowedStep(self.keeper.count, calls, before, consumed, linear, left, settings, missed)
+        self.calls.remember(moved.values())
         self.keeper.take(step, self.optimizers.index(optimizer), self.weights, signed)
         if self.first is not None:
             self.first.prove(step)
@@ -209,13 +212,13 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: object) -> object:
-    """A setting as a copy of Python's own kind, where it is a number.
+    """A setting as a copy, of Python's own kind where it is a number; a tensor stays one, for its precision.
 
     >>> plain(torch.tensor(0.5)), plain((0.9, 0.99))
-    (0.5, (0.9, 0.99))
+    (tensor(0.5000), (0.9, 0.99))
     """
     if isinstance(value, Tensor):
-        return value.item()
+        return value.detach().cpu().clone()
     if isinstance(value, list | tuple):
         return tuple(map(plain, value))
     return float(value) if isinstance(value, Real) and not isinstance(value, bool | int) else value

@@ -17,7 +17,7 @@ from ntkexp.foreign_loop.model_call import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph
+from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph, with_a_penalty
 from tests.foreign_loop.loops import LOOPS, Body, Loop, Maker, adamw, followed, loop, momentum, nesterov, plain, sgd
 
 EXACT = 1e-12  # the bound of the project for secants
@@ -439,3 +439,89 @@ def test_a_gradient_that_is_not_of_the_examples_is_refused_before_the_second_ste
     with pytest.raises(Mistake, match="step 0: the gradient that was consumed is not that"):
         followed(given, body)
     assert given.done == 0
+
+
+def by_hand(given: Loop, batch: torch.Tensor) -> None:
+    """Gradients are assigned and never set to zero, which adds nothing to those before."""
+    loss = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+    weights = list(given.model.parameters())
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        weight.grad = gradient
+    given.step()
+
+
+def adam_with_a_tensor(model: nn.Sequential) -> loops.Optimizers:
+    """Its rate is in float32, and so is what torch makes of it."""
+    return [torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), foreach=False)]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "body"),
+    [(momentum, by_hand), (adamw, by_hand), (adam_with_a_tensor, plain)],
+    ids=lambda part: part.__name__,
+)
+def test_what_was_refused_by_mistake_is_recorded(optimizers: Maker, body: Body) -> None:
+    given = loop(optimizers)
+    before = deepcopy(given.model)
+    closes(given, before, attributed(given, body), EXACT)
+
+
+def test_a_trace_is_shown_in_a_line_and_goes_on(tmp_path: Path) -> None:
+    """Who looks at it, or attributes it, in the middle sees what there is then, and all of it at the end."""
+    given, seen = loop(sgd), []
+
+    def looked_at(given: Loop, batch: torch.Tensor) -> None:
+        plain(given, batch)
+        seen.append((repr(kept[0]), len(kept[0].steps)))
+
+    kept: list[Trace] = []
+    trace = followed(given, looked_at, kept, to=tmp_path / "run")
+    assert repr(trace) == f"Trace of 8 steps of Sequential, 18 examples, 3 queries, in {tmp_path / 'run'}"
+    assert seen[0] == (f"Trace of 1 step of Sequential, 6 examples, 3 queries, in {tmp_path / 'run'}", 1)
+    assert trace.attribute().sizes["step"] == loops.STEPS
+
+
+def test_sums_keep_to_the_memory_or_say_what_they_take(caplog: pytest.LogCaptureFixture) -> None:
+    trace = followed(loop(sgd), plain, memory_gb=0.1)
+    with pytest.raises(Mistake, match=r"memory_gb=1e-06: what 18 examples add to 9 outputs .* takes 3\.2e-06 GB"):
+        trace.attribute(memory_gb=1e-6)
+    assert "half_by" not in trace.attribute(memory_gb=1e-5)
+    assert "`half_by` is left out" in caplog.text
+    assert "half_by" in trace.attribute(memory_gb=0.1)
+
+
+class SAM(torch.optim.SGD):
+    """Called like the one that ascends first."""
+
+
+def wrapped(given: Loop) -> Loop:
+    return replace(given, model=nn.Sequential(nn.Sequential(given.model[0])), optimizers=sgd(given.model[:1]))
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda: followed(loop(lambda m: [SAM(m.parameters())]), plain), "SAM takes gradients at weights that it has"),
+        (lambda: followed(wrapped(loop(sgd)), inside), "step 0: model.* was never called .* perhaps its part '0.0'"),
+        (
+            lambda: followed(loop(sgd), with_a_penalty),
+            "as weight_decay .* part of the module's output",
+        ),
+    ],
+)
+def test_a_refusal_names_the_way_out(act: Callable[[], object], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        act()
+
+
+def inside(given: Loop, batch: torch.Tensor) -> None:
+    given.zero()
+    given.model[0][0](given.x[batch]).square().sum().backward()  # type: ignore[index]  # a part of a part
+    given.step()
+
+
+def test_the_package_lists_what_users_call() -> None:
+    assert {"follow", "load_run", "lightning", "huggingface", "__version__"} <= set(dir(ntkexp))
+    assert not {"HOMES", "CALLBACKS"} & set(dir(ntkexp))
+    assert all(getattr(ntkexp, name) for name in ntkexp.__all__)
+    assert ntkexp.__version__

@@ -19,6 +19,10 @@ Event: TypeAlias = Mapping[str, Any]
 class AbstractKeptLoop(ABC):
     """What steps can be taken again from."""
 
+    def refresh(self) -> None:
+        """Look again at what is kept, to which events may have come."""
+        return
+
     @property
     def processes(self) -> int:
         """How many took these steps together."""

@@ -24,7 +24,7 @@ from ntkexp.records.seal import Damaged
 
 @dataclass(frozen=True)
 class LoopOnDisk(AbstractKeptLoop):
-    """All that stood there when it was first asked for."""
+    """All that stood there when it was last looked at."""
 
     files: TraceFolder
 
@@ -32,6 +32,11 @@ class LoopOnDisk(AbstractKeptLoop):
     def shards(self) -> Shards:
         """What each process wrote."""
         return Shards(self.files)
+
+    def refresh(self) -> None:
+        self.files.forget()
+        for name in ("shards", "events", "firsts", "borders"):
+            vars(self).pop(name, None)
 
     @property
     def processes(self) -> int:

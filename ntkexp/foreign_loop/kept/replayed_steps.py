@@ -57,6 +57,10 @@ class ReplayedSteps(AbstractSteps):
     def processes(self) -> int:
         return self.kept.processes
 
+    def refresh(self) -> None:
+        self.kept.refresh()
+        self.held.clear()
+
     def __len__(self) -> int:
         return len(self.kept.firsts)
 
