@@ -36,10 +36,17 @@ CALLBACKS = frozenset({"huggingface", "lightning"})
 """Modules that need a library which not everybody has."""
 
 
+def __dir__() -> list[str]:
+    """What users call, and what this module has as any module does."""
+    return sorted({*__all__, *CALLBACKS, "__version__", *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> object:
     """Import a function when it is first asked for: `import ntkexp` loads neither torch nor pandas."""
     from importlib import import_module  # noqa: PLC0415  nothing is loaded before it is asked for
 
+    if name == "__version__":
+        return import_module("ntkexp.records.version").package_version()
     if name in CALLBACKS:
         return import_module(f"ntkexp.{name}")
     if name not in HOMES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ntkexp.foreign_loop.asked import part_of
 from ntkexp.foreign_loop.held_open import HeldOpen
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
@@ -36,6 +37,14 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
         return self.watching.trace
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.model and type(pl_module).forward is LightningModule.forward:  # which says that there is none
+            moved = {id(w) for each in trainer.optimizers for group in each.param_groups for w in group["params"]}
+            part = part_of([name for name, weight in pl_module.named_parameters() if id(weight) in moved])
+            likely = f"here model={part!r}" if part else "as model='net'"
+            raise Mistake(
+                f"{type(pl_module).__name__} has no forward of its own, and so no calls; name the part that "
+                f"training_step calls, {likely}"
+            )
         self.watching.begin(pl_module.get_submodule(self.model), trainer.optimizers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

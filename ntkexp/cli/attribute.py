@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ntkexp.foreign_loop.trace import Trace
 
 
-def attribute(folder: Path, user: UserCode, *, effects: bool) -> None:
+def attribute(folder: Path, user: UserCode, *, effects: bool, quiet: bool = False) -> None:
     """Attribute the trace, with what the user's functions give; what came out is told."""
     from ntkexp.foreign_loop.kept.load import trace_in
     from ntkexp.report.run import load_run
@@ -32,7 +32,8 @@ def attribute(folder: Path, user: UserCode, *, effects: bool) -> None:
     if effects and user.loss is None and user.again is None:
         raise Mistake("--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow")
     trace = user.trace(files)
-    trace.attribute(effects=effects, decode=user.found("decode"), again=user.found("again") if effects else None)
+    again = user.found("again") if effects else None
+    trace.attribute(effects=effects, decode=user.found("decode"), again=again, quiet=quiet)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible
-from ntkexp.cli.progress import listener
 from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import BEGUN, RunFolder
+from ntkexp.report.progress import listener
 
 if TYPE_CHECKING:
     from ntkexp.records.results import Result

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible
-from ntkexp.cli.progress import listener
 from ntkexp.mistake import Mistake
+from ntkexp.report.progress import listener
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import nn
 
+from ntkexp.foreign_loop.attribution import factors_between
+from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.generators import beginning_at, states_for
 from ntkexp.foreign_loop.members import refuse_short
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.signed_outputs import left_alone
+from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.casts import without_casts
 from ntkexp.kernel.record.inputs import as_inputs, examples, part
+from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs
+
+ONE_NUMBER = (
+    "the model gives one number for all examples of a call, such as their loss; follow one that gives a row for each, "
+    "or name the part of its answer that does, as output='logits'"
+)
+NEVER_CALLED = "model(x) was never called with gradients enabled; follow the module that the loop calls so"
+FEW = 2
+"""Queries of which operations are looked at beforehand: of two it is seen whether examples are mixed."""
 
 
 def as_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> Inputs:
@@ -30,14 +46,74 @@ def as_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> 
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     try:
         with torch.no_grad(), beginning_at(states_for(module)), left_alone(module):
-            function_of(module, output)(weights, part(asked, slice(1)))
+            answer = function_of(module, output)(weights, part(asked, slice(1)))
     except Mistake:
         raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         for name, weight in module.named_parameters():
             refuse_short(name, weight)  # which comes first, where queries would fit longer ones
         raise Mistake(f"queries=: the model does not take them: {str(error).splitlines()[0]}") from error
+    if not answer.dim():
+        raise Mistake(ONE_NUMBER)
     return asked
+
+
+def refuse_without_rules(called: CalledModule, trained: Collection[str], queries: Inputs) -> None:
+    """Refuse operations between weights and outputs of which no secant is known, and a model that mixes examples.
+
+    >>> class Spectrum(nn.Linear):
+    ...     def forward(self, x):
+    ...         return torch.linalg.svdvals(super().forward(x).view(-1, 2, 2))
+    >>> refuse_without_rules(CalledModule(Spectrum(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: no difference rule for the operation aten._linalg_svd.default; follow a model without that
+    """
+    weights = {name: weight.detach() for name, weight in called.module.named_parameters() if name in trained}
+    if not weights:
+        return
+    reader = Reader(without_casts(called.function), frozenset(weights))
+    tape = reader.record(weights, part(queries, slice(FEW)))
+    try:
+        reader.secant(tape, tape, (0,))
+    except NoRule as error:
+        raise Mistake(f"{error}; follow a model without that") from error
+    except NotImplementedError:  # of gradients that are sparse, of which a step says what to do
+        return
+
+
+def part_of(names: Sequence[str]) -> str:
+    """The part of a module that holds all of these parameters.
+
+    >>> part_of(["net.0.weight", "net.2.bias"]), part_of(["0.weight", "2.bias"])
+    ('net', '')
+    """
+    ways = [name.split(".")[:-1] for name in names]
+    return ".".join(takewhile(bool, (step[0] * (len(set(step)) == 1) for step in zip(*ways, strict=False))))
+
+
+@dataclass
+class FirstStep:
+    """Proof (a) of the first step, right after it: what is no gradient of the examples seen is refused before the
+    second, and not when all are attributed. What lies in several processes is looked at then."""
+
+    called: CalledModule
+    done: bool = False
+
+    def prove(self, step: FollowedStep) -> None:
+        """Hold the gradient that was consumed against that of the calls."""
+        if self.done:
+            return
+        self.done = True
+        if not step.calls and any(bool(step.gradient[name].any()) for name in step.heard):
+            part = part_of(step.heard)
+            raise Mistake(f"step {step.index}: {NEVER_CALLED}" + (f", perhaps its part '{part}'" if part else ""))
+        if all(call.at == step.index for call in step.calls):
+            nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
+            found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
+            factors_between(found, {name: step.gradient[name] for name in step.heard}, step.index, step.calls)
+            for weight in self.called.module.parameters():
+                weight.grad = None
+        self.called.twins.clear()
 
 
 def refuse_unusable(model: object, optimizers: Sequence[object], ids: Ids, loss: object, every: int | None) -> None:

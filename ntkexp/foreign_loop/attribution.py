@@ -35,7 +35,10 @@ from ntkexp.shapes import Inputs, Weights
 
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
 OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
-ALIKE = "was a term added to the loss, or a gradient changed by hand?"
+ALIKE = (
+    "was a term added to the loss, or a gradient changed by hand? A penalty on weights is followed as weight_decay of "
+    "the optimizer; one on another output, when that is part of the module's output (output=…), or of a call of its own"
+)
 DREW = (
     "were other random numbers drawn in the call, by fused attention (choose attn_implementation='eager', or "
     "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, " + ALIKE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,13 +11,16 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.altered_loop import AlteredLoop, altered_loop
-from ntkexp.foreign_loop.asked import as_queries, refuse_unusable
+from ntkexp.foreign_loop.asked import FirstStep, as_queries, refuse_unusable, refuse_without_rules
+from ntkexp.foreign_loop.called_module import CalledModule
+from ntkexp.foreign_loop.dataset_names import DATASET, noted_loading
 from ntkexp.foreign_loop.example_loss import ExampleLoss
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.keeper_of_ends import KeeperOfEnds
 from ntkexp.foreign_loop.kept.asked_itself import AskedItself
 from ntkexp.foreign_loop.kept.keeper_in_memory import KeeperInMemory
 from ntkexp.foreign_loop.kept.open import keeper_in
+from ntkexp.foreign_loop.members import moved_names
 from ntkexp.foreign_loop.model_call import Ids
 from ntkexp.foreign_loop.together import Together, together
 from ntkexp.foreign_loop.trace import Trace
@@ -44,12 +47,12 @@ def follow(
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
     `queries` are inputs at which the model is asked, `output` names the tensor that is read of a model which gives
-    several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, or a function
-    of the call (its `args` and `kwargs`) that gives them. All steps are held in memory, up to `memory_gb`; or written
-    to a folder as they happen, if it is given, `to`. A killed training leaves there what it has done, and goes on there
-    when it is resumed. Weights are kept `every` so many steps, by itself 8 in memory and as often as there is room on
-    disk; those between are replayed. Of several processes that train one model, each follows, into the same folder; the
-    first attributes.
+    several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, a function of
+    the call (its `args` and `kwargs`) that gives them, or 'dataset' for their indices in what a DataLoader reads. All
+    steps are held in memory, up to `memory_gb`; or written to a folder as they happen, if it is given, `to`. A killed
+    training leaves there what it has done, and goes on there when it is resumed. Weights are kept `every` so many
+    steps, by itself 8 in memory and as often as there is room on disk; those between are replayed. Of several processes
+    that train one model, each follows, into the same folder; the first attributes.
 
     The model itself is asked at the queries when following begins and ends, in evaluation, and left as it was.
 
@@ -82,21 +85,35 @@ def follow(
     place, keeper = to if now is None else now.place, keeper_without_folder(now, output, every, memory_gb)
     if place is not None:
         keeper = keeper_in(place, ours, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
-    watch = Watch(model, optimizers, output, ids, keeper, Unmoved(inner, module), None if now is None else now.weighing)
-    try:
-        watch.begin()
-        trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank)
-        itself = AskedItself(inner, output, asked, trace.ends, keeper) if now is None and not ours.rank else None
-        if itself is not None:
-            itself.begin()
-        if now is not None:
-            now.traces.append(trace)
-        yield trace
-        if itself is not None:
-            itself.end({**named_tensors(module), **watch.weights})
-        whole = True
-    finally:
-        watch.end(whole=whole)
+    called = CalledModule(module, output)
+    if now is None:
+        refuse_without_rules(called, moved_names(inner, optimizers), asked)
+    watch = Watch(
+        model,
+        optimizers,
+        output,
+        ids,
+        keeper,
+        Unmoved(inner, module),
+        None if now is None else now.weighing,
+        FirstStep(called) if now is None and ours.world == 1 else None,
+    )
+    with noted_loading() if ids == DATASET else nullcontext() as noted:
+        watch.ids = ids if noted is None else noted.names
+        try:
+            watch.begin()
+            trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank, memory_gb)
+            itself = AskedItself(inner, output, asked, trace.ends, keeper) if now is None and not ours.rank else None
+            if itself is not None:
+                itself.begin()
+            if now is not None:
+                now.traces.append(trace)
+            yield trace
+            if itself is not None:
+                itself.end({**named_tensors(module), **watch.weights})
+            whole = True
+        finally:
+            watch.end(whole=whole)
 
 
 def refuse_apart(ours: Together, to: Path | str | None, now: AlteredLoop | None) -> None:

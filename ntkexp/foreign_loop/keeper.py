@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.kept.signature import Signed
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.records.folder import RunFolder
@@ -38,8 +39,8 @@ class AbstractKeeper(ABC):
         later, its signatures not."""
 
     @abstractmethod
-    def end(self, *, whole: bool) -> None:
-        """Watching ends, if it has begun, with the loop or in the midst of it."""
+    def end(self, outside: Outside, *, whole: bool) -> None:
+        """Watching ends, if it has begun, with the loop, after whose last step this changed, or in the midst of it."""
 
     @abstractmethod
     def steps_of(self, module: nn.Module) -> AbstractSteps:

@@ -11,6 +11,7 @@ from torch import nn
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.keeper import AbstractKeeper, placed
 from ntkexp.foreign_loop.kept.signature import Signed
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.records.folder import RunFolder
@@ -76,7 +77,7 @@ class KeeperOfEnds(AbstractKeeper):
             self.kept.seen.append(tuple(name for call in step.calls for name in call.names))
         self.kept.latest = after
 
-    def end(self, *, whole: bool) -> None:
+    def end(self, outside: Outside, *, whole: bool) -> None:
         """Nothing is left to do."""
 
     def steps_of(self, module: nn.Module) -> AbstractSteps:

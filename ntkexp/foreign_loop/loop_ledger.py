@@ -69,6 +69,7 @@ def trained_twice(
     without = replace(weighing, weights={names[k]: 0.0 for k in group})
     second = trained_again(again, without, place)
     first = loaded(files, deepcopy(second.module))
+    first.refuse_outside()
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples
     trainings = [

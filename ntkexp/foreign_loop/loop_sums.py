@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,7 +13,10 @@ from torch import Tensor
 from ntkexp.foreign_loop.attribution import StepFound
 from ntkexp.foreign_loop.kept.save import CASTS, PROOFS
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.mistake import Mistake
 from ntkexp.path.backward.half_times import STRETCHES, Halves, halves_at_zero
+
+LOG = logging.getLogger("ntkexp.follow")
 
 MASSES = 2**27
 """What acted when is told if it takes no more numbers than these, a gigabyte."""
@@ -58,8 +62,20 @@ class LoopSums:
         return found if cast else {name: each for name, each in found.items() if name not in {"casts", CASTS}}
 
 
-def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int) -> LoopSums:
-    """No step taken in yet."""
+def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int, memory_gb: float) -> LoopSums:
+    """No step taken in yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
+    size = outputs.element_size()
+    parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
+    needed = parts_gb + outputs.numel() * steps * size / 1e9
+    if needed > memory_gb:
+        raise Mistake(
+            f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries takes "
+            f"{needed:.2g} GB; ask at fewer queries, or attribute(memory_gb={1.1 * needed:.2g})"
+        )
+    tells_when = STRETCHES * outputs.numel() * examples <= MASSES
+    if tells_when and needed + halves_gb > memory_gb:
+        tells_when = False
+        LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
     parts = outputs.new_zeros(*outputs.shape, examples)
     return LoopSums(
         parts=parts,
@@ -67,5 +83,5 @@ def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int)
         casts=torch.zeros_like(outputs),
         by_step=outputs.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
-        halves=halves_at_zero(steps, parts) if STRETCHES * parts.numel() <= MASSES else None,
+        halves=halves_at_zero(steps, parts) if tells_when else None,
     )

@@ -63,6 +63,12 @@ class Members:
                 yield from members.items()
 
 
+def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> set[str]:
+    """The parameters of the model that some optimizer moves."""
+    moved = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
+    return {name for name, weight in model.named_parameters() if id(weight) in moved}
+
+
 def refuse_short(name: str, weight: Tensor) -> None:
     """Refuse weights in numbers so short that no proof of a step says anything.
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from ntkexp.foreign_loop.autocast import Autocast
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.shapes import Weights
 
@@ -18,6 +19,10 @@ class AbstractSteps(ABC):
     def end(self) -> Weights:
         """The weights after the last step."""
 
+    def refresh(self) -> None:
+        """Look again at what is kept, to which steps may have come."""
+        return
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -28,6 +33,11 @@ class AbstractSteps(ABC):
     @abstractmethod
     def names(self) -> Iterator[str]:
         """The names of the examples of all steps, in order of their use."""
+
+    @property
+    def outside(self) -> Outside:
+        """What changed after the last step, and was none."""
+        return Outside()
 
     @property
     def processes(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ntkexp.effects.mean import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.altered_loop import Again, altered_loop
+from ntkexp.foreign_loop.asked import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards
 from ntkexp.foreign_loop.call_readers import CallReaders
 from ntkexp.foreign_loop.called_module import CalledModule
@@ -23,14 +24,20 @@ from ntkexp.foreign_loop.kept.shown import Decode, Gallery
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_effects import loop_effects
 from ntkexp.foreign_loop.loop_sums import sums_at_zero
+from ntkexp.foreign_loop.outside import done_outside
 from ntkexp.foreign_loop.signed_outputs import Ends, Replayed
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
+from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.records.contributions import OUTSIDE
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.progress import Announced, in_place
 from ntkexp.shapes import Function, Inputs, Weights
+from ntkexp.text import counted
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("ntkexp.follow")
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """The `steps` of a `module`, whose weights are given to it."""
 
@@ -49,7 +56,22 @@ class Trace:
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
+    memory_gb: float = 4.0  # that may be taken
     ends: Ends = field(default_factory=Ends)
+
+    def __repr__(self) -> str:
+        """What it is of, in a line."""
+        self.refresh()
+        seen, asked = len(set(self.steps.names())), examples(self.queries)
+        where = "in memory" if self.folder is None else f"in {self.folder.path}"
+        of = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
+        return f"Trace of {of}, {counted(seen, 'example')}, {'1 query' if asked == 1 else f'{asked} queries'}, {where}"
+
+    def refresh(self) -> None:
+        """Look again at what is kept: the loop may have gone on."""
+        self.steps.refresh()
+        for name in ("called", "examples"):
+            vars(self).pop(name, None)
 
     @cached_property
     def called(self) -> CalledModule:
@@ -61,6 +83,20 @@ class Trace:
         """The one that is asked at the queries."""
         return self.called.function
 
+    def outside(self) -> Float[Tensor, "probe out"] | None:
+        """What changes after the last step did to the outputs at the queries, if there were any."""
+        left = self.steps.outside
+        return left.moves(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
+
+    def refuse_outside(self) -> None:
+        """Refuse effects on a model whose last change nobody followed."""
+        moved = self.outside()
+        if moved is not None and bool(moved.any()):
+            raise Mistake(
+                f"effects of examples lead to the last step, and {self.steps.outside.named} changed after it (an "
+                "average that was loaded, a clamp?), which nobody knows without an example; leave the loop before that"
+            )
+
     @cached_property
     def examples(self) -> dict[str, int]:
         """The examples that were seen, in order of their first use."""
@@ -71,20 +107,22 @@ class Trace:
         if not len(self.steps):
             raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
         if not self.examples:
-            raise Mistake("model(x) was never called with gradients enabled; follow the module that the loop calls so")
+            raise Mistake(NEVER_CALLED)
 
     def attribute(
         self,
         *,
         effects: Effects = False,
         mean: MeanName = "renormalised",
-        memory_gb: float = 4.0,
+        memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
+        quiet: bool = False,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
-        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`.
+        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`. What
+        changed after the last step, as by an average of weights that was loaded, did what stands in `outside`.
 
         With `effects`, also by how much the output would change if the example were left out: as means without it and
         the derivative of all that follows foretell it, or with 'one_step' as steps without it do; 'derivative' is that
@@ -94,6 +132,10 @@ class Trace:
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
 
+        What is added up takes no more than `memory_gb`, by itself that of `follow`.
+
+        What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
+
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
         tokens, `decode` gives their text, as that of a tokenizer does.
         """
@@ -102,6 +144,7 @@ class Trace:
                 "again=: the function attributes what it has trained, and would do so for ever; let it only train"
             )
         refuse_unknown(effects, mean)
+        self.refresh()
         if self.rank:
             raise Mistake(
                 f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
@@ -109,14 +152,19 @@ class Trace:
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
+        self.memory_gb = memory_gb or self.memory_gb
+        if effects:
+            self.refuse_empty()
+            self.refuse_outside()
         gallery = Gallery()
-        found = self.found(gallery)
+        found = self.found(gallery, in_place(quiet))
         known = None
         if effects:
-            known = loop_effects(self, effects, mean, memory_gb, again)
+            known = loop_effects(self, effects, mean, self.memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
-        if self.folder is None and (said := cost_of_rounding(found)):
-            LOG.warning("ntkexp: %s", said)
+        for said in (cost_of_rounding(found), done_outside(found)):
+            if self.folder is None and said:
+                LOG.warning("ntkexp: %s", said)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
@@ -134,7 +182,7 @@ class Trace:
             outputs = columns(self.called.under_casts, weights, self.queries)
         return Replayed(self.called.under_casts, weights, self.queries, outputs, casts.eps)
 
-    def found(self, gallery: Gallery) -> xr.Dataset:
+    def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
         """The same, without a run and effects; examples are put where they can be looked at."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
@@ -143,22 +191,31 @@ class Trace:
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
         last = reader.record(end, self.queries)
         back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps))
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
+        announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
             found = back.take(step, later, steps)
             for call in step.calls:
                 gallery.take(call.names, call.inputs)
             places = [self.examples[name] for call in step.calls for name in call.names]
             sums.take(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
+            announced.step()
+        announced.stop()
         back.multiplied.refuse_unexplained()
         start, casts = back.later.outputs, self.called.casts
         self.ends.hold(self.asked(steps.start(0), start), self.asked(end, last.outputs), len(steps))
         arrays = sums.arrays(cast=casts is not None)
-        arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), last.outputs - start)}
+        moved_outside = self.outside()
+        change = last.outputs - start
+        if moved_outside is not None:
+            change, arrays[OUTSIDE] = change + moved_outside, (("probe", "out"), moved_outside)
+        arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
         moved = float(arrays["change"][1].norm())
         facts: dict[str, str | float] = {"rounding": float(sums.casts.norm()) / (moved or 1.0)}
         if casts is not None:
             facts = {"autocast": casts.kind, "away": away(self.called, end, self.queries, last.outputs)}
+        if names := steps.outside.names:
+            facts[OUTSIDE] = ", ".join(names)
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)},

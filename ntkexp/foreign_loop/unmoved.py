@@ -77,7 +77,7 @@ class Unmoved:
         """
         now = named_tensors(self.model)
         for name, kept in {**named_tensors(self.copy), **weights}.items():
-            if name not in now or (now[name].device == kept.device and not torch.equal(now[name].detach(), kept)):
+            if name not in now or not same_values(now[name].detach(), kept):
                 yield name
         modules = dict(self.model.named_modules())
         for name, was in self.copy.named_modules():
@@ -89,6 +89,15 @@ class Unmoved:
         """Whether this very tensor was looked at, and not written to since."""
         known, count = self.known.get(name, (None, 0))
         return known is tensor and count == tensor._version
+
+
+def same_values(now: Tensor, kept: Tensor) -> bool:
+    """Whether a tensor holds what it held, wherever it lies by now.
+
+    >>> same_values(torch.ones(1).half(), torch.ones(1)), same_values(torch.ones(2), torch.ones(1))
+    (True, False)
+    """
+    return now.shape == kept.shape and torch.equal(now.to(kept), kept)
 
 
 def settings(module: nn.Module) -> Iterator[tuple[str, object]]:

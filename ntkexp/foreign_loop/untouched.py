@@ -53,7 +53,7 @@ class Untouched:
             if not same_bits(weight.detach(), self.weights[name]):
                 raise Mistake(
                     f"step {step}: '{name}' was changed by something else than the optimizer since the last step (a "
-                    "clamp, an average that was copied back, a load?); what changed it is not followed"
+                    "clamp, an average that was copied back, a load, the ascent of SAM?), which is not followed"
                 )
             self.counts[name] = weight._version
 

@@ -16,15 +16,17 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.asked import FirstStep
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.kept.signature import Signed
 from ntkexp.foreign_loop.members import Members, refuse_short
 from ntkexp.foreign_loop.model_call import Ids
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule.base import IDLE, AbstractRule, LinearStep
 from ntkexp.foreign_loop.rule.choose import rule_of
 from ntkexp.foreign_loop.rule.proof import RuleProof, numbers
 from ntkexp.foreign_loop.step import FollowedStep
-from ntkexp.foreign_loop.unmoved import Unmoved
+from ntkexp.foreign_loop.unmoved import Unmoved, named_tensors
 from ntkexp.foreign_loop.untouched import Untouched
 from ntkexp.foreign_loop.unwrapped import unwrapped_model
 from ntkexp.foreign_loop.watched_calls import WatchedCalls
@@ -50,6 +52,7 @@ class Watch:
     keeper: AbstractKeeper
     unmoved: Unmoved
     weighing: Weighing | None = None  # of examples of a loop that is carried out again
+    first: FirstStep | None = None
     untouched: Untouched = field(default_factory=Untouched)
     proof: RuleProof = field(default_factory=RuleProof)
     hooks: list[Any] = field(default_factory=list)
@@ -98,18 +101,31 @@ class Watch:
 
     def end(self, *, whole: bool) -> None:
         """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
-        if self.hooks and whole and (changed := list(self.unmoved.otherwise(self.untouched.weights))):
-            LOG.warning(
-                "ntkexp: '%s' changed%s, and no step did it; what is attributed is the model without that",
-                changed[0],
-                f", and {len(changed) - 1} more" if changed[1:] else "",
-            )
+        outside = self.outside() if self.hooks and whole else Outside()
         if self.hooks:
             FOLLOWED.difference_update(self.optimizers)
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-        self.keeper.end(whole=whole)
+        self.keeper.end(outside, whole=whole)
+
+    def outside(self) -> Outside:
+        """What changed after the last step."""
+        names, now = list(self.unmoved.otherwise(self.untouched.weights)), named_tensors(self.unmoved.model)
+        shapes = {name: tensor.shape for name, tensor in named_tensors(self.unmoved.copy).items()}
+        tensors = {
+            name: now[name].detach().clone() for name in names if name in now and now[name].shape == shapes[name]
+        }
+        found = Outside(tuple(names), tensors)
+        if names:
+            LOG.warning(
+                "ntkexp: %s changed, and no step did it; %s",
+                found.named,
+                "attribute() tells what came of that, as `outside`"
+                if len(tensors) == len(names)
+                else "what is attributed is the model without that",
+            )
+        return found
 
     @property
     def weights(self) -> Weights:
@@ -162,9 +178,14 @@ class Watch:
                 settings[name] = used
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
+        if len(self.optimizers) == 1:
+            self.calls.forget_replaced(moved.values())
         calls, left = self.calls.consumed, frozenset(silent)
         step = FollowedStep(self.keeper.count, calls, before, consumed, linear, left, settings, missed)
+        self.calls.remember(moved.values())
         self.keeper.take(step, self.optimizers.index(optimizer), self.weights, signed)
+        if self.first is not None:
+            self.first.prove(step)
         self.untouched.forget(before)
 
     def there(self, like: Tensor) -> Tensor:
@@ -191,13 +212,13 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: object) -> object:
-    """A setting as a copy of Python's own kind, where it is a number.
+    """A setting as a copy, of Python's own kind where it is a number; a tensor stays one, for its precision.
 
     >>> plain(torch.tensor(0.5)), plain((0.9, 0.99))
-    (0.5, (0.9, 0.99))
+    (tensor(0.5000), (0.9, 0.99))
     """
     if isinstance(value, Tensor):
-        return value.item()
+        return value.detach().cpu().clone()
     if isinstance(value, list | tuple):
         return tuple(map(plain, value))
     return float(value) if isinstance(value, Real) and not isinstance(value, bool | int) else value

@@ -6,15 +6,17 @@ backward    ∂L/∂f of its outputs; calls whose gradients were thrown away bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.asked import ONE_NUMBER
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.circumstances import Circumstances
 from ntkexp.foreign_loop.generators import states_for
@@ -46,6 +48,8 @@ class WatchedCalls:
     begun: list[int] = field(default_factory=list)  # how many had been seen when those began that are under way
     generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
     autocast: Autocast | None = None  # in which the latest call was made
+    taken: list[ModelCall] = field(default_factory=list)  # the calls whose gradients the latest step consumed
+    gradients: list[ReferenceType[Tensor]] = field(default_factory=list)  # as tensors, that it consumed
 
     def hooks(self) -> Iterator[Any]:
         """Put up what hears of calls."""
@@ -60,6 +64,22 @@ class WatchedCalls:
     def consumed(self) -> tuple[ModelCall, ...]:
         """Those whose gradients a step consumes now."""
         return tuple(copy(call) for call in self.calls if call.gradient is not None)
+
+    def remember(self, moved: Iterable[Tensor]) -> None:
+        """A step was taken by these parameters."""
+        self.taken = [call for call in self.calls if call.gradient is not None]
+        self.gradients = [ref(weight.grad) for weight in moved if weight.grad is not None]
+
+    def forget_replaced(self, moved: Iterable[Tensor]) -> None:
+        """Forget calls whose gradients an earlier step consumed, if none of the tensors is left that it did it from:
+        autograd adds to them in place, and whoever assigns others (`p.grad = …`) adds nothing."""
+        now = [weight.grad for weight in moved if weight.grad is not None]
+        left = {id(known) for each in self.gradients if (known := each()) is not None}
+        if any(here.requires_grad or id(here) in left for here in now):  # with create_graph=True sums are new tensors
+            return
+        for call in self.taken:
+            call.forget()
+        self.calls = [call for call in self.calls if all(call is not each for each in self.taken)]
 
     def on_begin(self, *_: object) -> None:
         """A call begins, which may draw random numbers."""
@@ -81,10 +101,7 @@ class WatchedCalls:
             return
         self.refuse_writes()
         if not output.dim():
-            raise Mistake(
-                f"step {self.keeper.count}: the model gives one number for all examples of a call, such as their loss; "
-                "follow one that gives a row for each, or name the part of its answer that does, as output='logits'"
-            )
+            raise Mistake(f"step {self.keeper.count}: {ONE_NUMBER}")
         inputs = map_tensors(torch.clone, as_inputs(given(args, kwargs)))
         if len(output) != examples(inputs):
             raise Mistake(

@@ -6,7 +6,7 @@ next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -22,6 +22,8 @@ from ntkexp.path.kernel import Kernels
 from ntkexp.path.right_side import AbstractRightSide
 from ntkexp.path.rule.base import Piece
 from ntkexp.shapes import Weights
+
+WITHOUT_RULES = "read the path with path.rule=[gauss,left], which needs no difference rules"
 
 
 @dataclass(kw_only=True)
@@ -55,6 +57,13 @@ class Points:
     def other_blocks(self) -> list[slice]:
         """The blocks of all other points."""
         return cut(self.train, len(self.inputs), self.block)
+
+    def refuse_without_rules(self, tape: Tape) -> None:
+        """Refuse operations that no difference is passed through, before any training, by a tape of some points."""
+        try:
+            replace(self.reader, programs=None).secant(tape, tape, (0,))
+        except NoRule as error:
+            raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def tape(self, weights: Weights, block: slice) -> Tape:
         """The block's tape at these weights."""
@@ -115,8 +124,7 @@ class StepBlock:
         try:
             return self.points.reader.along(self.tape(piece.start), self.tape(piece.end), self.points.chosen)
         except NoRule as error:
-            advice = "read the path with path.rule=[gauss,left], which needs no difference rules"
-            raise Mistake(f"{error}; {advice}") from error
+            raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def kernel(self, pieces: tuple[Piece, ...], right: AbstractRightSide) -> Float[Tensor, "point out train out_"]:
         """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""

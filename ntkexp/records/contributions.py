@@ -5,7 +5,8 @@
     half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps are
                                            understood from the end
     decay          [probe, out]            what decay of the weights took away, where they decay
-    by_step        [probe, out, step]      both together, step by step, or in stretches of steps where there are many:
+    outside        [probe, out]            what changes after the last step of a followed loop did, if any
+    by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are many:
                                            what came of the gradients and the decay of these steps
     step           [step]                  the first step of each stretch
     last_step      [step]                  and the last
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from ntkexp.records.store import Facts, ManyRows, create_store, open_store, put_array
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
+OUTSIDE = "outside"
 STEP, LAST_STEP = "step", "last_step"
 EFFECT = "effect"
 RETRAINED = "retrained"
@@ -55,6 +57,7 @@ class ContributionsByRule:
 
     parts: ManyRows
     decay: NDArray[np.float64] | None = None
+    outside: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
     by_step: ByStep | None = None
     facts: Facts = field(default_factory=dict)
@@ -89,6 +92,7 @@ def write_contributions(
             CONTRIBUTION: (found.parts, DIMS, {**found.facts, "rule": rule}),
             HALF_BY: (found.half_by, DIMS, {}),
             DECAY: (found.decay, DIMS[:2], {}),
+            OUTSIDE: (found.outside, DIMS[:2], {}),
             BY_STEP: (found.by_step and found.by_step.sums, (*DIMS[:2], STEP), {}),
         }
         for kind, (array, dims, facts) in arrays.items():

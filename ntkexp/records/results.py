@@ -27,6 +27,9 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.records.metrics import cell
 from ntkexp.text import of_cell
 
+FOLLOWED = "followed"
+"""The detail of a row that is of a training loop that was followed, and no run's."""
+
 SPLITS = ("train", "probe", "test")
 AT_POINTS = re.compile(r"at (\d+) of (\d+) points")
 

@@ -1,9 +1,9 @@
 """Which training examples made a prediction: signed contributions, and what else is in it.
 
-    f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + rest
+    f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + rest
 
-`decay` is what weight decay took away, `rest` what the rule misses. Where an output is that of a class, the one that
-the network gives the point is explained.
+`decay` is what weight decay took away, `outside` what changed after the last step of a followed loop did, `rest` what
+the rule misses. Where an output is that of a class, the one that the network gives the point is explained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
-from ntkexp.records.contributions import DECAY, explained_rule
+from ntkexp.records.contributions import DECAY, OUTSIDE, explained_rule
 from ntkexp.records.json_file import Json
 from ntkexp.report.effects import effects, known_effects
 from ntkexp.report.examples import Example, example, output_name, phase_of, sharing
@@ -63,11 +63,23 @@ class Explanation:
     decay: float
     rest: float
     parts: tuple[Part, ...]  # the largest first
+    outside: float = 0.0  # what no step that was followed did
     left_out_is_actual: bool = False  # whether trainings without them tell that, or their effects
     warning: str = ""  # why what they would change is withheld
     movement: Movement | None = None  # when training moved the output, where that is known
     sharing: str = ""  # what the output is for, where phases share it
     sketch: int | None = None  # to how many dimensions gradients were projected, where they were
+
+    @property
+    def pieces(self) -> dict[str, float]:
+        """What the output is made of, in the words of a reader."""
+        return {
+            "start f_0": self.start,
+            f"{len(self.parts)} examples by {self.rule}": self.sum,
+            "decay": self.decay,
+            **({"outside of all steps": self.outside} if self.outside else {}),
+            "rest": self.rest,
+        }
 
     @property
     def mass(self) -> float:
@@ -130,7 +142,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     column = largest_known(end[list(run.outs)], parts)
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
-    decay = decay_of(run, rule, k, out)
+    decay, outside = (one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE))
     times, without = halfway(run, rule, k, out), left_out(run, k, out)
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
@@ -144,7 +156,8 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         start=start,
         sum=total,
         decay=decay,
-        rest=float(end[out]) - start - total - decay,
+        outside=outside,
+        rest=float(end[out]) - start - total - decay - outside,
         parts=tuple(
             Part(example(run, "train", i), float(contributions[i]), float(times[i]), without.changes.get(i))
             for i in order
@@ -217,7 +230,7 @@ def outputs_of(run: Run, machine: str) -> Array:
     return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)
 
 
-def decay_of(run: Run, rule: str, point: int, out: int) -> float:
-    """Read what decay of the weights did to one output, which is nothing where they do not decay."""
-    found = run.by_rule(DECAY, rule)
+def one_part(run: Run, kind: str, rule: str, point: int, out: int) -> float:
+    """Read what was no example's of one output, such as what decay of the weights did; nothing where there was none."""
+    found = run.by_rule(kind, rule)
     return 0.0 if found is None else float(found.isel(probe=point).sel(out=out))

@@ -18,13 +18,9 @@ def told(explanation: Explanation, top: int) -> str:
         f"{explanation.split} {explanation.number} (#{explanation.point.index}, {explanation.point.label}): "
         f"{explanation.output} = {short(explanation.prediction)}"
     )
-    pieces = {
-        "start f_0": explanation.start,
-        f"{len(explanation.parts)} examples by {explanation.rule}": explanation.sum,
-        "decay": explanation.decay,
-        "rest": explanation.rest,
-    }
-    made = aligned(("made of", ""), [(name, signed(value)) for name, value in pieces.items()], (False, True))
+    made = aligned(
+        ("made of", ""), [(name, signed(value)) for name, value in explanation.pieces.items()], (False, True)
+    )
     return "\n\n".join([head, made, examples(explanation, top), *notes(explanation)])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ntkexp.records.results import Result
+from ntkexp.records.results import FOLLOWED, Result
 from ntkexp.report.likeness import COMPARED, Likeness, likeness
 from ntkexp.text import listed, share, short, spoken
 
@@ -93,7 +93,7 @@ def comparison(results: Sequence[Result]) -> str:
         Spoken(name, tuple(row for row in results if row.machine == machine), splits)
         for machine, name in spoken_of(results).items()
     ]
-    parts = [*compared(found), *unexplained(found[0]), *broken(found)]
+    parts = [*compared(found), *unexplained(found[0]), *outside(found[0]), *broken(found)]
     if not parts:
         return nothing(results)
     text = "; ".join([*parts, *untold(found)])
@@ -147,6 +147,15 @@ def unexplained(secant: Spoken) -> list[str]:
     row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
     where = f" on {row.split} ({short(row.relative_error)})" if len(secant.splits) > 1 else ""
     return [f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}"]
+
+
+def outside(secant: Spoken) -> list[str]:
+    """Say what was done outside of the steps of a loop that was followed.
+
+    >>> sentence([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
+    'a clamp did half.'
+    """
+    return [row.remark for row in secant.compared if row.detail == FOLLOWED and row.remark]
 
 
 def broken(found: Sequence[Spoken]) -> list[str]:

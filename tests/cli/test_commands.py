@@ -13,13 +13,13 @@ from types import ModuleType
 
 import pytest
 
-from ntkexp.cli.progress import Bar, Lines, listener
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.folder import BEGUN, RunFolder
+from ntkexp.report.progress import Bar, Lines, listener
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ntkexp.foreign_loop.model_call import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.bugs import RECORDED, REFUSED, loss_of_a_stale_graph
+from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph, with_a_penalty
 from tests.foreign_loop.loops import LOOPS, Body, Loop, Maker, adamw, followed, loop, momentum, nesterov, plain, sgd
 
 EXACT = 1e-12  # the bound of the project for secants
@@ -199,7 +200,7 @@ def test_one_number_for_all_examples_is_refused() -> None:
     loss = MeanOfSquares(2, 1)
     optimizer = torch.optim.SGD(loss.parameters())
     with (
-        pytest.raises(Mistake, match="step 0: the model gives one number for all examples"),
+        pytest.raises(Mistake, match="the model gives one number for all examples"),
         ntkexp.follow(loss, optimizer, queries=torch.zeros(1, 2)),
     ):
         loss(torch.ones(4, 2))
@@ -373,3 +374,154 @@ def test_what_no_step_changed_is_said_at_the_end(
 ) -> None:
     followed(loop(sgd), body)
     assert (f"'{name}' changed, and no step did it" in caplog.text) if name else not caplog.text
+
+
+def averaged_at_last(given: Loop, batch: torch.Tensor) -> None:
+    """An average of the weights is loaded at the end."""
+    plain(given, batch)
+    if given.done == loops.STEPS - 1:
+        given.model.load_state_dict({name: weight / 2 for name, weight in given.model.state_dict().items()})
+
+
+def one_step_more(given: Loop, batch: torch.Tensor) -> None:
+    """A step of an optimizer that nobody follows is the last."""
+    plain(given, batch)
+    if given.done == loops.STEPS - 1:
+        given.back(batch)
+        torch.optim.SGD(given.model.parameters(), lr=0.2).step()
+
+
+@pytest.mark.parametrize("body", [clamped_at_last, averaged_at_last, one_step_more], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_what_no_step_changed_is_a_part_of_its_own(body: Body, on_disk: bool, tmp_path: Path) -> None:
+    given = loop(momentum)
+    with torch.no_grad():
+        before = given.model(given.queries)
+    trace = followed(given, body, to=tmp_path / "run" if on_disk else None)
+    found = trace.attribute()
+    with torch.no_grad():
+        change = (given.model(given.queries) - before).numpy()
+        steps = (ntkexp_outputs(trace, given.queries) - before).numpy()
+    size = np.linalg.norm(change) + np.linalg.norm(steps)
+    parts = found["contribution"].sum("example") + found["decay"]
+    np.testing.assert_allclose(found["change"], change, atol=EXACT * size, rtol=0)
+    np.testing.assert_allclose(parts, steps, atol=EXACT * size, rtol=0)
+    np.testing.assert_allclose(found["outside"], change - steps, atol=EXACT * size, rtol=0)
+    assert np.linalg.norm(found["outside"]) > 0.01 * size
+    assert "weight" in found.attrs["outside"]
+
+
+def ntkexp_outputs(trace: Trace, queries: torch.Tensor) -> torch.Tensor:
+    """What the network gave after the last step that was followed."""
+    return torch.func.functional_call(trace.module, dict(trace.steps.end), (queries,))
+
+
+class Spectrum(nn.Linear):
+    """An operation through which no difference is passed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.linalg.svdvals(super().forward(x).view(-1, 2, 2))
+        return found
+
+
+def test_what_no_secant_leads_through_is_refused_before_training() -> None:
+    net = Spectrum(3, 4)
+    with (
+        pytest.raises(Mistake, match=r"no difference rule for the operation aten\._linalg_svd"),
+        ntkexp.follow(net, torch.optim.SGD(net.parameters()), queries=torch.ones(1, 3)),
+    ):
+        raise AssertionError("the loop begins")
+
+
+@pytest.mark.parametrize("body", [each[0] for each in REFUSED if each[3] == GRADIENT], ids=lambda body: body.__name__)
+def test_a_gradient_that_is_not_of_the_examples_is_refused_before_the_second_step(body: Body) -> None:
+    given = loop(momentum)
+    with pytest.raises(Mistake, match="step 0: the gradient that was consumed is not that"):
+        followed(given, body)
+    assert given.done == 0
+
+
+def by_hand(given: Loop, batch: torch.Tensor) -> None:
+    """Gradients are assigned and never set to zero, which adds nothing to those before."""
+    loss = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+    weights = list(given.model.parameters())
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        weight.grad = gradient
+    given.step()
+
+
+def adam_with_a_tensor(model: nn.Sequential) -> loops.Optimizers:
+    """Its rate is in float32, and so is what torch makes of it."""
+    return [torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), foreach=False)]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "body"),
+    [(momentum, by_hand), (adamw, by_hand), (adam_with_a_tensor, plain)],
+    ids=lambda part: part.__name__,
+)
+def test_what_was_refused_by_mistake_is_recorded(optimizers: Maker, body: Body) -> None:
+    given = loop(optimizers)
+    before = deepcopy(given.model)
+    closes(given, before, attributed(given, body), EXACT)
+
+
+def test_a_trace_is_shown_in_a_line_and_goes_on(tmp_path: Path) -> None:
+    """Who looks at it, or attributes it, in the middle sees what there is then, and all of it at the end."""
+    given, seen = loop(sgd), []
+
+    def looked_at(given: Loop, batch: torch.Tensor) -> None:
+        plain(given, batch)
+        seen.append((repr(kept[0]), len(kept[0].steps)))
+
+    kept: list[Trace] = []
+    trace = followed(given, looked_at, kept, to=tmp_path / "run")
+    assert repr(trace) == f"Trace of 8 steps of Sequential, 18 examples, 3 queries, in {tmp_path / 'run'}"
+    assert seen[0] == (f"Trace of 1 step of Sequential, 6 examples, 3 queries, in {tmp_path / 'run'}", 1)
+    assert trace.attribute().sizes["step"] == loops.STEPS
+
+
+def test_sums_keep_to_the_memory_or_say_what_they_take(caplog: pytest.LogCaptureFixture) -> None:
+    trace = followed(loop(sgd), plain, memory_gb=0.1)
+    with pytest.raises(Mistake, match=r"memory_gb=1e-06: what 18 examples add to 9 outputs .* takes 3\.2e-06 GB"):
+        trace.attribute(memory_gb=1e-6)
+    assert "half_by" not in trace.attribute(memory_gb=1e-5)
+    assert "`half_by` is left out" in caplog.text
+    assert "half_by" in trace.attribute(memory_gb=0.1)
+
+
+class SAM(torch.optim.SGD):
+    """Called like the one that ascends first."""
+
+
+def wrapped(given: Loop) -> Loop:
+    return replace(given, model=nn.Sequential(nn.Sequential(given.model[0])), optimizers=sgd(given.model[:1]))
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda: followed(loop(lambda m: [SAM(m.parameters())]), plain), "SAM takes gradients at weights that it has"),
+        (lambda: followed(wrapped(loop(sgd)), inside), "step 0: model.* was never called .* perhaps its part '0.0'"),
+        (
+            lambda: followed(loop(sgd), with_a_penalty),
+            "as weight_decay .* part of the module's output",
+        ),
+    ],
+)
+def test_a_refusal_names_the_way_out(act: Callable[[], object], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        act()
+
+
+def inside(given: Loop, batch: torch.Tensor) -> None:
+    given.zero()
+    given.model[0][0](given.x[batch]).square().sum().backward()  # type: ignore[index]  # a part of a part
+    given.step()
+
+
+def test_the_package_lists_what_users_call() -> None:
+    assert {"follow", "load_run", "lightning", "huggingface", "__version__"} <= set(dir(ntkexp))
+    assert not {"HOMES", "CALLBACKS"} & set(dir(ntkexp))
+    assert all(getattr(ntkexp, name) for name in ntkexp.__all__)
+    assert ntkexp.__version__

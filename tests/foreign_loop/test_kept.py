@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.kept.load import loaded, trace_in
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
 from ntkexp.foreign_loop.kept.signature import Signatures
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.sealed_log import SealedLog
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.bugs import RECORDED
@@ -123,6 +125,7 @@ def test_what_was_written_before_a_kill_is_there(tmp_path: Path) -> None:
     log = tmp_path / "run" / "trace" / "steps.log"
     log.write_bytes(log.read_bytes()[:-3])
     (tmp_path / "run" / "trace" / "weights" / "00000006.bin").unlink()
+    (tmp_path / "run" / "trace" / "ended.bin").unlink()
     whole = loop(loops.adamw)
     with follow(whole.model, whole.optimizers, queries=whole.queries) as expected:
         trained(whole, loops.plain, 0, 5)
@@ -168,6 +171,81 @@ def test_a_damaged_entry_is_refused(tmp_path: Path) -> None:
     log.write_bytes(content)
     with pytest.raises(Mistake, match=r"steps\.log is damaged at entry 0"):
         trace.attribute()
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+FILES = ("rows.log", "ended.bin", "start.bin", "weights/00000003.bin")
+
+
+@pytest.mark.parametrize("name", ["steps.log", *(pytest.param(name, marks=pytest.mark.slow) for name in FILES)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content, ends: flipped(content, ends[1] + 3), id="a length"),
+        pytest.param(lambda content, ends: flipped(content, ends[-2]), id="the last length"),
+        pytest.param(lambda content, ends: flipped(content, len(content) - 1), id="the last byte"),
+        pytest.param(lambda content, ends: content[: ends[1]], id="cut behind an entry"),
+        pytest.param(lambda content, ends: content[: ends[1] + 5], id="cut in an entry"),
+        pytest.param(lambda content, ends: b"", id="nothing left"),
+    ],
+)
+def test_damage_of_a_trace_is_refused_and_destroys_nothing(
+    name: str, damage: Callable[[bytes, list[int]], bytes], tmp_path: Path
+) -> None:
+    """By who attributes it, and by the loop that is followed there again."""
+    trace = followed(loop(loops.sgd), loops.plain, to=tmp_path / "run", every=3)
+    path = tmp_path / "run" / "trace" / name
+    files = TraceFolder(RunFolder(tmp_path / "run"))
+    ends = {"steps.log": files.log.ends, "rows.log": files.rows.log.ends}.get(name, [0, 20, 40])
+    path.write_bytes(damage(path.read_bytes(), ends))
+    before = {each: each.read_bytes() for each in (tmp_path / "run").rglob("*") if each.is_file()}
+    with pytest.raises(Mistake, match=path.name) as refusal:
+        loaded(trace_in(tmp_path / "run"), trace.module).attribute()
+    assert "\n" not in str(refusal.value)
+    assert {each: each.read_bytes() for each in before} == before
+    if path.name == "00000003.bin":  # which the loop does not look at
+        return
+    with pytest.raises(Mistake, match=path.name):
+        followed(loop(loops.sgd), loops.plain, to=tmp_path / "run", every=3)
+    assert {each: each.read_bytes() for each in before} == before
+
+
+def test_first_weights_that_are_damaged_cost_no_step(tmp_path: Path) -> None:
+    followed(loop(loops.sgd), loops.plain, to=tmp_path / "run")
+    path = tmp_path / "run" / "trace" / "weights" / "00000000.bin"
+    path.write_bytes(flipped(path.read_bytes(), 100))
+    log = tmp_path / "run" / "trace" / "steps.log"
+    before = log.read_bytes()
+    with pytest.raises(Mistake, match=r"00000000\.bin is missing, or not as it was written"):
+        followed(loop(loops.sgd), loops.plain, to=tmp_path / "run")
+    assert log.read_bytes() == before
+
+
+def test_a_log_goes_on_behind_what_a_kill_left_unfinished(tmp_path: Path) -> None:
+    log = SealedLog.opened(tmp_path / "log", "this")
+    log.append(b"first")
+    log.append(b"second")
+    log.path.write_bytes(log.path.read_bytes()[:-3])
+    log = SealedLog.opened(log.path, "this")
+    log.append(b"third")
+    assert [bytes(entry) for entry in SealedLog.opened(log.path, "this").entries()] == [b"first", b"third"]
+
+
+def test_entries_are_those_that_were_written_one_behind_another(tmp_path: Path) -> None:
+    """The second entry of another log of the same name, with another first one before it, is none of this log."""
+    contents = []
+    for first in (b"one", b"two"):
+        log = SealedLog.opened(tmp_path / first.decode(), "this")
+        log.append(first)
+        log.append(b"second")
+        contents.append((log.path.read_bytes(), log.ends[0]))
+    (one, end), (other, _) = contents
+    (tmp_path / "mixed").write_bytes(one[:end] + other[end:] + b"more")
+    with pytest.raises(Mistake, match="mixed is damaged at entry 1"):
+        SealedLog.opened(tmp_path / "mixed", "this")
 
 
 def test_a_full_disk_leaves_the_steps_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

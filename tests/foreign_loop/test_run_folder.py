@@ -17,6 +17,7 @@ from ntkexp.foreign_loop.kept.load import loaded, trace_in
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain, worst
 from ntkexp.report.explain_text import all_told
+from ntkexp.report.sentence import sentence
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import Loop, followed, loop
 
@@ -102,6 +103,33 @@ def test_a_model_that_nobody_called_is_refused(tmp_path: Path) -> None:
         given.step()
     with pytest.raises(Mistake, match="never called with gradients enabled"):
         trace.attribute()
+
+
+def test_what_no_step_did_stands_in_all_that_is_read_of_a_run(tmp_path: Path) -> None:
+    """An average that is loaded after the last step moves the outputs, and the sum of examples misses that."""
+    given = loop(loops.momentum)
+    with follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "runs" / "mine") as trace:
+        loops.plain(given, torch.arange(6))
+        with torch.no_grad():
+            for weight in given.model.parameters():
+                weight.mul_(0.5)
+    with pytest.raises(
+        Mistake, match=r"effects of examples lead to the last step, and '0\.weight', and 5 more, changed"
+    ):
+        trace.attribute(effects=True)
+    found = trace.attribute()
+    run = ntkexp.load_run(tmp_path / "runs" / "mine")
+    (row,) = run.ladder
+    assert not row.exact
+    assert "of what changed (`outside`) and is no example's" in row.note
+    assert row.note in run.outcome
+    assert row.note in sentence(run.ladder)
+    np.testing.assert_array_equal(run.contributions["outside"], found["outside"])
+    with torch.no_grad():
+        np.testing.assert_allclose(run.predictions.sel(machine="f_T"), given.model(given.queries), rtol=1e-12)
+    (explained,) = explain(run, "probe", [0])
+    assert abs(explained.rest) < 1e-12
+    assert "outside of all steps" in all_told([explained], 3)
 
 
 @pytest.mark.slow

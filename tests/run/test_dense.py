@@ -42,6 +42,13 @@ def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
 
 
 @pytest.mark.usefixtures("_running")
-def test_a_secant_is_refused() -> None:
+@pytest.mark.parametrize("optimizer", ["gd", "momentum"])
+def test_a_secant_is_refused_before_training(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the path is integrated after it, from the end."""
+    monkeypatch.setattr("tests.run.small.run", never)
     with pytest.raises(Mistake, match=r"no difference rule for the operation aten\.cumprod.*path\.rule=\[gauss,left\]"):
-        ran("path.rule=[secant]")
+        ran("path.rule=[secant]", f"optimizer={optimizer}")
+
+
+def never(*_: object) -> None:
+    raise AssertionError("training begins")

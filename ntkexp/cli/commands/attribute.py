@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.arguments import Again, Trust
+from ntkexp.cli.arguments import Again, Quiet, Trust
 
 
 def attribute(
@@ -30,10 +30,11 @@ def attribute(
         str | None,
         typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
     ] = None,
+    quiet: Quiet = False,
     trust: Trust = None,
 ) -> None:
     """Find what each example of a followed training added to the queries' outputs."""
     from ntkexp.cli.attribute import UserCode, attribute
 
     user = UserCode(model=model, loss=loss, again=again, decode=decode, trust=trust or [])
-    attribute(folder, user, effects=effects)
+    attribute(folder, user, effects=effects, quiet=quiet)

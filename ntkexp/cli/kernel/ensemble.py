@@ -9,8 +9,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.progress import listener
 from ntkexp.cli.train import ensure_writable, limit_threads
+from ntkexp.report.progress import listener
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ntkexp.cli.interrupt import interruptible, polite_kill
-from ntkexp.cli.progress import listener
 from ntkexp.cli.repeat import trusted
+from ntkexp.report.progress import listener
 
 if TYPE_CHECKING:
     from ntkexp.cli.kernel.request import FillRequest

@@ -39,10 +39,10 @@ class PredictRequest:
 
 def predict(asked: PredictRequest) -> None:
     """Solve, compare, write and show."""
-    from ntkexp.cli.progress import listener
     from ntkexp.kernel_file.predict.entries import Entries
     from ntkexp.kernel_file.predict.predict import predict
     from ntkexp.records.kernel_file.store import open_matrix
+    from ntkexp.report.progress import listener
 
     question = question_of(asked)
     matrix = open_matrix(asked.file.expanduser())

@@ -25,6 +25,7 @@ from ntkexp.foreign_loop.kept.resume import PlaceInTrace, begin_anew, drop_later
 from ntkexp.foreign_loop.kept.shards import refuse_absent
 from ntkexp.foreign_loop.kept.signature import Signatures, Signed
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.foreign_loop.together import Together
@@ -169,7 +170,7 @@ class KeeperOnDisk(AbstractKeeper):
         self.behind.do(partial(self.files.write_parts, self.files.weights_at(event), parts))
         self.plan.size, self.kept[event] = max(self.plan.size, sum(map(len, parts))), self.steps
 
-    def end(self, *, whole: bool) -> None:
+    def end(self, outside: Outside, *, whole: bool) -> None:
         """Keep the last weights; what the optimizers remember by now may be of a step that was refused."""
         with self.claim, suppress(NoPlace), self.behind.thread:  # steps that are on disk are of use without
             self.behind.wait()
@@ -177,4 +178,11 @@ class KeeperOnDisk(AbstractKeeper):
                 self.write({"weights": self.latest, "memories": None, "ended": None})
                 self.behind.wait()
             if whole:
-                self.files.write(self.files.ended, {"steps": self.steps})
+                self.files.log.secure()
+                self.files.rows.log.secure()  # before it is said how many entries there are
+                self.files.write(self.files.ended, self.content_of_end(outside))
+
+    def content_of_end(self, outside: Outside) -> dict[str, object]:
+        """What a trace that has come to its end says: how much there is of it, and what changed after its last step."""
+        changed = {"names": outside.names, "tensors": {} if self.together.rank else outside.tensors}
+        return {"steps": self.steps, "events": len(self.files.log), "rows": len(self.files.rows.log), **changed}

@@ -17,6 +17,7 @@ from ntkexp.foreign_loop.kept.memories import groups_of, memories_of
 from ntkexp.foreign_loop.kept.plan import KeepingPlan
 from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
 from ntkexp.foreign_loop.kept.signature import Signed
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.mistake import Mistake
@@ -71,7 +72,8 @@ class KeeperInMemory(AbstractKeeper):
         self.kept.keep({"weights": cloned(weights), "memories": memories_of(self.optimizers, self.names)})
         self.since, self.waiting = self.count, set(range(len(self.optimizers)))
 
-    def end(self, *, whole: bool) -> None:
+    def end(self, outside: Outside, *, whole: bool) -> None:
+        self.kept.left = outside
         if self.latest:  # what the optimizers remember by now may be of a step that was refused
             self.kept.keep({"weights": cloned(self.latest), "memories": None, "ended": None})
 

@@ -10,6 +10,7 @@ import torch
 
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.outside import Outside
 
 Event: TypeAlias = Mapping[str, Any]
 """What is kept of a step of one optimizer; several may be one step."""
@@ -18,10 +19,19 @@ Event: TypeAlias = Mapping[str, Any]
 class AbstractKeptLoop(ABC):
     """What steps can be taken again from."""
 
+    def refresh(self) -> None:
+        """Look again at what is kept, to which events may have come."""
+        return
+
     @property
     def processes(self) -> int:
         """How many took these steps together."""
         return 1
+
+    @property
+    @abstractmethod
+    def outside(self) -> Outside:
+        """What changed after the last step."""
 
     @property
     @abstractmethod

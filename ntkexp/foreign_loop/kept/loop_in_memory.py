@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_iter
 from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.kept.kept_loop import AbstractKeptLoop, Event
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.kernel.record.inputs import tensors
 
 
@@ -26,6 +27,11 @@ class LoopInMemory(AbstractKeptLoop):
     ends: list[int] = field(default_factory=list)
     kept: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     held: int = 0
+    left: Outside = field(default_factory=Outside)
+
+    @property
+    def outside(self) -> Outside:
+        return self.left
 
     @property
     def events(self) -> Sequence[Event]:

@@ -18,12 +18,13 @@ from ntkexp.foreign_loop.kept.kept_loop import AbstractKeptLoop, Event
 from ntkexp.foreign_loop.kept.shards import Shards
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.model_call import ModelCall
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.records.seal import Damaged
 
 
 @dataclass(frozen=True)
 class LoopOnDisk(AbstractKeptLoop):
-    """All that stood there when it was first asked for."""
+    """All that stood there when it was last looked at."""
 
     files: TraceFolder
 
@@ -32,9 +33,21 @@ class LoopOnDisk(AbstractKeptLoop):
         """What each process wrote."""
         return Shards(self.files)
 
+    def refresh(self) -> None:
+        self.files.forget()
+        for name in ("shards", "events", "firsts", "borders"):
+            vars(self).pop(name, None)
+
     @property
     def processes(self) -> int:
         return self.files.processes
+
+    @property
+    def outside(self) -> Outside:
+        if not self.files.ended.exists():
+            return Outside()
+        found = self.files.read(self.files.ended)
+        return Outside(tuple(found["names"]), found["tensors"])
 
     @cached_property
     def events(self) -> Sequence[Event]:  # each with all that was kept of its calls

@@ -11,6 +11,7 @@ from torch import nn
 from ntkexp.foreign_loop.kept.event import EventWriter
 from ntkexp.foreign_loop.kept.keeper import KeeperOnDisk
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.members import moved_names
 from ntkexp.foreign_loop.together import Together
 from ntkexp.kernel.record.digest import digest
 from ntkexp.kernel.record.inputs import tensors
@@ -33,8 +34,7 @@ def keeper_in(
     """Who writes the trace of this training."""
     files = TraceFolder(RunFolder(Path(to).expanduser()), ours.rank)
     config = config_of(ours, module, optimizers, queries, output)
-    moved = {id(weight) for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]}
-    followed = {name for name, weight in module.named_parameters() if id(weight) in moved}
+    followed = moved_names(module, optimizers)
     still = {name: part for name, part in module.state_dict().items() if name not in followed}
     start = {"queries": queries, "output": output, "still": still}
     return KeeperOnDisk(files, ours, config, start, EventWriter(files), output, every, memory_gb)

@@ -16,6 +16,7 @@ from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.kept.kept_loop import AbstractKeptLoop
 from ntkexp.foreign_loop.kept.replay import ReplayedLoop, ended
 from ntkexp.foreign_loop.kept.signature import Signatures
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.shapes import Weights
@@ -49,8 +50,16 @@ class ReplayedSteps(AbstractSteps):
         return next(self.module.parameters()).device
 
     @property
+    def outside(self) -> Outside:
+        return self.kept.outside
+
+    @property
     def processes(self) -> int:
         return self.kept.processes
+
+    def refresh(self) -> None:
+        self.kept.refresh()
+        self.held.clear()
 
     def __len__(self) -> int:
         return len(self.kept.firsts)

@@ -13,6 +13,7 @@ from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import CONFIG, DONE
 from ntkexp.records.json_file import Json, read_object
+from ntkexp.records.seal import Damaged
 from ntkexp.shapes import Weights
 
 SAME = 16  # eps: of sums that are taken in another order
@@ -37,8 +38,11 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
     for key, value in asked.items():
         if found.get(key) != value:
             raise Mistake(f"to={path}: it holds another run, whose {key} is {found.get(key)} and not {value}")
-    if not len(files.log) or not files.whole(files.weights_at(0)):
+    files.refuse_lost()
+    if not len(files.log):
+        refuse_later(files)
         return None
+    files.read(files.path / START)
     first = Signatures().of(files.read(files.weights_at(0))["weights"])
     places = list(boundaries(files, first))
     missed = [distance(here, signature) for _, signature in places]
@@ -51,6 +55,14 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
             "checkpoint of that run, or give another folder"
         )
     return places[best][0]
+
+
+def refuse_later(files: TraceFolder) -> None:
+    """Refuse to begin a trace anew where steps were kept before, of which the log has none."""
+    if any(files.kept) or files.ended.exists():
+        raise Damaged(
+            f"{files.log.path} is damaged: it has no step, and weights of later ones are kept; give another folder"
+        )
 
 
 def boundaries(files: TraceFolder, first: Mapping[str, Tensor]) -> Iterator[tuple[PlaceInTrace, Mapping[str, Tensor]]]:
@@ -99,6 +111,7 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
 def begin_anew(files: TraceFolder, config: Mapping[str, Json], start: Mapping[str, object]) -> None:
     """Begin a trace in a folder that holds none."""
     files.folder.clear()
+    files.forget()
     (files.path / "weights").mkdir(parents=True)
     files.folder.write_json(CONFIG, config)
     files.write(files.path / START, start)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.kept.content import read, written
 from ntkexp.kernel.record.inputs import map_tensors, tensors
+from ntkexp.records.seal import Damaged
 from ntkexp.records.sealed_log import SealedLog
 from ntkexp.shapes import Inputs
 
@@ -47,6 +48,11 @@ class KeptRows:
 
     def find(self, call: Mapping[str, Any]) -> Inputs:
         """The inputs of a call, from what was kept of it."""
+        if lost := [key for key in call["rows"] if key not in self.places]:
+            raise Damaged(
+                f"{self.log.path} is damaged: {len(lost)} of the {len(call['rows'])} examples of a call are missing; "
+                "follow anew"
+            )
         places = [self.places[key] for key in call["rows"]]
         rows = [[tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]] for entry, row in places]
         found = iter([torch.cat(list(column)) for column in zip(*rows, strict=True)])

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from ntkexp.foreign_loop.cost_of_casts import cost_of_casts, cost_of_rounding
 from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
 from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
+from ntkexp.foreign_loop.outside import done_outside
 from ntkexp.records.command import command
-from ntkexp.records.contributions import ByStep, ContributionsByRule, add_effect, write_contributions
+from ntkexp.records.contributions import OUTSIDE, ByStep, ContributionsByRule, add_effect, write_contributions
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import BEGUN, CONFIG, DONE, RunFolder
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels
@@ -29,7 +30,7 @@ from ntkexp.records.leave_out import STORE, LeaveOut, write_leave_out
 from ntkexp.records.metrics import MetricsWriter
 from ntkexp.records.predictions import write_predictions
 from ntkexp.records.provenance import PROVENANCE
-from ntkexp.records.results import Result, write_results
+from ntkexp.records.results import FOLLOWED, Result, write_results
 from ntkexp.records.seal import WIDTH, Sealing
 from ntkexp.records.version import package_version, results_version
 from ntkexp.report.painter import painter
@@ -59,7 +60,7 @@ def save(
         (path / DONE).unlink(missing_ok=True)
         start, change = found["start"].to_numpy(), found["change"].to_numpy()
         made = start + found["contribution"].to_numpy().sum(2) + found["decay"].to_numpy()
-        result = compared(start, start + change, made, cast_in(found))
+        result = compared(start, start + change, made, cast_in(found), done_outside(found))
         write_data(path / "data.npz", examples(found, queries, gallery, decode))
         write_metrics(folder, found)
         write_results(path / "results.csv", [result])
@@ -77,7 +78,7 @@ def save(
             write_leave_out(path / STORE, check)
         folder.begin(WRITTEN, of := identity_of(TraceFolder(folder)))
         folder.write_sealed(PROVENANCE, provenance(folder))
-        steps, outcome = found.sizes["step"], told(found, TraceFolder(folder).processes)
+        steps, outcome = found.sizes["step"], told(found, TraceFolder(folder))
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
         with painter() as paint:
             pictures = sorted(draw(folder, paint(path)))
@@ -104,6 +105,7 @@ def parts(found: xr.Dataset) -> ContributionsByRule:
     return ContributionsByRule(
         parts=found["contribution"].to_numpy(),
         decay=decay if decay.any() else None,
+        outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
         by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
         half_by=found["half_by"].to_numpy() if "half_by" in found else None,
     )
@@ -116,20 +118,23 @@ def cast_in(found: xr.Dataset) -> float:
     return float(found.attrs["rounding"]) * float(np.linalg.norm(found["change"].to_numpy()))
 
 
-def compared(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float = 0.0) -> Result:
-    """How the sum meets the network at the queries; it misses what casts did, and rounding."""
+def compared(
+    start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float = 0.0, outside: str = ""
+) -> Result:
+    """How the sum meets the network at the queries; it misses what casts did, and rounding, and what was done outside
+    of all steps, which the note says."""
     moved, missed = float(np.linalg.norm(end - start)), float(np.linalg.norm(made - end))
     size = float(np.linalg.norm(start) + np.linalg.norm(end))
     spread = float(np.square(end - end.mean(0)).sum())
     return Result(
         split="probe",
         machine="secant",
-        detail="followed",
+        detail=FOLLOWED,
         relative_error=missed / moved if moved else None,
         floor=(ROUNDS * float(np.finfo(end.dtype).eps) * size + cast) / moved if moved else None,
         max_error=float(np.abs(made - end).max()),
         r2=1 - missed**2 / spread if spread else None,
-        note="" if moved else "the network did not move here",
+        note=outside if moved else "the network did not move here",
     )
 
 
@@ -160,10 +165,12 @@ def examples(
     return arrays
 
 
-def told(found: xr.Dataset, processes: int) -> str:
+def told(found: xr.Dataset, files: TraceFolder) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
-    against = "; ".join(filter(None, (cost_of_casts(found), cost_of_rounding(found), caveats)))
+    broken = "" if files.ended.exists() else "the loop was broken off after these, or goes on"
+    said = (broken, cost_of_casts(found), cost_of_rounding(found), done_outside(found), caveats)
+    against, processes = "; ".join(filter(None, said)), files.processes
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     of = f" in {processes} processes" if processes > 1 else ""
     return (

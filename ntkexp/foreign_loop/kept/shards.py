@@ -96,6 +96,7 @@ def whole_events(shard: TraceFolder) -> list[dict[str, Any]]:
     """The events of one process, each with all that was kept of its calls."""
     known: dict[int, dict[str, Any]] = {}
     found = []
+    shard.refuse_lost()
     for event in shard.events():
         for call in event["calls"]:
             known[call["key"]] = {**known.get(call["key"], {}), **call, "rank": shard.rank}

@@ -85,6 +85,20 @@ class TraceFolder:
         """The events."""
         return SealedLog.opened(self.shard / "steps.log", f"steps of {self.whose}")
 
+    def refuse_lost(self) -> None:
+        """Refuse a trace that has come to its end, and has not as many entries as it had then."""
+        if not self.ended.exists():
+            return
+        kept = self.read(self.ended)
+        for log, count in ((self.log, kept["events"]), (self.rows.log, kept["rows"])):
+            if len(log) != count:
+                raise Damaged(f"{log.path} is damaged: {len(log)} of its {count} entries are left; follow anew")
+
+    def forget(self) -> None:
+        """What was read of the folder is no longer there."""
+        for name in ("of", "rows", "log"):
+            vars(self).pop(name, None)
+
     def events(self) -> Iterator[dict[str, Any]]:
         """What is known of each event."""
         return map(read, self.log.entries())
@@ -133,7 +147,7 @@ class TraceFolder:
     def read(self, path: Path) -> Any:
         """What a file holds, which has to be as it was written."""
         if not self.whole(path):
-            raise Damaged(f"{path} is missing, or not as it was written; follow anew")
+            raise Damaged(f"{path} is missing, or not as it was written; follow anew, into another folder")
         return read(path.read_bytes()[:-WIDTH])
 
     def whole(self, path: Path) -> bool:

@@ -25,13 +25,16 @@ class AdamRule(AbstractRule):
     def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
         rate, decay, (first, second) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
         count = float(state["step"])
-        decouples = bool(group["decoupled_weight_decay"])
+        decouples, lost = bool(group["decoupled_weight_decay"]), rate * decay
+        if isinstance(group["lr"], Tensor) and not group["fused"]:  # which is divided in its own precision
+            lost = 1 - float(1 - group["lr"] * decay)
+            rate = float(group["lr"] / (1 - first**count)) * (1 - first**count)
         return LinearStep(
             scale=rate * sqrt(1 - second**count) / (1 - first**count),
             carry=float(first),
             intake=1 - float(first),
             coupled=0.0 if decouples else decay,
-            lost=rate * decay if decouples else 0.0,
+            lost=lost if decouples else 0.0,
         )
 
     def below(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None = None) -> Tensor | None:

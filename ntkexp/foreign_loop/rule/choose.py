@@ -28,6 +28,11 @@ def rule_of(optimizer: torch.optim.Optimizer) -> AbstractRule:
             "ZeroRedundancyOptimizer cuts its memory apart over the processes, and none sees a whole step; train with "
             "the optimizer that it holds, in every process"
         )
+    if "SAM" in kind.__name__:
+        raise Mistake(
+            f"{kind.__name__} takes gradients at weights that it has moved up first (sharpness-aware minimisation), "
+            "which is not followed; train with the optimizer that it is around, without that"
+        )
     known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
     raise Mistake(f"steps of {kind.__module__}.{kind.__qualname__} are not followed: their rule is known for {known}")
 

@@ -62,13 +62,7 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None) -> PointView
 
 def pieces(explanation: Explanation, anchor: str) -> Table:
     """Tabulate what an output is made of; the rows above the last add up to it."""
-    rows: Mapping[str, float] = {
-        "start f_0": explanation.start,
-        f"{len(explanation.parts)} examples by {explanation.rule}": explanation.sum,
-        "decay": explanation.decay,
-        "rest": explanation.rest,
-        "output": explanation.prediction,
-    }
+    rows: Mapping[str, float] = {**explanation.pieces, "output": explanation.prediction}
     return tabled(("made of", "value"), (False, True), list(rows.items()), f"pieces-{anchor}", "What the output is")
 
 

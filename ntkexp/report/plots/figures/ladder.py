@@ -12,12 +12,13 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.records.results import Result
 from ntkexp.report.ladder import main_split
-from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, log_axis
+from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, log_axis, wrapped
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import sentence
 from ntkexp.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}
+LINES = 4  # of a heading that fit by themselves
 LEAST = 1e-17  # where an error of exactly zero is drawn
 
 
@@ -26,7 +27,9 @@ def draw(run: Run) -> Figure | None:
     if not rows:
         return None
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
-    figure = Figure(figsize=(NARROW, 1.2 + 0.19 * len(names)), layout="constrained")
+    said = sentence(run.ladder, diverged=run.diverged)
+    longer = max(0, len(wrapped(said, int(14 * NARROW))) - LINES)  # than the room above the axes
+    figure = Figure(figsize=(NARROW, 1.2 + 0.19 * len(names) + 0.14 * longer), layout="constrained")
     axes = figure.subplots()
     axes.axvspan(LEAST / 3, max(row.tolerance for row in rows), color=PALE, linewidth=0, zorder=0)
     for row in rows:
@@ -44,7 +47,7 @@ def draw(run: Run) -> Figure | None:
     axes.set_xlabel("relative error")
     write_numbers(axes, rows, names)
     explain(axes, rows)
-    heading(figure, sentence(run.ladder, diverged=run.diverged))
+    heading(figure, said)
     return figure
 
 

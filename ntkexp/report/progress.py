@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.text import counted
+from ntkexp.text import counted, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 SECONDS = 10.0
 """The longest silence on plain lines while steps are taken."""
+KNOWN, LONG = 0.5, 10.0
+"""After so many seconds it is known how long a task takes; one of so many is long."""
 
 FOUND = "{} is finished; --force computes it again"
 
@@ -25,6 +28,52 @@ def listener(quiet: bool) -> AbstractProgress:
     if quiet:
         return Quiet()
     return Bar() if sys.stderr.isatty() else Lines(sys.stderr)
+
+
+class Announced:
+    """A task of so many `steps` that says how long it takes, once that is known and is long, and goes on with a bar, in
+    a terminal and a notebook, or with lines. One that takes less than `LONG` says nothing.
+
+    >>> times = (60.0 * minute for minute in range(9))
+    >>> announced = Announced("attribution", 3, Lines(sys.stdout, times.__next__), times.__next__)
+    >>> for _ in range(3):
+    ...     announced.step()
+    attribution takes about 3.0 min
+    attribution: 3 steps, 1 of them done
+    attribution: step 2 of 3  60 s left
+    attribution: step 3 of 3
+    """
+
+    def __init__(
+        self, name: str, steps: int, progress: AbstractProgress, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self.steps, self.progress, self.clock = name, steps, progress, clock
+        self.begun, self.done, self.told = clock(), 0, False
+
+    def step(self) -> None:
+        """One more is done."""
+        self.done += 1
+        if self.told:
+            self.progress.step(self.done, None, None)
+            return
+        spent = self.clock() - self.begun
+        whole = spent * self.steps / self.done
+        if spent >= KNOWN and whole > LONG and self.done < self.steps:
+            self.told = True
+            self.progress.say(f"{self.name} takes about {duration(whole)}")
+            self.progress.start(self.name, self.steps, self.done)
+
+    def stop(self) -> None:
+        """The task has ended."""
+        if self.told:
+            self.progress.stop()
+
+
+def in_place(quiet: bool) -> AbstractProgress:
+    """Choose the listener for who calls a function: a bar also in a notebook, and lines that say what is left."""
+    if quiet:
+        return Quiet()
+    return Bar() if sys.stderr.isatty() or "ipykernel" in sys.modules else Lines(sys.stderr, clock=time.monotonic)
 
 
 def measures_in_words(loss: float | None, drift: float | None) -> str:
@@ -46,7 +95,7 @@ class Quiet(Silent):
 
 
 class Lines(AbstractProgress):
-    """A line is written for every tenth of the steps, and at least one in `SECONDS`.
+    """A line is written for every tenth of the steps, and at least one in `SECONDS`; with a clock, also what is left.
 
     >>> lines = Lines(sys.stdout)
     >>> lines.start("training", steps=2, done=0)
@@ -55,19 +104,29 @@ class Lines(AbstractProgress):
     training: step 1 of 2  loss 0.25
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    def __init__(self, stream: TextIO, clock: Callable[[], float] | None = None) -> None:
+        self.stream, self.clock = stream, clock
         self.name, self.steps, self.said, self.at = "", 0, 0, time.monotonic()
+        self.first, self.begun = 0, 0.0
 
     def start(self, name: str, steps: int, done: int) -> None:
         self.name, self.steps, self.said, self.at = name, steps, done, time.monotonic()
+        self.first, self.begun = done, 0.0 if self.clock is None else self.clock()
         self.say(f"{name}: {counted(steps, 'step')}" + (f", {done} of them done" if done else ""))
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
         tenth = 10 * step // self.steps > 10 * self.said // self.steps
         if tenth or time.monotonic() - self.at > SECONDS:
             self.said, self.at = step, time.monotonic()
-            self.say(f"{self.name}: step {step} of {self.steps}  {measures_in_words(loss, drift)}".rstrip())
+            words = f"{measures_in_words(loss, drift)}{self.left(step)}"
+            self.say(f"{self.name}: step {step} of {self.steps}  {words}".rstrip())
+
+    def left(self, step: int) -> str:
+        """Spell the time that is left, where there is a clock."""
+        if self.clock is None or not self.first < step < self.steps:
+            return ""
+        each = (self.clock() - self.begun) / (step - self.first)
+        return f"{duration(each * (self.steps - step))} left"
 
     def found(self, path: Path) -> None:
         self.say(FOUND.format(path))
@@ -89,8 +148,14 @@ class Bar(AbstractProgress):
         self.task: TaskID | None = None
 
     def start(self, name: str, steps: int, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.console import Console  # noqa: PLC0415  slow
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         self.stop()
         columns = (

@@ -1,0 +1,154 @@
+"""ids="dataset": examples go by their places in the Dataset that a DataLoader reads.
+
+While a loop is followed, the indices that each DataLoader asks its Dataset for are noted, batch by batch, and what the
+rows of the batch hold. A call goes by the indices of the rows that it is made with. Whatever leaves more than one
+answer is refused: rows that were changed on their way to the model, that stand elsewhere too, or in no known order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import IterableDataset
+from torch.utils.data import dataloader as loading
+from torch.utils.data._utils.collate import default_collate
+
+from ntkexp.foreign_loop.model_call import digests
+from ntkexp.foreign_loop.seen_call import SeenCall
+from ntkexp.mistake import Mistake
+
+DATASET = "dataset"
+"""What to ask for by `ids=`."""
+
+RECENT = 256
+"""Batches among which the rows of a call are looked for: a loop may gather some before it calls the model."""
+
+Places: TypeAlias = tuple[int, ...]
+"""The indices of the rows of a call."""
+
+
+@dataclass(frozen=True)
+class NotedBatch:
+    """The indices of a batch, and the digests of the rows of each of its tensors."""
+
+    dataset: object
+    indices: Places
+    columns: tuple[tuple[str, ...], ...]
+
+    def places(self, rows: tuple[str, ...]) -> set[Places]:
+        """Where these rows can stand one behind another."""
+        last = len(self.indices) - len(rows)
+        found = (
+            self.indices[at : at + len(rows)]
+            for column in self.columns
+            for at in range(last + 1)
+            if column[at] == rows[0] and column[at : at + len(rows)] == rows
+        )
+        return set(found)
+
+
+@dataclass
+class NotedLoading:
+    """The latest batches of all DataLoaders, and the indices that are under way to each, in order."""
+
+    batches: deque[NotedBatch] = field(default_factory=lambda: deque(maxlen=RECENT))
+    reason: str = "no DataLoader was read while it was followed"  # why nothing is known
+
+    def names(self, call: SeenCall) -> list[str]:
+        """The indices of the rows of a call."""
+        given = [
+            each for each in tree_leaves((call.args, dict(call.kwargs))) if isinstance(each, Tensor) and each.dim()
+        ]
+        found, known = self.places(given)
+        if len(found) == 1 and len({id(batch.dataset) for batch in known}) == 1:
+            return [str(index) for index in next(iter(found))]
+        reason = self.reason if not self.batches else "the model is not called with rows of a batch as they were loaded"
+        if len(found) > 1:
+            reason = "rows of several places hold what the model is called with"
+        elif known and len({id(batch.dataset) for batch in known}) > 1:
+            reason = "DataLoaders read several Datasets that hold the same"
+        raise Mistake(f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a function, ids=…")
+
+    def places(self, given: Sequence[Tensor]) -> tuple[set[Places], list[NotedBatch]]:
+        """All answers, and the batches that give them: every tensor with rows that differ has to agree."""
+        columns = [digests(each) for each in given]
+        telling = [rows for rows in columns if len(set(rows)) > 1] or columns
+        found: set[Places] = set()
+        known = []
+        for batch in self.batches:
+            here = [batch.places(rows) for rows in telling]
+            if here and (both := set.intersection(*here)):
+                found |= both
+                known.append(batch)
+        return found, known
+
+    def note(self, iterator: Any, batch: object) -> None:
+        """A batch was given."""
+        asked = vars(iterator).get(ASKED)
+        indices = asked.popleft() if asked else None
+        if (reason := unknown(iterator, indices)) is not None:
+            self.reason = reason
+            return
+        assert indices is not None
+        leaves = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim()]
+        columns = tuple(digests(each) for each in leaves if len(each) == len(indices))
+        self.batches.append(NotedBatch(iterator._dataset, tuple(map(int, indices)), columns))
+
+
+ASKED = "_ntkexp_asked"
+"""The indices that an iterator has asked its Dataset for, and not given yet."""
+
+
+def unknown(iterator: Any, indices: object) -> str | None:
+    """Why the rows of a batch have no known indices, if they have none."""
+    if isinstance(iterator._dataset, IterableDataset):
+        return "the DataLoader reads an IterableDataset, which has no indices"
+    if indices is None:
+        return "the DataLoader was begun before it was followed"
+    if not isinstance(indices, list | tuple) or not all(isinstance(each, int | Tensor) for each in indices):
+        return "the DataLoader asks for no batches of indices"
+    if iterator._collate_fn is not default_collate:
+        return "the DataLoader has a collate_fn of its own, which may put rows elsewhere"
+    if not getattr(iterator, "_in_order", True):
+        return "the DataLoader gives batches in another order than it asks for them (in_order=False)"
+    return None
+
+
+@contextmanager
+def noted_loading() -> Iterator[NotedLoading]:
+    """Note what DataLoaders load, in this process or by workers, which are asked for batches ahead."""
+    noted, kind = NotedLoading(), loading._BaseDataLoaderIter
+    next_index, next_batch, reset = kind._next_index, kind.__next__, kind._reset
+
+    def asking(iterator: Any) -> Any:
+        found = next_index(iterator)
+        if not iterator._num_workers:
+            vars(iterator)[ASKED] = deque([found])
+        elif ASKED in vars(iterator):  # workers of others were asked for batches that nobody noted
+            vars(iterator)[ASKED].append(found)
+        return found
+
+    def giving(iterator: Any) -> Any:
+        batch = next_batch(iterator)
+        noted.note(iterator, batch)
+        return batch
+
+    def beginning(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        vars(iterator)[ASKED] = deque()
+        return reset(iterator, *args, **kwargs)
+
+    own: dict[str, Callable[..., Any]] = {"_next_index": asking, "__next__": giving, "_reset": beginning}
+    before = {name: vars(kind)[name] for name in own}
+    try:
+        for name, function in own.items():
+            setattr(kind, name, function)
+        yield noted
+    finally:
+        for name, function in before.items():
+            setattr(kind, name, function)
