@@ -27,6 +27,7 @@ Purpose: TypeAlias = Literal[
     "ownership",  # numbers by which a module shows which example owns what
     "sketch",  # where the elements of a parameter go, and with which signs
     "sketch error",  # vectors by which a sketch is held against what it is a sketch of
+    "independence",  # orders and parts of a batch that are run to see whether its examples are independent
     "half",  # examples of which half is left out, and then the rest
     "random kernel",  # of a machine that knows nothing
     "left out",  # which examples a training is repeated without

@@ -15,11 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.kernel.record.independence import refuse_dependence
+from ntkexp.kernel.record.inputs import examples, part
 from ntkexp.kernel.record.taping import columns
-from ntkexp.library.module import named
+from ntkexp.library.module import named, reader_of
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Function, Inputs, Weights
 
 
 def finite_step_kernel(
@@ -43,14 +45,31 @@ def finite_step_kernel(
     if not step_size:
         raise Mistake("step_size=0: a finite step has a size; tangent_kernel is its limit")
     function, start = partial(columns, function_of(module)), start_of(module, weights)
-    before = function(start, x1)
+    apart = each_apart(module, function, start, x1)
+    before = apart(start, x1)
     found = [
         torch.stack(
-            [(function(moved(start, step_size, g), x1) - before) / step_size for g in gradients(function, start, x)]
+            [(apart(moved(start, step_size, g), x1) - before) / step_size for g in gradients(function, start, x)]
         )
         for x in torch.split(x2, 1)
     ]
     return torch.stack(found).permute(2, 3, 0, 1)
+
+
+def each_apart(module: nn.Module, function: Function, start: Weights, x: Float[Tensor, "probe *shape"]) -> Function:
+    """The function, if no example changes another's outputs; example by example where these choose what Python does,
+    which they may do otherwise after a step.
+    """
+    reader, own = reader_of(module)
+    tape = reader.record(own | start, x)
+    refuse_dependence(reader.function, tape)
+    if not tape.chooses:
+        return function
+
+    def one_by_one(weights: Weights, inputs: Inputs) -> Tensor:
+        return torch.cat([function(weights, part(inputs, slice(k, k + 1))) for k in range(examples(inputs))])
+
+    return one_by_one
 
 
 def ascend(

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.secant.ownership import owner, owners
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.library import reader_of, secant_kernel, tangent_kernel
+from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
+from tests.kernel import oracle
+from tests.kernel.compare import agree
 from tests.kernel.known import known
 from tests.kernel.problems import KINDS, Formula
+
+EPS = torch.finfo(torch.float64).eps
 
 
 def normalised(h: Tensor) -> Tensor:
@@ -36,21 +40,77 @@ COUPLING: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def chosen_by_any(x: Tensor) -> Tensor:
+    """All examples are doubled if one of them is long, as four of these five are."""
+    return x * (2.0 if bool((x.norm(dim=1) > 1.4).any()) else 1.0)
+
+
+def apart_from_near_ones(x: Tensor) -> Tensor:
+    """Examples that are nearly the same are kept apart, of which there are none here."""
+    near = (torch.cdist(x, x) < 1e-3).sum(1, keepdim=True)
+    return x * near
+
+
+HIDDEN: dict[str, Callable[..., Tensor]] = {
+    "sorted": lambda x, w, v: torch.tanh(x[x[:, 0].argsort()] @ w) @ v,
+    "the last two": lambda x, w, v: torch.tanh(torch.cat([x[:-2], x[-2:].flip(0)]) @ w) @ v,
+    "pairs": lambda x, w, v: torch.tanh((x + 0.1 * x[[0, 2, 1, 4, 3]] if len(x) == 5 else 1.1 * x) @ w) @ v,
+    "a norm beyond a bound": lambda x, w, v: torch.tanh(torch.where(x.norm() > 100, x.flip(0), x) @ w) @ v,
+    "a norm beyond a soft bound": lambda x, w, v: torch.tanh((x + torch.relu(x.norm() - 99) * x.roll(1, 0)) @ w) @ v,
+    "if any is long": lambda x, w, v: torch.tanh(chosen_by_any(x) @ w) @ v,
+    "near ones": lambda x, w, v: torch.tanh(apart_from_near_ones(x) @ w) @ v,
+}
+"""What leaving out the first example does not show."""
+
+
 def coupled(name: str) -> tuple[nn.Module, Tensor]:
     """A module that couples, with random weights and inputs."""
     generator = torch.Generator().manual_seed(0)
-    made = Formula(COUPLING[name], w=(3, 4), v=(4, 2)).double()
+    made = Formula((COUPLING | HIDDEN)[name], w=(3, 4), v=(4, 2)).double()
     with torch.no_grad():
         for weight in made.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
     return made, torch.randn(5, 3, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", COUPLING)
+@pytest.mark.parametrize("name", [*COUPLING, *HIDDEN])
 def test_coupling_is_found(name: str) -> None:
     made, x = coupled(name)
     with pytest.raises(Mistake, match="couples the examples"):
         tangent_kernel(made, x)
+
+
+def test_a_sorted_batch_is_found_whose_first_example_stays_first() -> None:
+    made, x = coupled("sorted")
+    least = int(x[:, 0].argmin())
+    with pytest.raises(Mistake, match="couples the examples"):
+        tangent_kernel(made, torch.cat([x[least:], x[:least]]))
+
+
+def test_coupling_is_found_before_a_readout_of_zero() -> None:
+    made, x = coupled("sorted")
+    with torch.no_grad():
+        made.get_parameter("v").zero_()
+    with pytest.raises(Mistake, match="couples the examples"):
+        tangent_kernel(made, x)
+
+
+def test_coupling_is_found_on_a_later_batch_that_inputs_route() -> None:
+    """Two examples do the same to the others: each is run by itself whenever inputs choose what Python does."""
+    made = Formula(lambda t, w, v: torch.tanh(w[7 - t if bool((t > 5).any()) else t].sum(1)) @ v, w=(8, 4), v=(4, 2))
+    with torch.no_grad():
+        for weight in made.double().parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    tangent_kernel(made, torch.tensor([[1, 2], [3, 4], [5, 0]]))
+    with pytest.raises(Mistake, match="couples the examples"):
+        tangent_kernel(made, torch.tensor([[6, 2], [3, 1], [1, 7]]))
+
+
+@pytest.mark.parametrize("name", ["batch statistics", "the last two", "if any is long"])
+def test_coupling_is_found_at_finite_steps(name: str) -> None:
+    made, x = coupled(name)
+    with pytest.raises(Mistake, match="couples the examples"):
+        finite_step_kernel(made, x, x[:1], 0.1)
 
 
 @pytest.mark.parametrize("name", [name for name in COUPLING if name != "softmax over examples"])
@@ -116,6 +176,13 @@ def test_what_norms_cancel_is_no_coupling() -> None:
     assert owner(3 * below + torch.tensor([0.0, 3e-12]), below).tolist() == [2, 2]
     with pytest.raises(Mistake, match="couples the examples"):
         owner(3 * below + torch.tensor([0.0, 3e-8]), below)
+
+
+def test_a_norm_of_one_number_is_no_coupling() -> None:
+    """It is constant, and all that is trained is what comes after it."""
+    made = nn.Sequential(nn.Linear(3, 1), nn.LayerNorm((1,)), nn.Linear(1, 2)).double()
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    agree(tangent_kernel(made, x), oracle.tangent(made, x, x), 100 * EPS)
 
 
 def test_the_depth_of_a_network_is_no_coupling() -> None:

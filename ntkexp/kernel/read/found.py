@@ -15,6 +15,7 @@ class Found:
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)
+    independent: Answers[bool] = field(default_factory=Answers)  # operations that were found to couple no examples
     structures: Answers[Owners] = field(default_factory=Answers)  # the latest owners, of any routing
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)

@@ -176,23 +176,30 @@ class Reader:
         known = self.of_another_routing(tape) if differentiable else None
         uses = None if known is None else plain_uses(Trained(tape, self.trained, known.constants))
         if known is not None and uses is not None and hold_at(tape[tape.output], uses, known, tape.eps):
-            refuse_dependence(self.function, tape)
+            self.refuse_dependence(tape)
             return known, uses
         owned = self.owned(tape)
         return owned, plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
 
     def of_another_routing(self, tape: Tape) -> Owners | None:
         """The owners of this structure, where this routing of it is new."""
-        asked = self.question(tape, self.routes(tape).steering) in self.found.owners.kept
+        asked = self.question(tape, self.routing(tape)) in self.found.owners.kept
         return None if asked else self.found.structures.kept.get(tape.form)
+
+    def refuse_dependence(self, tape: Tape) -> None:
+        """Refuse examples that depend on each other; of the same operations with other numbers less is asked."""
+        known = tape.operations in self.found.independent.kept
+        refuse_dependence(self.function, tape, known=known)
+        if len(tape.outputs) > 1:
+            self.found.independent.keep(tape.operations, True)
 
     def owned(self, tape: Tape) -> Owners:
         """Which example owns what, asked once for every structure and routing."""
-        return self.found.owners.to(self.question(tape, self.routes(tape).steering), lambda: self.owners(tape))
+        return self.found.owners.to(self.question(tape, self.routing(tape)), lambda: self.owners(tape))
 
     def owners(self, tape: Tape) -> Owners:
         """Which example owns what; the same object as for another routing, where the owners are the same."""
-        refuse_dependence(self.function, tape)
+        self.refuse_dependence(tape)
         found = owners(tape, self.trained)
         known = next((known for known in self.found.owners.kept.values() if known.digest == found.digest), found)
         return self.found.structures.keep(tape.form, known)
@@ -214,6 +221,11 @@ class Reader:
         """Which example owns what, if autograd differentiates the values."""
         owned = self.owned(tape)
         return owned if is_faithful(self.function, tape, self.trained, owned) else None
+
+    def routing(self, tape: Tape) -> tuple[Slot, ...]:
+        """What routes values; where inputs choose what Python does, any of them may."""
+        steering = self.routes(tape).steering
+        return (*steering, *tape.inputs) if tape.chooses else steering
 
     def deciding(self, tape: Tape) -> tuple[Slot, ...]:
         """What routes values, and masks."""

@@ -1,22 +1,31 @@
-"""Independence: whether an example's outputs change when others of its batch are left out.
+"""Independence: whether an example's outputs change when others of its batch are left out, moved, or are others.
 
 Ownership sees what examples do to one another after they have met a trained weight. What they do before that, a
-batch centred by its own mean say, shows only in the outputs.
+batch centred by its own mean or sorted, shows only in the outputs. So the batch is run in parts and in other orders,
+such that of any two examples each is run without the other: by every binary digit of their places one half, then the
+other, which takes as long as log₂ n runs of the whole. What couples examples for some numbers alone, as a norm beyond a
+bound does, shows where a few of the examples stand beside copies, zeros, and numbers that are infinite or none at all.
+Another batch of a function that passed all this is held against one random half and the rest.
 """
 
 from __future__ import annotations
 
-from operator import itemgetter
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, nan
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.record.inputs import map_tensors, part
+from ntkexp.kernel.record.inputs import map_tensors, tensors
+from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape, is_whole
 from ntkexp.kernel.record.taping import columns
-from ntkexp.mistake import Mistake
-from ntkexp.shapes import Function, Inputs
+from ntkexp.mistake import Mistake, first_line
+from ntkexp.shapes import Function, Inputs, Weights
+from ntkexp.stream import stream
 
 COUPLED = (
     "the module couples the examples of a batch, so it has no tangent kernel; look for batch statistics, or for "
@@ -34,26 +43,164 @@ SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_vi
 ROUNDINGS = 100.0
 """How often terms may round before anybody is accused."""
 
+FEW = 8
+"""Examples that are run by themselves, and beside strange ones."""
 
-def refuse_dependence(function: Function, tape: Tape) -> None:
-    """Run all examples once more, the first by itself, and the others without it."""
-    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
-    for some, reason in ((slice(None), CHANGING), (slice(0, 1), COUPLED), (slice(1, None), COUPLED)):
-        if len(tape.outputs[some]):
-            with torch.no_grad():
-                found = columns(function, weights, apart(tape, some))
-            refuse_change(found[some] if tape.drawn else found, tape.outputs[some], tape, reason)
+STRANGE = {1.0: (0.0, nan, inf, -inf), 1e-2: (0.0, nan, inf, -inf), 1e2: (0.0,)}
+"""What fills the inputs of strange examples, and by which factors those of the others come to lie beyond a bound."""
 
 
-def apart(tape: Tape, some: slice) -> Inputs:
-    """The inputs of some examples; where random numbers are drawn for a batch as a whole, none is left out, and the
-    first of these stands in the place of each other.
+@dataclass(frozen=True)
+class Trial:
+    """A function at some weights, what it gave on the batch of a tape, and how it is run on others."""
+
+    function: Function
+    tape: Tape
+    weights: Weights
+    outputs: Float[Tensor, "example out"]
+
+    def of(self, rows: Sequence[int]) -> None:
+        """Examples in an order give what they gave among all. Where random numbers are drawn for a batch as a whole,
+        all stay where they are, and the first of these stands in the place of each other.
+        """
+        everyone = range(len(self.outputs))
+        places: Sequence[int] = range(len(rows))
+        if self.tape.drawn:
+            places, first = sorted({*rows}), rows[0]
+            rows = [k if k in places else first for k in everyone]
+        try:
+            found = columns(self.function, self.weights, chosen(self.tape.given, rows))
+        except Mistake:
+            raise
+        except Exception as error:  # the module's own, of a batch that it did not expect
+            if is_out_of_memory(error):
+                raise
+            raise Mistake(
+                f"the module runs on {len(everyone)} examples and not on {len(rows)} of them ({first_line(error)}), so "
+                "whether it couples the examples of a batch cannot be seen; let it take any number of them"
+            ) from error
+        among = self.outputs[[rows[place] for place in places]]
+        refuse_change(found[list(places)], among, self.tape, COUPLED)
+
+    def beside_strangers(self) -> None:
+        """A few examples, of several sizes, give the same beside copies as beside other numbers, whatever these are."""
+        everyone = range(len(self.outputs))
+        rows = list(everyone) if self.tape.drawn else shuffled(everyone)[:FEW]
+        beside_copies = chosen(self.tape.given, [rows[place - place % 2] for place in range(len(rows))])
+        for size, numbers in {} if makes_places(self.tape) else STRANGE.items():
+            usual = self.if_it_runs(filled(beside_copies, size))
+            for number in numbers:
+                found = self.if_it_runs(filled(beside_copies, size, number))
+                if usual is not None and found is not None:
+                    refuse_change(found[::2], usual[::2], self.tape, COUPLED)
+
+    def if_it_runs(self, given: Inputs) -> Float[Tensor, "example out"] | None:
+        """What the function gives; a module may look at its inputs, and refuse strange numbers."""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return columns(self.function, self.weights, given)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return None
+
+
+def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
+    """Run all examples once more, parts of them, and some beside strange ones; of a function that is `known` to pass on
+    another batch, a random half and the rest. Where numbers that inputs decide choose what Python does, several
+    examples may have one effect on the others, and a few are run by themselves each time.
     """
-    if not tape.drawn:
-        return part(tape.given, some)
-    everyone = range(len(tape.outputs))
-    kept = everyone[some]
-    return map_tensors(itemgetter([k if k in kept else kept[0] for k in everyone]), tape.given)
+    weights, everyone = {name: tape[slot].detach() for slot, name in tape.weights.items()}, range(len(tape.outputs))
+    with torch.no_grad():
+        refuse_change(columns(function, weights, tape.given), tape.outputs, tape, CHANGING)
+        if len(everyone) == 1:
+            return
+        own = Trial(function, tape, weights, tape.outputs)
+        for rows in two_halves(everyone):
+            own.of(rows)
+        if known and not tape.chooses:
+            return
+        trial = moved(own)
+        for rows in single(everyone):
+            trial.of(rows)
+        if not known:
+            for rows in [*halves(everyone), 2 * shuffled(everyone)[:FEW]]:
+                trial.of(rows)
+            if any(map(Tensor.is_floating_point, tensors(tape.given))):
+                trial.beside_strangers()
+
+
+def moved(own: Trial) -> Trial:
+    """The same at other weights, if it runs there: a readout that begins at zero shows nothing of what comes before."""
+    noise = stream("independence")
+    weights = {name: nudged(weight, noise) for name, weight in own.weights.items()}
+    outputs = Trial(own.function, own.tape, weights, own.outputs).if_it_runs(own.tape.given)
+    return own if outputs is None or not outputs.isfinite().all() else replace(own, weights=weights, outputs=outputs)
+
+
+def nudged(weight: Tensor, noise: torch.Generator) -> Tensor:
+    """A weight, or zeros, and a tenth as much of noise."""
+    if not weight.is_floating_point() or not weight.numel():
+        return weight
+    size = float(weight.square().mean().sqrt()) or weight[0].numel() ** -0.5 if weight.dim() else 1.0
+    return weight + 0.1 * size * torch.randn(weight.shape, generator=noise, dtype=torch.float64).to(weight)
+
+
+def two_halves(everyone: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A random half, and the rest."""
+    order = shuffled(everyone)
+    return order[: len(order) // 2], order[len(order) // 2 :]
+
+
+def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
+    """Halves in random orders, such that any two examples stand in different ones once.
+
+    >>> [sorted(half) for half in halves(range(4))]
+    [[0, 2], [1, 3], [0, 1], [2, 3]]
+    """
+    for digit in range((len(everyone) - 1).bit_length()):
+        for side in (0, 1):
+            yield shuffled([k for k in everyone if k >> digit & 1 == side], digit)
+
+
+def single(everyone: Sequence[int]) -> Iterator[list[int]]:
+    """A few examples, each by itself."""
+    yield from ([k] for k in shuffled(everyone)[:FEW])
+
+
+def shuffled(rows: Sequence[int], number: int = 0) -> list[int]:
+    """The same in a random order."""
+    order = torch.randperm(len(rows), generator=stream("independence", len(rows), number)).tolist()
+    return [rows[k] for k in order]
+
+
+def makes_places(tape: Tape) -> bool:
+    """Whether inputs become whole numbers, which may be places in a table: strange ones lie outside it."""
+    return any(
+        entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
+        and any(is_whole(tape[slot]) and tape[slot].dtype != torch.bool for slot in entry.results)
+        and any(slot in tape.from_inputs and not is_whole(tape[slot]) for slot in entry.slots)
+        for entry in tape.entries
+    )
+
+
+def chosen(inputs: Inputs, rows: Sequence[int]) -> Inputs:
+    """The inputs of some examples, in an order."""
+    return map_tensors(lambda tensor: tensor[list(rows)], inputs)
+
+
+def filled(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
+    """The same inputs times a size, but for every second example all of whose numbers are this one."""
+
+    def replaced(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        other = tensor * size
+        if number is not None:
+            other[1::2] = number
+        return other
+
+    return map_tensors(replaced, inputs)
 
 
 def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape, reason: str) -> None:
@@ -61,7 +208,8 @@ def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part o
     # √eps is far more than what another order of summation changes, and far less than what other examples change; where
     # outputs are differences of larger numbers, as of a network and its start, those are what rounds
     tolerance = tape.eps**0.5 * float(tape.outputs.abs().max()) + ROUNDINGS * tape.eps * size_of_terms(tape)
-    if bool(((apart - among).abs() > tolerance).any()):
+    same = ((apart - among).abs() <= tolerance) | (apart == among) | (apart.isnan() & among.isnan())
+    if not bool(same.all()):
         raise Mistake(reason)
 
 

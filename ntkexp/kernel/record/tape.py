@@ -134,6 +134,16 @@ class Tape:
         return self.reached(self.inputs)
 
     @cached_property
+    def chooses(self) -> bool:
+        """Whether numbers that the inputs decide were read, and may have chosen what Python did next."""
+        return any(entry.reads and not self.from_inputs.isdisjoint(entry.slots) for entry in self.entries)
+
+    @cached_property
+    def operations(self) -> frozenset[str]:
+        """The names of all operations."""
+        return frozenset(str(entry.op) for entry in self.entries)
+
+    @cached_property
     def from_weights(self) -> frozenset[Slot]:
         """Slots whose value depends on the weights."""
         return self.reached(self.weights)

@@ -86,6 +86,8 @@ def normalise(call: AbstractCall, x: Ends, gain: Ends | None, mean: Ends, scale:
 def rescaled(delta: Tensor, middle: Tensor, r: Tensor, k: Tensor, gain: Tensor) -> Tensor:
     """ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)."""
     n = middle.shape[-1]
+    if n == 1:  # a number less itself; what rounding would leave of it belongs to no example
+        return delta * 0.0
 
     def there(v: Tensor) -> Tensor:
         centred = v - v.mean(-1, keepdim=True)
