@@ -78,7 +78,7 @@ def model_hook_added(loop: Loop) -> None:
 
 def forward_replaced(loop: Loop) -> None:
     before = layer_of(loop).forward
-    layer_of(loop).forward = lambda *args: first(before(*args)) * 0.7  # type: ignore[method-assign]
+    layer_of(loop).forward = lambda *args: first(before(*args)) * 0.7
 
 
 def model_forward_replaced(loop: Loop) -> None:
@@ -106,7 +106,7 @@ def constant_changed(loop: Loop) -> None:
         if isinstance(layer, nn.Dropout):
             layer.p = 0.6
         if isinstance(layer, nn.GELU):
-            layer.approximate = "tanh"  # type: ignore[assignment]
+            layer.approximate = "tanh"
 
 
 def modes_turned(loop: Loop) -> None:
@@ -140,11 +140,11 @@ class Scaled(torch.autograd.Function):
     """The same outputs, other gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return -0.37 * gradient
 
 
@@ -153,12 +153,12 @@ def detached_inside(loop: Loop) -> None:
 
 
 def backward_hook(loop: Loop) -> None:
-    layer_of(loop).register_full_backward_hook(lambda _, came, __: tuple(None if g is None else g * 0.4 for g in came))
+    layer_of(loop).register_full_backward_hook(lambda _, came, __: tuple(None if g is None else g * 0.4 for g in came))  # type: ignore[attr-defined]
 
 
 def functional_replaced(loop: Loop) -> None:
     loop.past["linear"] = functional.linear
-    functional.linear = lambda x, w, b=None: 1.2 * loop.past["linear"](x, w, b)
+    functional.linear = lambda x, w, b=None: 1.2 * loop.past["linear"](x, w, b)  # type: ignore[assignment]
 
 
 def readout_swapped(loop: Loop) -> None:

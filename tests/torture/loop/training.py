@@ -63,7 +63,8 @@ def trained(loop: Loop, planted: Planted, oracle: Oracle | None) -> None:
         factors = multiplied(loop, planted, step)
         start = {name: weight.detach().clone() for name, weight in loop.net.named_parameters()}
         for optimizer in loop.optimizers:
-            if loop.scaler is None:
+            heard = any(weight.grad is not None for weight in optimizer.param_groups[0]["params"])
+            if loop.scaler is None or not heard:  # PyTorch's own refuses to step without gradients
                 optimizer.step()
             else:
                 loop.scaler.step(optimizer)
