@@ -7,8 +7,10 @@ ntkexp.mistake.Mistake: OMP_NUM_THREADS=four: it takes a whole number ≥ 1 and 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -18,6 +20,8 @@ from ntkexp.mistake import Mistake
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 MOST = 1024
+FILES = 64
+"""Files that may be open at least: a run has about 15, and a sweep some more for each worker."""
 
 
 def settle() -> None:
@@ -44,8 +48,15 @@ def refuse_unfit() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise Mistake("the working folder is gone; go to one that exists") from None
+    refuse_without_files()
     refuse_threads(os.environ)
     refuse_without_threads()
+
+
+def refuse_without_files() -> None:
+    """Refuse a limit of open files at which some library or worker would fail half way, in words of its own."""
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def refuse_threads(environment: Mapping[str, str]) -> None:

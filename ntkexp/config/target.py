@@ -97,7 +97,7 @@ def admit_package(name: str) -> str:
     """A package that Python finds, or that lies in the working folder."""
     try:
         found = find_spec(name)
-    except (ModuleNotFoundError, ValueError):
+    except (ImportError, ValueError):
         found = None
     if found is None:
         raise WrongArgument(

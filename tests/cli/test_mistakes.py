@@ -106,6 +106,7 @@ MISTAKES = [
     # options of the command
     ("--trust=nope.py", "nope.py: there is no such file"),
     ("--trust=ntkexp_nope", "--trust=ntkexp_nope: there is no such package"),
+    ("--trust=..", "--trust=..: there is no such package"),
     ("--config-dir=confgs", "did you mean 'configs'?"),
     ("--config-dir=pyproject.toml", "--config-dir=pyproject.toml is a file"),
     ("--config-dir=ntkexp", "holds no YAML file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def test_no_more_threads(command: Command, monkeypatch: pytest.MonkeyPatch) -> N
     status, out, err = command("--version")
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("ntkexp: no more threads can be started; ")
+
+
+@pytest.mark.parametrize("words", [("train",), ("sweep", "width"), ("config",), ("report",)])
+def test_too_few_files_may_be_open(words: tuple[str, ...], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 10))
+    assert command(*words) == (1, "", "ntkexp: too many files are open; raise the limit (ulimit -n)\n")
 
 
 def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ COMMANDS = (
     ("kernel", "tangent", "--quiet", "--run={run}", "--out={place}/k.zarr"),
     ("kernel", "predict", "{place}"),
     ("kernel", "study", "{place}", "--quiet"),
-    ("kernel", "ensemble", "--quiet", "--out={place}"),
+    ("kernel", "ensemble", "--quiet", *SMALL, "--networks=2", "--out={place}"),
 )
 ELSEWHERE = ("/proc/x", "/proc/x/y", "/proc/self/fd/99", "/sys/x", "/dev/null/x", "/dev/zero", "/dev/urandom", "")
 NAMES = (
