@@ -329,3 +329,16 @@ def test_complex_numbers_that_are_written_and_shown_by_their_parts_are_refused()
     with pytest.raises(Mistake, match="writes complex numbers in place") as caught:
         ntkexp.tangent_kernel(module, torch.ones(2, 3, dtype=torch.float64))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: fft.fft(x @ w, dim=0).abs(),
+        lambda x, w: torch.logcumsumexp(x @ w, 0),
+    ],
+)
+def test_what_runs_along_the_examples_is_refused(function: Callable[..., Tensor]) -> None:
+    GENERATOR.manual_seed(3)
+    with pytest.raises(Mistake, match="couples the examples of a batch"):
+        ntkexp.tangent_kernel(Formula(function, w=(3, 4)).double(), normal(4, 3))

@@ -122,6 +122,11 @@ class Tape:
         return other
 
     @cached_property
+    def is_complex(self) -> bool:
+        """Whether any of its numbers is complex."""
+        return any(value.is_complex() for value in self.values)
+
+    @cached_property
     def outside(self) -> tuple[Slot, ...]:
         """Slots that no operation made: weights, inputs, buffers, constants."""
         made = {slot for entry in self.entries for slot in entry.makes}
@@ -154,7 +159,7 @@ class Tape:
 
 
 OF_A_PROGRAM = (
-    *("structure", "form", "program", "nbytes", "inputs", "made"),
+    *("structure", "form", "program", "nbytes", "inputs", "made", "is_complex"),
     *("outside", "constants", "from_inputs", "from_weights"),
 )
 """What is the same on all tapes of a program, and found out once."""

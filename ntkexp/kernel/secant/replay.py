@@ -98,7 +98,8 @@ class Replay:
         if reasons:
             self.unknown |= dict.fromkeys(entry.results, reasons[0])
             return
-        is_complex = any(self.chord.start[slot].is_complex() for slot in (*entry.slots, *entry.results))
+        start = self.chord.start
+        is_complex = start.is_complex and any(start[slot].is_complex() for slot in (*entry.slots, *entry.results))
         rule = (COMPLEX if is_complex else RULES).get(entry.name)
         if rule is None:
             choice = f"a choice made by {entry.op} differs between the ends of a step"
