@@ -59,7 +59,7 @@ def test_outputs_swept_apart_are_swept_as_together(tmp_path: Path) -> None:
     expected = slopes(found, "renormalised", end)
     apart = torch.cat([slopes(found, "renormalised", part) for part in torch.split(end, 5)])
     assert distance(apart, expected) < 1e-12  # matrices of other sizes round otherwise
-    assert torch.equal(slopes(found, "renormalised", end, together=5), apart)
+    assert distance(slopes(found, "renormalised", end, together=5), apart) < 1e-12  # and those elsewhere in memory
 
 
 def test_a_sweep_that_was_left_goes_on_to_the_same_bits(tmp_path: Path) -> None:
