@@ -124,7 +124,9 @@ def unknown(iterator: Any, indices: object) -> str | None:
 def noted_loading() -> Iterator[NotedLoading]:
     """Note what DataLoaders load, in this process or by workers, which are asked for batches ahead."""
     noted, kind = NotedLoading(), loading._BaseDataLoaderIter
-    next_index, next_batch, reset = kind._next_index, kind.__next__, kind._reset
+    next_index: Callable[..., Any] = kind._next_index
+    next_batch: Callable[..., Any] = kind.__next__
+    reset: Callable[..., Any] = kind._reset
 
     def asking(iterator: Any) -> Any:
         found = next_index(iterator)

@@ -26,7 +26,7 @@ from ntkexp.foreign_loop.together import Together, together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.unmoved import Unmoved, named_tensors
 from ntkexp.foreign_loop.unwrapped import unwrapped_model, unwrapped_optimizers
-from ntkexp.foreign_loop.watch import Watch
+from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
@@ -77,6 +77,7 @@ def follow(
     """
     optimizers = unwrapped_optimizers(optimizer)
     refuse_unusable(model, optimizers, ids, loss, every)
+    refuse_followed(optimizers)
     inner = unwrapped_model(model)
     module = deepcopy(inner).eval()
     asked = as_queries(queries, module, output)

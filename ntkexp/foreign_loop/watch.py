@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -65,7 +65,6 @@ class Watch:
         self.calls = WatchedCalls(
             self.model, self.output, self.ids, self.members, self.keeper, self.refuse_writes, self.weighing
         )
-        self.refuse_followed()
         for name, weight in self.members:
             refuse_short(name, weight)
             self.untouched.keep({name: weight})
@@ -77,11 +76,6 @@ class Watch:
             self.hooks.append(optimizer.register_step_pre_hook(self.on_start))
             self.hooks.append(optimizer.register_step_post_hook(self.on_step))
         self.hooks.extend(self.calls.hooks())
-
-    def refuse_followed(self) -> None:
-        """Refuse optimizers that somebody follows already."""
-        if any(optimizer in FOLLOWED for optimizer in self.optimizers):
-            raise Mistake("the optimizer is followed already; one trace tells all of its steps")
 
     def remember(self) -> None:
         """Take over what the optimizers remember, if somebody followed the steps that they have taken."""
@@ -204,6 +198,12 @@ class Watch:
         times = self.proof.moved[name] = self.proof.moved.get(name, 0) + 1
         linear = rule.common(group, state, times - 1)
         return linear if name in self.proof.memory else replace(linear, carry=0.0)
+
+
+def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers that somebody follows already."""
+    if any(optimizer in FOLLOWED for optimizer in optimizers):
+        raise Mistake("the optimizer is followed already; one trace tells all of its steps")
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:

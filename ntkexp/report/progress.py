@@ -27,7 +27,7 @@ def listener(quiet: bool) -> AbstractProgress:
     """Choose the listener that suits the place."""
     if quiet:
         return Quiet()
-    return Bar() if sys.stderr.isatty() else Lines(sys.stderr)
+    return Bar() if sys.stderr.isatty() else ProgressLines(sys.stderr)
 
 
 class Announced:
@@ -35,7 +35,7 @@ class Announced:
     a terminal and a notebook, or with lines. One that takes less than `LONG` says nothing.
 
     >>> times = (60.0 * minute for minute in range(9))
-    >>> announced = Announced("attribution", 3, Lines(sys.stdout, times.__next__), times.__next__)
+    >>> announced = Announced("attribution", 3, ProgressLines(sys.stdout, times.__next__), times.__next__)
     >>> for _ in range(3):
     ...     announced.step()
     attribution takes about 3.0 min
@@ -73,7 +73,9 @@ def in_place(quiet: bool) -> AbstractProgress:
     """Choose the listener for who calls a function: a bar also in a notebook, and lines that say what is left."""
     if quiet:
         return Quiet()
-    return Bar() if sys.stderr.isatty() or "ipykernel" in sys.modules else Lines(sys.stderr, clock=time.monotonic)
+    return (
+        Bar() if sys.stderr.isatty() or "ipykernel" in sys.modules else ProgressLines(sys.stderr, clock=time.monotonic)
+    )
 
 
 def measures_in_words(loss: float | None, drift: float | None) -> str:
@@ -94,10 +96,10 @@ class Quiet(Silent):
             sys.stderr.write(f"{text}\n")
 
 
-class Lines(AbstractProgress):
+class ProgressLines(AbstractProgress):
     """A line is written for every tenth of the steps, and at least one in `SECONDS`; with a clock, also what is left.
 
-    >>> lines = Lines(sys.stdout)
+    >>> lines = ProgressLines(sys.stdout)
     >>> lines.start("training", steps=2, done=0)
     training: 2 steps
     >>> lines.step(1, 0.25, None)

@@ -19,7 +19,7 @@ from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.folder import BEGUN, RunFolder
-from ntkexp.report.progress import Bar, Lines, listener
+from ntkexp.report.progress import Bar, ProgressLines, listener
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
 
@@ -219,7 +219,7 @@ def test_unreadable_folders_are_named_in_one_line(command: Command, finished: Pa
 
 def test_whoever_listens_suits_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(listener(True), Silent)
-    assert isinstance(listener(False), Lines)
+    assert isinstance(listener(False), ProgressLines)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert isinstance(listener(False), Bar)
 
@@ -242,7 +242,7 @@ def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], m
 
 
 def test_plain_lines_come_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(sys.stdout)
+    lines = ProgressLines(sys.stdout)
     lines.start("training", 1000, 500)
     for step in range(501, 1001):
         lines.step(step, 1.0, None)

@@ -85,7 +85,7 @@ class Endless(IterableDataset[tuple[Tensor, ...]]):
         (lambda: trained(DataLoader(data(), batch_size=4), lambda x: x.flip(0)), "not called with rows of a batch"),
         (lambda: trained(DataLoader(data(twins=True), batch_size=11), split=1), "rows of several places hold what"),
         (
-            lambda: trained(DataLoader(data(), batch_size=4, collate_fn=lambda rows: default_collate(rows[::-1]))),
+            lambda: trained(DataLoader(data(), batch_size=4, collate_fn=lambda rows: default_collate(rows[::-1]))),  # type: ignore[no-untyped-call]
             "a collate_fn of its own",
         ),
         (lambda: trained([*DataLoader(data(), batch_size=4)]), "no DataLoader was read while it was followed"),

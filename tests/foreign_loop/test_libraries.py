@@ -52,7 +52,9 @@ def seed() -> Iterator[None]:
         yield
 
 
-def by_lightning(folder: Path, kind: torch.dtype, **settings: Any) -> tuple[Trace, Tensor]:
+def by_lightning(
+    folder: Path, kind: torch.dtype, options: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Trace, Tensor]:
     """Train as the first page of Lightning has it; the trace, and what that changed at the queries."""
     import ntkexp.lightning  # noqa: PLC0415  slow; it puts torchvision in order
 
@@ -76,7 +78,7 @@ def by_lightning(folder: Path, kind: torch.dtype, **settings: Any) -> tuple[Trac
 
     x, queries, module = torch.randn(16, 4, dtype=kind), torch.randn(3, 4, dtype=kind), Classifier()
     loader = DataLoader(TensorDataset(x, torch.randint(3, (16,))), batch_size=4, shuffle=True)
-    before, seen = deepcopy(module.net), ntkexp.lightning.Follow(queries=queries, model="net")
+    before, seen = deepcopy(module.net), ntkexp.lightning.Follow(queries=queries, **(options or {"model": "net"}))
     with pytest.raises(Mistake, match="no training has begun"):
         _ = seen.trace
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -101,6 +103,17 @@ def test_lightning_under_autocast(precision: str, tmp_path: Path) -> None:
     trace, change = by_lightning(tmp_path, torch.float32, precision=precision, gradient_clip_val=0.2)
     closes(trace, change, CLIPPED)
     assert trace.attribute()["casts_error"].values.max() > 0
+
+
+def test_lightning_without_a_part_says_which_one_to_name(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"no forward of its own, .* that training_step calls, here model='net'"):
+        by_lightning(tmp_path, torch.float64, {"ids": None})
+
+
+def test_lightning_with_names_of_its_data(tmp_path: Path) -> None:
+    trace, change = by_lightning(tmp_path, torch.float64, {"model": "net", "ids": "dataset"})
+    assert sorted(map(int, trace.examples)) == list(range(16))
+    closes(trace, change, EXACT)
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
