@@ -42,7 +42,7 @@ COMMANDS = {
     "earlier": TRAIN,
 }
 FOLLOWED = ("mine", "mine too")
-WITHOUT = ("--without=1,3", "--split=probe", "--probe=0")
+WITHOUT = ("--without=1,3", "--split=probe", "--probe=0", "--json")
 VOUCHING = ("DONE.json", "BEGUN.json", "progress.json", "provenance.json")
 UNTOLD = (".lock", "error.txt")
 MARKS = ("damaged", "another run", "was made by", "not finished")
@@ -54,7 +54,7 @@ def questions(name: str, run: str) -> dict[str, tuple[str, ...]]:
     found = {
         "load_run": ("load_run", run),
         "report": ("report", run, "--format=csv"),
-        "explain": ("explain", run, "--split=probe", "--probe=1", "--picture=answer.svg"),
+        "explain": ("explain", run, "--split=probe", "--probe=1", "--json"),
         "without": ("explain", run, *WITHOUT),
         "runs": ("runs", "--json"),
         "resume": ("resume", run, "--quiet"),
