@@ -125,7 +125,7 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
 
 
 def order_of(run: Run) -> str:
-    """By what examples are at the top, in words that follow 'examples'."""
+    """Say by what examples are at the top, in words that follow 'examples'."""
     from ntkexp.report.effects import effects
 
     if effects(run) is None:

@@ -17,14 +17,15 @@ from ntkexp.kernel.read.threads import threads_by_size
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import PARTIAL
 from ntkexp.records.data import write_data
-from ntkexp.records.folder import BEGUN, CONFIG, OVERRIDES, RunFolder
+from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
+from ntkexp.records.json_file import Json
 from ntkexp.records.kernels import KERNELS, create_kernels
 from ntkexp.records.leave_out import STORE as LEFT_OUT
 from ntkexp.records.metrics import RETRACED
 from ntkexp.records.provenance import PROVENANCE
 from ntkexp.records.timings import MACHINE, Took, write_timings
 from ntkexp.report.painter import Paint, painter
-from ntkexp.run.checkpoint import BEGINNING, CHECKPOINT, TRAJECTORY, Checkpoint
+from ntkexp.run.checkpoint import BEGINNING, TRAJECTORY, Checkpoint
 from ntkexp.run.clock import Clock
 from ntkexp.run.environment import all_threads, fix_circumstances, provenance
 from ntkexp.run.folder_listener import listen
@@ -104,8 +105,8 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Att
         outcome = run(setting, listener, saved["run"] if saved else None)
     with clock.times("write"):
         write(folder, setting, outcome)
-        how = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
-        folder.write_sealed("progress.json", {**how, "diverged": outcome.diverged})
+        reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
+        folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
     with clock.times("draw"):
         pictures = draw(folder, paint)
     return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)

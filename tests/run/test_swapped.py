@@ -145,7 +145,7 @@ def test_a_kernel_of_a_network_whose_code_has_changed_is_refused(
 class Trap:
     """What a pickle may hold that torch.load would carry out."""
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
         return Path.touch, (Path("trapped"),)
 
 

@@ -83,8 +83,8 @@ def save(
         with painter() as paint:
             pictures = sorted(draw(folder, paint(path)))
         checked = [] if check is None else [STORE]
-        facts = {"outcome": outcome, "diverged": False, "steps": steps}
-        folder.finish([*WRITTEN, *checked, *pictures], PROVENANCE, identity=of, **facts)
+        written = [*WRITTEN, *checked, *pictures]
+        folder.finish(written, PROVENANCE, identity=of, outcome=outcome, diverged=False, steps=steps)
         (path / BEGUN).unlink()
 
 

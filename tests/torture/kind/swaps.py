@@ -42,7 +42,7 @@ COMMANDS = {
     "earlier": TRAIN,
 }
 FOLLOWED = ("mine", "mine too")
-WITHOUT = ("--without=1,3", "--split=probe", "--probe=0")
+WITHOUT = ("--without=1,3", "--split=probe", "--probe=0", "--json")
 VOUCHING = ("DONE.json", "BEGUN.json", "progress.json", "provenance.json")
 UNTOLD = (".lock", "error.txt")
 MARKS = ("damaged", "another run", "was made by", "not finished")
@@ -54,7 +54,7 @@ def questions(name: str, run: str) -> dict[str, tuple[str, ...]]:
     found = {
         "load_run": ("load_run", run),
         "report": ("report", run, "--format=csv"),
-        "explain": ("explain", run, "--split=probe", "--probe=1", "--picture=answer.svg"),
+        "explain": ("explain", run, "--split=probe", "--probe=1", "--json"),
         "without": ("explain", run, *WITHOUT),
         "runs": ("runs", "--json"),
         "resume": ("resume", run, "--quiet"),
@@ -131,9 +131,14 @@ def compare(found: Mapping[str, Any], alone: Mapping[str, Any], what: str) -> No
             raise Fault(f"{what}: {found['said']}")
     elif "said" in found:
         if not any(mark in found["said"] + found["printed"] for mark in MARKS):
-            agree(*({k: str(v).encode() for k, v in told.items() if k != "said"} for told in (found, alone)), what)
+            agree(as_bytes(found), as_bytes(alone), what)
     else:
-        agree(*({k: str(v).encode() for k, v in told.items()} for told in (found, alone)), what)
+        agree(as_bytes(found), as_bytes(alone), what)
+
+
+def as_bytes(told: Mapping[str, Any]) -> dict[str, bytes]:
+    """What is compared: not what is said on the way."""
+    return {name: str(value).encode() for name, value in told.items() if name != "said"}
 
 
 def kernel(folder: Path) -> float:
