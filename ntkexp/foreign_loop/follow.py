@@ -70,7 +70,7 @@ def follow(
     True
     """
     optimizers = unwrapped_optimizers(optimizer)
-    refuse_unusable(model, optimizers, ids, loss, every)
+    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb)
     inner = unwrapped_model(model)
     module = deepcopy(inner).eval()
     asked = as_queries(queries, module, output)

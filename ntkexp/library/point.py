@@ -54,7 +54,7 @@ class ModulePoints:
     @cached_property
     def weights(self) -> list[Tensor]:
         """The weights of a plain module."""
-        if self.plain is None or self.given:
+        if self.plain is None or not isinstance(self.given, dict) or self.given:
             return list(self.subject[1].values())
         return [weight.detach() for weight in self.plain.parameters]
 

@@ -13,7 +13,7 @@ from ntkexp.kernel.read.sketched import SketchedKernel
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.library.blocks import kernel, refuse_pairs
-from ntkexp.library.module import warn_of
+from ntkexp.library.module import finite, of_module, refuse_unlike_outputs, warn_of
 from ntkexp.library.point import ModulePoints
 from ntkexp.library.sketched import sketched_tangent
 from ntkexp.library.strips import tangent_by_strips
@@ -49,6 +49,7 @@ def tangent_kernel(
 ) -> SketchedKernel: ...
 
 
+@of_module
 @full_precision()
 def tangent_kernel(
     module: nn.Module,
@@ -81,14 +82,15 @@ def tangent_kernel(
     >>> bool((kernel - tangent_kernel(layer, x)).norm() < error_bar)
     True
     """
-    points = ModulePoints(module, weights or {}, output, casts, may_be_known=outputs != "trace")
+    points = ModulePoints(module, {} if weights is None else weights, output, casts, may_be_known=outputs != "trace")
     if sketch is not None:
         return sketched_tangent(*points.subject, x1, x2, outputs, sketch, seed)
     left = points.at(x1)
     if casts == "ignore":
         warn_of(module, output, left.record(), casts)
     right = left if x2 is None else points.at(x2)
+    refuse_unlike_outputs(left.outputs, right.outputs)
     refuse_pairs(left, right, outputs)
     if outputs != "trace" and (found := tangent_by_strips(points.subject, x1, x2, left, right, outputs)) is not None:
-        return found
-    return kernel(left, right, outputs)
+        return finite(found)
+    return finite(kernel(left, right, outputs))

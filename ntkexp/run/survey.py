@@ -52,6 +52,7 @@ def survey(experiment: Experiment, tell: Callable[[str], None] = NOBODY.warn) ->
     has to `tell` may come later."""
     refuse_vast(experiment)
     problem = draw_problem(experiment)
+    experiment.loss.refuse_unlike_differences(problem.targets)
     function = with_casts(function_of(problem.module), experiment.path.casts)
     reader = Reader(function, point(problem.weights).trained, programs=programs_of(experiment, tell))
     tape = reader.record(problem.weights, problem.inputs[:2])
