@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_flatten
 
 from ntkexp.kernel.read.found import Found
 from ntkexp.kernel.read.reader import Reader
@@ -30,7 +31,8 @@ FOUND: WeakKeyDictionary[nn.Module, dict[frozenset[str], Found]] = WeakKeyDictio
 """What was found of each module that is still alive, by what it trains."""
 
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 INPUTS = ("x1", "x2", "probes", "train")
 """What arguments are called that hold inputs."""
 
@@ -87,8 +89,8 @@ def refuse_unfit(inputs: object, name: str) -> None:
     if isinstance(inputs, Tensor) and is_plain(inputs) and inputs.dim() and len(inputs):
         return
     try:
-        leaves = tensors(inputs) if isinstance(inputs, Tensor | tuple | list | Mapping) else []
-        if not all(map(is_plain, leaves)):
+        leaves = tree_flatten(dict(inputs) if isinstance(inputs, Mapping) else inputs)[0]
+        if not all(is_plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)):
             raise Mistake("there is a tensor that is nested, sparse, quantized or without numbers; give a plain one")
         if not examples(as_inputs(inputs)):
             raise Mistake("there is no example; give at least one")
