@@ -28,6 +28,7 @@ Purpose: TypeAlias = Literal[
     "sketch",  # where the elements of a parameter go, and with which signs
     "sketch error",  # vectors by which a sketch is held against what it is a sketch of
     "independence",  # orders and parts of a batch that are run to see whether its examples are independent
+    "loss",  # outputs at which a loss is held against differences
     "half",  # examples of which half is left out, and then the rest
     "random kernel",  # of a machine that knows nothing
     "left out",  # which examples a training is repeated without

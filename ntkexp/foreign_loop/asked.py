@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,6 +32,7 @@ ONE_NUMBER = (
 NEVER_CALLED = "model(x) was never called with gradients enabled; follow the module that the loop calls so"
 FEW = 2
 """Queries of which operations are looked at beforehand: of two it is seen whether examples are mixed."""
+MOST = 1e9  # GB
 
 
 def as_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> Inputs:
@@ -40,6 +42,12 @@ def as_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> 
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: queries=: there is none among them; give inputs at which the model is to be explained
     """
+    if any(
+        tensor.is_nested
+        for tensor in (queries if isinstance(queries, tuple | list) else [queries])
+        if isinstance(tensor, torch.Tensor)
+    ):
+        raise Mistake("queries=: there is a nested tensor among them; give a plain one")
     asked = as_inputs(queries)
     if not examples(asked):
         raise Mistake("queries=: there is none among them; give inputs at which the model is to be explained")
@@ -116,7 +124,15 @@ class FirstStep:
         self.called.twins.clear()
 
 
-def refuse_unusable(model: object, optimizers: Sequence[object], ids: Ids, loss: object, every: int | None) -> None:
+def refuse_unusable(
+    model: object,
+    optimizers: Sequence[object],
+    ids: Ids,
+    loss: object,
+    every: int | None,
+    to: object = None,
+    memory_gb: object = 4.0,
+) -> None:
     """Refuse what nothing can be followed with.
 
     >>> refuse_unusable(nn.Linear(1, 1), [], None, None, None)
@@ -133,5 +149,9 @@ def refuse_unusable(model: object, optimizers: Sequence[object], ids: Ids, loss:
         raise Mistake(f"ids= is a {type(ids).__name__}; give a function of a call, or the keyword that holds names")
     if not (loss is None or callable(loss)):
         raise Mistake(f"loss= is a {type(loss).__name__}; give a function of outputs and call")
+    if not (to is None or isinstance(to, str | Path)):
+        raise Mistake(f"to= is a {type(to).__name__}; give the path of a folder")
+    if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
+        raise Mistake(f"memory_gb={memory_gb!r}: it takes a number > 0, and the machine has less than {MOST:g}")
     if every is not None and not (isinstance(every, int) and every > 0):
         raise Mistake(f"every={every!r}: weights are kept after so many steps; give 1 or more")

@@ -76,7 +76,7 @@ def follow(
     True
     """
     optimizers = unwrapped_optimizers(optimizer)
-    refuse_unusable(model, optimizers, ids, loss, every)
+    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb)
     refuse_followed(optimizers)
     inner = unwrapped_model(model)
     module = deepcopy(inner).eval()

@@ -16,12 +16,15 @@ from pydantic import Field
 from ntkexp.component import Component
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
 
+LARGEST = 1e20
+"""A scale, beyond which kernels of deep networks are no numbers."""
+
 
 class AbstractInit(Component):
     """A parametrisation has its scales; each subclass says what a dense layer looks like under it."""
 
-    W_std: float = Field(gt=0)
-    b_std: float = Field(ge=0)
+    W_std: float = Field(gt=0, le=LARGEST)
+    b_std: float = Field(ge=0, le=LARGEST)
     alpha: float = Field(1.0, gt=0)
     antisymmetric: bool = False
     centred: bool = False

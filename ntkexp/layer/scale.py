@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 
+LARGEST = 1e150
+
 
 def single(value: Tensor | float) -> Tensor | float:
     """A tensor without axes, if it is one."""
@@ -27,6 +29,13 @@ def single(value: Tensor | float) -> Tensor | float:
 def number(value: Tensor | float) -> float:
     """The number itself, without what it takes for derivatives."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def representable(value: Tensor | float) -> Tensor | float:
+    """The value, whose square has to be a number as well."""
+    if number(value) > LARGEST:
+        raise Mistake(f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {number(value):g}")
+    return value
 
 
 def positive(value: Tensor | float) -> Tensor | float:
@@ -44,5 +53,5 @@ def not_negative(value: Tensor | float) -> Tensor | float:
 
 
 Scale = Annotated[Tensor | float, AfterValidator(single)]
-Positive = Annotated[Scale, AfterValidator(positive)]
-NotNegative = Annotated[Scale, AfterValidator(not_negative)]
+Positive = Annotated[Scale, AfterValidator(positive), AfterValidator(representable)]
+NotNegative = Annotated[Scale, AfterValidator(not_negative), AfterValidator(representable)]

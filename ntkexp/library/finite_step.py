@@ -18,12 +18,16 @@ from torch import Tensor, nn
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.inputs import examples, part
 from ntkexp.kernel.record.taping import columns
-from ntkexp.library.module import named, reader_of
+from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Function, Inputs, Weights
 
+LARGEST = 1e100
+"""The size of a step, beyond which its square is no number."""
 
+
+@of_module
 def finite_step_kernel(
     module: nn.Module,
     x1: Float[Tensor, "probe *shape"],
@@ -42,8 +46,12 @@ def finite_step_kernel(
     >>> finite_step_kernel(line, x, x[:1], step_size=0.5)[:, 0, 0, 0].round(decimals=9).tolist()
     [101.0, -9.0]
     """
-    if not step_size:
-        raise Mistake("step_size=0: a finite step has a size; tangent_kernel is its limit")
+    if not (isinstance(x1, Tensor) and isinstance(x2, Tensor)):
+        raise Mistake("x1 and x2 are tensors here, with examples along their first axis")
+    if not isinstance(step_size, int | float) or not 0 < abs(step_size) <= LARGEST:
+        raise Mistake(
+            f"step_size={step_size!r:.20}: a finite step is a number that is not 0; tangent_kernel is its limit"
+        )
     function, start = partial(columns, function_of(module)), start_of(module, weights)
     apart = each_apart(module, function, start, x1)
     before = apart(start, x1)
@@ -53,7 +61,8 @@ def finite_step_kernel(
         )
         for x in torch.split(x2, 1)
     ]
-    return torch.stack(found).permute(2, 3, 0, 1)
+    refuse_unlike_outputs(before.shape[1], len(found[0]))
+    return finite(torch.stack(found).permute(2, 3, 0, 1))
 
 
 def each_apart(module: nn.Module, function: Function, start: Weights, x: Float[Tensor, "probe *shape"]) -> Function:
@@ -97,13 +106,19 @@ def ascend(
 def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights:
     """The trained weights, of which some may be given."""
     own = weights_of(module)
-    return own | {name: weight for name, weight in named(module, weights or {}, "weights").items() if name in own}
+    return own | {
+        name: weight
+        for name, weight in named(module, {} if weights is None else weights, "weights").items()
+        if name in own
+    }
 
 
 def gradients(function: Function, weights: Weights, x: Float[Tensor, "one *shape"]) -> list[Weights]:
     """The gradient of each output at one point."""
     known = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     outputs = function(known, x)[0]
+    if not outputs.requires_grad:
+        raise Mistake("the outputs depend on no parameter that requires gradients, so the kernel is zero")
     found = [
         torch.autograd.grad(output, list(known.values()), retain_graph=True, materialize_grads=True)
         for output in outputs

@@ -17,10 +17,11 @@ from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.secant.closure import Closure, explained
 from ntkexp.library.blocks import KernelSide, kernel, refuse_pairs, side
-from ntkexp.library.module import named, reader_of, warn_of
+from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
 from ntkexp.shapes import Inputs
 
 
+@of_module
 @full_precision()
 def secant_kernel(
     module: nn.Module,
@@ -62,8 +63,9 @@ def secant_kernel(
 
     probed = KernelSide(segment, examples(left.given), left.outputs.shape[1], work(left), lambda: left)
     trained = side(right)
+    refuse_unlike_outputs(probed.outputs, trained.outputs)
     refuse_pairs(probed, trained, outputs)
     found = kernel(probed, trained, outputs)
     if (missed := explained(closures, left.eps)) is not None:
         warn(missed, stacklevel=3)
-    return found
+    return finite(found)

@@ -15,6 +15,7 @@ from ntkexp.kernel.record.inputs import as_inputs, examples, part
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library.large import refuse_large
+from ntkexp.library.module import finite, refuse_unlike_outputs
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
 
@@ -24,10 +25,14 @@ def sketched_tangent(
 ) -> SketchedKernel:
     """K̂ of the chosen outputs, by so many dimensions."""
     refuse_size(size)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise Mistake(f"seed={seed!r:.40}: give a whole number")
     if outputs == "trace":
         raise Mistake("sketch, with outputs='trace': a trace is not sketched; give 'all' or a list of outputs")
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
     chosen = wanted(outputs, some.shape[1])
+    if x2 is not None:
+        refuse_unlike_outputs(some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1])
     probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
     needed = some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
     refuse_large("sketched kernel", probe, train, outputs=len(chosen), needed=needed)
@@ -37,7 +42,8 @@ def sketched_tangent(
     if why := remark(left.jacobian(left.places[0]), probe, 0 if x2 is None else train, size):
         warn(why, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
-    return sketched_kernel(left, right, trained, size, seed)
+    found = sketched_kernel(left, right, trained, size, seed)
+    return found._replace(kernel=finite(found.kernel))
 
 
 def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:
@@ -51,5 +57,5 @@ def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:
 
 def refuse_size(size: int) -> None:
     """Refuse what is no number of dimensions."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")

@@ -14,7 +14,7 @@ from ntkexp.kernel.read.sketched import SketchedKernel
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.full_precision import full_precision
 from ntkexp.library.blocks import kernel, refuse_pairs, side
-from ntkexp.library.module import named, reader_of, warn_of
+from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
 from ntkexp.library.sketched import sketched_tangent
 from ntkexp.library.strips import tangent_by_strips
 from ntkexp.shapes import Inputs
@@ -49,6 +49,7 @@ def tangent_kernel(
 ) -> SketchedKernel: ...
 
 
+@of_module
 @full_precision()
 def tangent_kernel(
     module: nn.Module,
@@ -82,14 +83,15 @@ def tangent_kernel(
     True
     """
     reader, own = reader_of(module, output, casts)
-    place = own | named(module, weights or {}, "weights")
+    place = own | named(module, {} if weights is None else weights, "weights")
     if sketch is not None:
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
     left = side(batches(reader, place, x1))
     if casts == "ignore":
         warn_of(module, output, left.record(), casts)
     right = left if x2 is None else side(batches(reader, place, x2))
+    refuse_unlike_outputs(left.outputs, right.outputs)
     refuse_pairs(left, right, outputs)
     if outputs != "trace" and (found := tangent_by_strips((reader, place), x1, x2, left, right, outputs)) is not None:
-        return found
-    return kernel(left, right, outputs)
+        return finite(found)
+    return finite(kernel(left, right, outputs))

@@ -21,6 +21,8 @@ from ntkexp.limit.engine import Engine
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
 
+MOST = 1e9  # GB
+
 
 def infinite_kernel(
     spec: Spec,
@@ -40,6 +42,8 @@ def infinite_kernel(
     are differentiable by them and by the inputs. Beside its result, a call takes up to `memory_gb`.
     """
     refuse_unfit(x1, x2, memory_gb)
+    if threads is not None and (not isinstance(threads, int) or not 0 < threads < MOST):
+        raise Mistake(f"threads={threads!r:.40}: it takes a whole number > 0")
     net = network(parse(spec), tuple(x1.shape[1:]))
     shape = (len(x1), len(x1 if x2 is None else x2))
     side = max(shape) if len(net.shape) == 1 else None  # beside its result, a block of vectors takes next to nothing
@@ -55,9 +59,13 @@ def infinite_kernel(
 
 def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
     """Inputs are finite numbers, of one shape."""
-    if not memory_gb > 0:
-        raise Mistake(f"memory_gb={memory_gb:g}: it takes a number > 0")
+    if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
+        raise Mistake(f"memory_gb={memory_gb!r}: it takes a number > 0, and the machine has less than {MOST:g}")
     for name, x in (("x1", x1), *(() if x2 is None else (("x2", x2),))):
+        if not isinstance(x, Tensor):
+            raise Mistake(f"{name} is a {type(x).__name__}; give a tensor [example, …]")
+        if x.is_nested or x.layout is not torch.strided or x.is_meta or x.is_quantized:
+            raise Mistake(f"{name} is nested, sparse, quantized or without numbers; give a plain tensor [example, …]")
         if x.dim() < 2 or not x.is_floating_point():
             raise Mistake(f"{name} is {x.dtype} of shape {list(x.shape)}; it takes floating numbers [example, …]")
         if x.shape[1:] != x1.shape[1:] or x.dtype != x1.dtype:

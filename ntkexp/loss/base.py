@@ -15,6 +15,10 @@ from torch import Tensor
 
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake
+from ntkexp.stream import stream
+
+TRIED = 16
+"""Examples at whose targets a loss is held against differences."""
 
 
 class AbstractLoss(Component):
@@ -49,6 +53,43 @@ class AbstractLoss(Component):
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, "example out"]:
         """∂ℓ/∂f."""
+
+    @final
+    def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
+        """Refuse an output gradient that is not the derivative of the value, and a loss of an example that depends on
+        others, at random outputs in double precision.
+        """
+        chance, some = stream("loss"), targets[:TRIED].double()
+        for size in (0.1, 1.0, 3.0):
+            f, d = (torch.randn(some.shape, generator=chance, dtype=torch.float64).to(some) for _ in range(2))
+            f = some + size * f
+            value, slope = self.value(f, some), (self.output_gradient(f, some) * d).sum(1)
+            if value.shape != slope.shape:
+                raise Mistake(
+                    f"loss={self.option}: value gives {list(value.shape)} for {len(f)} examples; give one each"
+                )
+            alone = self.value(f[-1:], some[-1:]), (self.output_gradient(f[-1:], some[-1:]) * d[-1:]).sum(1)
+            if not torch.allclose(torch.cat(alone), torch.stack([value[-1], slope[-1]]), rtol=1e-9, atol=1e-12):
+                raise Mistake(
+                    f"loss={self.option}: the loss of an example depends on others; let it be of each by itself"
+                )
+            if not bool(self.lies_between(slope, value, f, d, some).all()):
+                raise Mistake(
+                    f"loss={self.option}: output_gradient is not the derivative of value, by differences at random "
+                    "outputs; a kernel of its path would be that of another loss"
+                )
+
+    @final
+    def lies_between(self, slope: Tensor, value: Tensor, f: Tensor, d: Tensor, targets: Tensor) -> Tensor:
+        """Whether ⟨∂ℓ/∂f, d⟩ lies between the differences to both sides along d: at a kink it may lie anywhere there,
+        where a loss is smooth they are as close as the step is short.
+        """
+        found = torch.zeros_like(slope, dtype=torch.bool)
+        for h in (1e-5, 1e-6):
+            sides = torch.stack([(self.value(f + s * h * d, targets) - value) / (s * h) for s in (1, -1)])
+            rounding = 100 * torch.finfo(torch.float64).eps * (value.abs() + f.abs().amax(1) + 1) / h
+            found |= (sides.amin(0) - rounding <= slope) & (slope <= sides.amax(0) + rounding)
+        return found
 
     def weight(self, examples: int) -> float:
         """wᵢ when a step sums over this many examples."""

@@ -1,4 +1,5 @@
 """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps (Lee et al. 2019).
+Where gradients are clipped, each of its steps is by the factor that was recorded of the network.
 
 In function space these are steps of gradient descent with the kernel K_0.
 """

@@ -44,6 +44,7 @@ def survey(experiment: Experiment) -> Survey:
     """Draw the problem, unless its kernels alone are too large, and look at two of its points."""
     refuse_vast(experiment)
     problem = draw_problem(experiment)
+    experiment.loss.refuse_unlike_differences(problem.targets)
     function = with_casts(function_of(problem.module), experiment.path.casts)
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])

@@ -178,6 +178,13 @@ def test_what_norms_cancel_is_no_coupling() -> None:
         owner(3 * below + torch.tensor([0.0, 3e-8]), below)
 
 
+def test_what_a_zero_keeps_out_is_no_coupling() -> None:
+    """As a mean that is subtracted in training alone."""
+    made = Formula(lambda x, w: torch.tanh((x - 0.0 * x.mean(0)) @ w), w=(3, 2)).double()
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    agree(tangent_kernel(made, x), oracle.tangent(made, x, x), 100 * EPS)
+
+
 def test_a_norm_of_one_number_is_no_coupling() -> None:
     """It is constant, and all that is trained is what comes after it."""
     made = nn.Sequential(nn.Linear(3, 1), nn.LayerNorm((1,)), nn.Linear(1, 2)).double()

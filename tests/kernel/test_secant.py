@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkexp.kernel.secant.closure import closure
 from ntkexp.library import reader_of, secant_kernel
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
 from tests.kernel.applied import applied
 from tests.kernel.compare import agree
@@ -129,3 +130,17 @@ def test_pieces_telescope(name: str) -> None:
     parts = [applied(reader.secant(tapes[k], tapes[k + 1]).features, step) for k in range(pieces)]
     change = tapes[-1].outputs - tapes[0].outputs
     agree(torch.stack(parts).mean(0), change, ROUNDING, tapes[0].outputs.abs().max() + tapes[-1].outputs.abs().max())
+
+
+def test_a_row_of_padding_that_a_tied_readout_moves_is_refused() -> None:
+    """Values follow the row, autograd's gradients leave it out."""
+    table = nn.Embedding(7, 4, padding_idx=0).double()
+    read = nn.Linear(4, 7, bias=False).double()
+    read.weight = table.weight
+    net = nn.Sequential(table, nn.Flatten(), nn.Linear(8, 4).double(), read)
+    start = {name: weight.detach() for name, weight in net.named_parameters()}
+    end = {name: 1.1 * weight + 0.1 for name, weight in start.items()}
+    padded, others = torch.tensor([[1, 0], [0, 4]]), torch.tensor([[1, 2], [3, 4]])
+    assert secant_kernel(net, start, end, others, others).isfinite().all()
+    with pytest.raises(Mistake, match="row of padding"):
+        secant_kernel(net, start, end, padded, others)

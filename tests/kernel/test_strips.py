@@ -123,32 +123,32 @@ class Sorted(nn.Module):
         return result
 
 
-def test_owners_of_one_batch_are_not_believed_of_another() -> None:
-    module = Sorted().double()
-    in_order, others = torch.tensor([[1.0], [2.0], [3.0]]).double(), torch.tensor([[3.0], [1.0], [2.0]]).double()
-    tangent_kernel(module, in_order)
+@pytest.mark.parametrize("order", [[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])
+def test_a_batch_that_is_sorted_is_refused_even_if_it_came_in_order(order: list[float]) -> None:
     with pytest.raises(Mistake, match="couples the examples"):
-        tangent_kernel(module, others)
+        tangent_kernel(Sorted().double(), torch.tensor(order).double()[:, None])
 
 
 class Dealt(nn.Module):
-    """A layer whose rows are dealt out in the order of their first numbers, each times the second."""
+    """A layer that meets its rows in the order of their first numbers, and gives each back, times the second."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.layer(x[:, :1])[x[:, 0].argsort()] * x[:, 1:]
+        order = x[:, 0].argsort()
+        result: Tensor = self.layer(x[order, :1])[order.argsort()] * x[:, 1:]
         return result
 
 
 def test_small_rows_have_owners_too() -> None:
-    """Each belongs to the example whose output it reaches, and the sizes of both are in order."""
+    """Each belongs to the example whose output it reaches, also where another batch comes in another order."""
     module, in_order = Dealt().double(), torch.tensor([[1.0, 1.0], [2.0, 1e-9], [3.0, 1e-9]]).double()
     tangent_kernel(module, in_order)
-    gradients = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]).double() * in_order[:, 1:]
-    found = tangent_kernel(module, in_order[[0, 2, 1]])[:, 0, :, 0]
+    others = in_order[[0, 2, 1]]
+    gradients = torch.cat([others[:, :1], torch.ones_like(others[:, 1:])], 1) * others[:, 1:]
+    found = tangent_kernel(module, others)[:, 0, :, 0]
     torch.testing.assert_close(found, gradients @ gradients.t(), rtol=1e-12, atol=0)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ntkexp.loss.base import AbstractLoss
+from ntkexp.loss.squared import Squared
 from ntkexp.mistake import Mistake
 from tests.config.components import choices, configured
 from tests.kernel.compare import agree
@@ -54,6 +55,37 @@ def test_the_output_gradient_is_the_derivative_of_the_value(name: str, classes: 
     assert value.shape == (len(outputs),)
     assert (value >= 0).all()
     agree(loss(name).output_gradient(outputs.detach(), targets), expected, 100 * EPS, 1 + expected.abs().max())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_loss_is_not_refused_for_its_kinks(name: str, classes: int) -> None:
+    loss(name).refuse_unlike_differences(example(name, classes, seed=0)[1])
+
+
+class Foreign(Squared):
+    """A loss of a user's own, whose derivative is wrong by a little."""
+
+    wrong: float = 1e-4
+
+    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (1 + self.wrong) * super().output_gradient(outputs, targets)
+
+
+class Together(Squared):
+    """A loss whose examples share a mean."""
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().value(outputs - outputs.mean(0), targets)
+
+
+def test_an_output_gradient_that_is_no_derivative_is_refused() -> None:
+    targets = example("squared", 3, seed=0)[1]
+    Foreign(wrong=0.0).refuse_unlike_differences(targets)
+    with pytest.raises(Mistake, match="is not the derivative of value"):
+        Foreign().refuse_unlike_differences(targets)
+    with pytest.raises(Mistake, match="depends on others"):
+        Together().refuse_unlike_differences(targets)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import Literal, TypeAlias
 
 from jaxtyping import Float
@@ -66,7 +67,10 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
         if outputs not in ("all", "trace"):
             raise Mistake(f"outputs={outputs!r}: give 'all', 'trace' or a list of outputs, such as [0, 3]")
         return range(count)
-    chosen = [int(place) for place in outputs]
+    try:
+        chosen = [index(place) for place in outputs]
+    except TypeError:
+        raise Mistake(f"outputs={outputs!r}: give 'all', 'trace' or a list of outputs, such as [0, 3]") from None
     if not chosen or any(place not in range(count) for place in chosen):
         raise Mistake(f"outputs={chosen}: the module has {count}, numbered from 0 to {count - 1}")
     return chosen

@@ -49,6 +49,12 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
             f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
             "their first axis must be that of the examples"
         )
+    if not outputs.is_floating_point():
+        raise Mistake(
+            f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give floating numbers"
+        )
+    if not outputs.numel() and count:
+        raise Mistake(f"the module gives outputs of shape {list(outputs.shape)}: there is none for an example")
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
 

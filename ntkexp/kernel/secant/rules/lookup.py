@@ -13,11 +13,20 @@ SUM, MEAN = 0, 1
 
 
 def embedding(call: AbstractCall) -> Result:
-    """One by one. The row of padding has no gradient, but a tied weight may move it."""
+    """One by one. The row of padding has no gradient here; one that a tied weight moves is refused, since what it adds
+    to outputs is no work of the gradients that training takes.
+    """
     table, index = call.args[:2]
     indices, padding = constant(index), call.given["padding_idx"]
     delta = rows(call, table, indices)
-    if padding < 0 or not call.is_point:
+    if padding < 0:
+        return delta
+    if not call.is_point:
+        if not torch.equal(table.start[padding], table.end[padding]) and bool((indices == padding).any()):
+            raise NoRule(
+                "the row of padding of an embedding moves with a weight that is tied to it, and its gradients leave "
+                "that row out; leave padding_idx out, or untie them"
+            )
         return delta
     shown = Ends(call.start, call.start, None)
     trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
