@@ -164,6 +164,21 @@ def test_what_is_other_at_every_call_is_no_rounding() -> None:
     assert replayed.other(signature(function(weights, x))) > 0
 
 
+def test_one_number_that_alone_is_not_clipped_has_the_scale_of_its_scaler() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, growth_interval=2)
+    net, x = nn.Linear(3, 1), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ntkexp.follow(net, optimizer, queries=x) as trace:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale((net(x) - 9).square().mean()).backward()  # type: ignore[no-untyped-call]  # torch's own
+            scaler.unscale_(optimizer)
+            clip_grad_norm_([net.weight], 0.01)
+            scaler.step(optimizer)
+            scaler.update()
+    assert float(trace.attribute()["gradient_factor"].max()) < 1e-3
+
+
 def test_clipping_at_one_step_under_an_odd_scale_is_recorded() -> None:
     """A scaler from 1000 on, which is doubled at every second step: 1/1000 is 2^k of no small whole number."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, growth_interval=2)
