@@ -179,6 +179,8 @@ def clusters(factors: Mapping[str, float], room: float) -> list[list[str]]:
 def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
     """Whether it is groups that were clipped by themselves to known norms, whose factors are the same this time."""
     left = each
+    if each.single or each.factor < 0:
+        return False
     for names, norm in known.items():
         part = left.only(names)
         if len(part.names) == len(names) and part.meets(norm):

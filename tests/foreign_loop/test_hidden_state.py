@@ -248,6 +248,13 @@ def turned_all(net: nn.Linear, step: int) -> None:
     net.weight.grad.neg_()
 
 
+def clipped_and_turned(net: nn.Linear, step: int) -> None:
+    clip_grad_norm_([net.weight], 0.2)
+    clip_grad_norm_([net.bias], 0.2)
+    if step >= HALF:
+        turned_all(net, step)
+
+
 def longer(net: nn.Linear, step: int) -> None:
     assert net.weight.grad is not None
     net.weight.grad *= 1 + 0.3 * step
@@ -262,7 +269,7 @@ def shorter_by_chance(net: nn.Linear, step: int) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [decayed, noisy, noisy_once, cut, turned, turned_all, longer, shorter_by_chance],
+    [decayed, noisy, noisy_once, cut, turned, turned_all, clipped_and_turned, longer, shorter_by_chance],
     ids=lambda change: change.__name__,
 )
 def test_a_factor_that_no_clipping_gives_is_refused(change: Callable[[nn.Linear, int], None]) -> None:
