@@ -53,7 +53,7 @@ def hooked(net: Warm) -> None:
 
 def replaced(net: Warm) -> None:
     before = net.layer.forward
-    net.layer.forward = lambda x: before(x) / 2  # type: ignore[method-assign]  # as people do
+    net.layer.forward = lambda x: before(x) / 2  # type: ignore[method-assign, no-untyped-call]  # as people do
 
 
 HIDDEN: dict[str, tuple[Callable[[Warm], float], Change]] = {
@@ -81,7 +81,7 @@ def warm(kind: str, when: int, **more: Any) -> Trace:
                 change(net)
             if step < STEPS:
                 optimizer.zero_grad()
-                (net(x[step::STEPS]) - 1).square().mean().backward()  # type: ignore[no-untyped-call]  # torch's own
+                (net(x[step::STEPS]) - 1).square().mean().backward()
                 optimizer.step()
     return trace
 
@@ -144,7 +144,7 @@ def test_outputs_that_cancel_are_held_to_their_own_rounding(dtype: torch.dtype) 
     both, weights = torch.cat([x, -x], 1), {"w": torch.cat([w, w], 1)}
 
     def function(weights: dict[str, Tensor], inputs: Any) -> Tensor:
-        return 1e6 + 0 * inputs[:, :1] + inputs @ weights["w"].T - 1e6
+        return torch.as_tensor(1e6 + 0 * inputs[:, :1] + inputs @ weights["w"].T - 1e6)
 
     order = torch.randperm(4000, generator=generator)
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_outputs_that_cancel_are_held_to_their_own_rounding(dtype: torch.dtype) 
 
 def test_what_is_other_at_every_call_is_no_rounding() -> None:
     def function(weights: dict[str, Tensor], inputs: Any) -> Tensor:
-        return inputs @ weights["w"] * random.random()
+        return torch.as_tensor(inputs @ weights["w"] * random.random())
 
     weights, x = {"w": torch.ones(3, 2)}, torch.ones(4, 3)
     replayed = Replayed(function, weights, x, function(weights, x))
@@ -171,7 +171,7 @@ def test_one_number_that_alone_is_not_clipped_has_the_scale_of_its_scaler() -> N
     with ntkexp.follow(net, optimizer, queries=x) as trace:
         for _ in range(STEPS):
             optimizer.zero_grad()
-            scaler.scale((net(x) - 9).square().mean()).backward()  # type: ignore[no-untyped-call]  # torch's own
+            scaler.scale((net(x) - 9).square().mean()).backward()
             scaler.unscale_(optimizer)
             clip_grad_norm_([net.weight], 0.01)
             scaler.step(optimizer)
@@ -187,7 +187,7 @@ def test_clipping_at_one_step_under_an_odd_scale_is_recorded() -> None:
     with ntkexp.follow(net, optimizer, queries=x) as trace:
         for step in range(STEPS):
             optimizer.zero_grad()
-            scaler.scale(net(x).square().mean()).backward()  # type: ignore[no-untyped-call]  # torch's own
+            scaler.scale(net(x).square().mean()).backward()
             scaler.unscale_(optimizer)
             if step == 2:
                 clip_grad_norm_(net.parameters(), 0.05)
