@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 
 import ntkexp
 from ntkexp.foreign_loop.attribution import AGREES
@@ -112,6 +112,22 @@ def test_what_the_model_gave_itself_is_kept_on_disk(tmp_path: Path) -> None:
     warm("dict", STEPS, to=tmp_path / "run")
     with pytest.raises(Mistake, match="when following ended, the model gave other outputs"):
         loaded(trace_in(tmp_path / "run"), Warm(lambda net: 1.0)).attribute()
+
+
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def test_a_parametrisation_that_is_registered_at_the_end_is_refused() -> None:
+    net, x = nn.Linear(3, 1).double(), torch.eye(3, dtype=torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ntkexp.follow(net, optimizer, queries=x) as trace:
+        (net(x) - 1).square().mean().backward()
+        optimizer.step()
+        parametrize.register_parametrization(net, "weight", Half())
+    with pytest.raises(Mistake, match="when following ended, the model gave other outputs"):
+        trace.attribute()
 
 
 class Counting(nn.Linear):
