@@ -140,23 +140,24 @@ class Factors:
 
 
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
-    """Those of several numbers whose factor is, but for a power of two, that of other steps."""
-    ordered = sorted((each for each in several if not each.single), key=lambda each: each.mantissa)
-    rooms = shared(ordered, [each.mantissa for each in ordered], lambda each: SAME * each.bound)
-    for each, alike_ones in zip(ordered, rooms, strict=True):
-        if any(other.step != each.step for other in alike_ones) and each.has_scale(each):
-            yield each
+    """Those whose factor is, but for a power of two, that of other steps; of one number, of almost all others."""
+    for single, fair in ((False, FAIR), (True, 1 - FAIR)):
+        ordered = sorted((each for each in several if each.single == single), key=lambda each: each.mantissa)
+        mantissas = [each.mantissa for each in ordered]
+        for each, ends in zip(ordered, shared(ordered, mantissas, lambda each: SAME * each.bound, fair), strict=True):
+            if any(other.step != each.step for other in ends) and 0 < each.factor < 1:
+                yield each
 
 
 def shared(
-    ordered: Sequence[Multiplied], values: Sequence[float], room: Callable[[Multiplied], float]
+    ordered: Sequence[Multiplied], values: Sequence[float], room: Callable[[Multiplied], float], fair: float = FAIR
 ) -> Iterator[tuple[Multiplied, ...]]:
     """For each, the first and the last of those with its value, if these are a fair share of all that are of the same
     parameter: by chance any number has a few that are near to it."""
     times = Counter(name for each in ordered for name in each.names)
     for each, value in zip(ordered, values, strict=True):
         first, last = bisect_left(values, value - room(each)), bisect_right(values, value + room(each))
-        enough = last - first >= max(2.0, FAIR * min(times[name] for name in each.names))
+        enough = last - first >= max(2.0, fair * min(times[name] for name in each.names))
         yield (ordered[first], ordered[last - 1]) if enough else ()
 
 
@@ -178,6 +179,8 @@ def clusters(factors: Mapping[str, float], room: float) -> list[list[str]]:
 def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
     """Whether it is groups that were clipped by themselves to known norms, whose factors are the same this time."""
     left = each
+    if each.single or each.factor < 0:
+        return False
     for names, norm in known.items():
         part = left.only(names)
         if len(part.names) == len(names) and part.meets(norm):

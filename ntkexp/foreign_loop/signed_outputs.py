@@ -32,6 +32,7 @@ LOG = logging.getLogger("ntkexp.follow")
 AGREES = 1e3  # eps: of outputs by other kernels, relative to their size
 OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does to outputs
 OF_CASTS = 8  # eps of the shorter numbers
+NOISE_OF_CASTS = 2.0  # times what noise of that size does
 AT_ONCE = 256  # queries
 NUMBERS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 """The numbers r that were drawn so far, by how many they are."""
@@ -87,12 +88,15 @@ class Replayed:
         """
         missed, size = distance(self.outputs, signed), float(self.outputs.norm())
         eps = torch.finfo(self.outputs.dtype).eps
-        if missed <= max(AGREES * eps, OF_CASTS * self.cast_eps) * size or missed <= OF_NOISE * self.noise(eps):
+        if missed <= max(AGREES * eps, OF_CASTS * self.cast_eps) * size or missed <= self.noise(eps):
             return 0.0
         return missed / size if size else missed
 
     def noise(self, eps: float) -> float:
-        """How far outputs are moved by relative noise of this size; not at all, where they are others at every call."""
+        """How far outputs may be moved by relative noise of this size; not at all, where they are others at every call.
+
+        Under casts the same kernels cast alike, and there is little room for more.
+        """
         generator = stream("signature", 0)
 
         def noisy(tensor: Tensor) -> Tensor:
@@ -106,7 +110,8 @@ class Replayed:
             given = [columns(self.function, *at) for at in ((self.weights, self.inputs), near)]
             again = columns(self.function, self.weights, self.inputs)
         moved, by_itself = (float((each - given[0]).norm()) for each in (given[1], again))
-        return moved if isfinite(moved) and by_itself <= moved / OF_NOISE else 0.0
+        times = NOISE_OF_CASTS if self.cast_eps else OF_NOISE
+        return times * moved if isfinite(moved) and by_itself <= moved / OF_NOISE else 0.0
 
 
 CHANGED = (

@@ -32,6 +32,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.inputs import examples
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import function_of
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.records.folder import RunFolder
@@ -171,16 +172,15 @@ class Trace:
         return found
 
     def asked(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> Replayed:
-        """The queries as they are asked, at weights at which this is what they give; by a model that enters autocast
-        itself, under that."""
+        """The queries as the model itself was asked, at weights at which this is what they give; by a model that enters
+        autocast itself, under that."""
         casts = self.called.casts
         if casts is None:
             return Replayed(self.function, weights, self.queries, outputs)
-        if casts.whole:
-            return Replayed(self.function, weights, self.queries, outputs, casts.eps)
+        function = function_of(self.module, self.output) if casts.whole else self.called.under_casts
         with torch.no_grad():
-            outputs = columns(self.called.under_casts, weights, self.queries)
-        return Replayed(self.called.under_casts, weights, self.queries, outputs, casts.eps)
+            outputs = columns(function, weights, self.queries)
+        return Replayed(function, weights, self.queries, outputs, 0.0 if casts.whole else casts.eps)
 
     def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
         """The same, without a run and effects; examples are put where they can be looked at."""

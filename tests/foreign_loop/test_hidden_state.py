@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 
 import ntkexp
 from ntkexp.foreign_loop.attribution import AGREES
@@ -53,7 +53,7 @@ def hooked(net: Warm) -> None:
 
 def replaced(net: Warm) -> None:
     before = net.layer.forward
-    net.layer.forward = lambda x: before(x) / 2  # type: ignore[method-assign]  # as people do
+    net.layer.forward = lambda x: before(x) / 2  # type: ignore[method-assign, no-untyped-call]  # as people do
 
 
 HIDDEN: dict[str, tuple[Callable[[Warm], float], Change]] = {
@@ -81,7 +81,7 @@ def warm(kind: str, when: int, **more: Any) -> Trace:
                 change(net)
             if step < STEPS:
                 optimizer.zero_grad()
-                (net(x[step::STEPS]) - 1).square().mean().backward()  # type: ignore[no-untyped-call]  # torch's own
+                (net(x[step::STEPS]) - 1).square().mean().backward()
                 optimizer.step()
     return trace
 
@@ -114,6 +114,22 @@ def test_what_the_model_gave_itself_is_kept_on_disk(tmp_path: Path) -> None:
         loaded(trace_in(tmp_path / "run"), Warm(lambda net: 1.0)).attribute()
 
 
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def test_a_parametrisation_that_is_registered_at_the_end_is_refused() -> None:
+    net, x = nn.Linear(3, 1).double(), torch.eye(3, dtype=torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ntkexp.follow(net, optimizer, queries=x) as trace:
+        (net(x) - 1).square().mean().backward()
+        optimizer.step()
+        parametrize.register_parametrization(net, "weight", Half())
+    with pytest.raises(Mistake, match="when following ended, the model gave other outputs"):
+        trace.attribute()
+
+
 class Counting(nn.Linear):
     """Counts its calls, and draws in evaluation too."""
 
@@ -144,7 +160,7 @@ def test_outputs_that_cancel_are_held_to_their_own_rounding(dtype: torch.dtype) 
     both, weights = torch.cat([x, -x], 1), {"w": torch.cat([w, w], 1)}
 
     def function(weights: dict[str, Tensor], inputs: Any) -> Tensor:
-        return 1e6 + 0 * inputs[:, :1] + inputs @ weights["w"].T - 1e6
+        return torch.as_tensor(1e6 + 0 * inputs[:, :1] + inputs @ weights["w"].T - 1e6)
 
     order = torch.randperm(4000, generator=generator)
     with torch.no_grad():
@@ -157,11 +173,26 @@ def test_outputs_that_cancel_are_held_to_their_own_rounding(dtype: torch.dtype) 
 
 def test_what_is_other_at_every_call_is_no_rounding() -> None:
     def function(weights: dict[str, Tensor], inputs: Any) -> Tensor:
-        return inputs @ weights["w"] * random.random()
+        return torch.as_tensor(inputs @ weights["w"] * random.random())
 
     weights, x = {"w": torch.ones(3, 2)}, torch.ones(4, 3)
     replayed = Replayed(function, weights, x, function(weights, x))
     assert replayed.other(signature(function(weights, x))) > 0
+
+
+def test_one_number_that_alone_is_not_clipped_has_the_scale_of_its_scaler() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, growth_interval=2)
+    net, x = nn.Linear(3, 1), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ntkexp.follow(net, optimizer, queries=x) as trace:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale((net(x) - 9).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            clip_grad_norm_([net.weight], 0.01)
+            scaler.step(optimizer)
+            scaler.update()
+    assert float(trace.attribute()["gradient_factor"].max()) < 1e-3
 
 
 def test_clipping_at_one_step_under_an_odd_scale_is_recorded() -> None:
@@ -172,7 +203,7 @@ def test_clipping_at_one_step_under_an_odd_scale_is_recorded() -> None:
     with ntkexp.follow(net, optimizer, queries=x) as trace:
         for step in range(STEPS):
             optimizer.zero_grad()
-            scaler.scale(net(x).square().mean()).backward()  # type: ignore[no-untyped-call]  # torch's own
+            scaler.scale(net(x).square().mean()).backward()
             scaler.unscale_(optimizer)
             if step == 2:
                 clip_grad_norm_(net.parameters(), 0.05)
@@ -233,6 +264,13 @@ def turned_all(net: nn.Linear, step: int) -> None:
     net.weight.grad.neg_()
 
 
+def clipped_and_turned(net: nn.Linear, step: int) -> None:
+    clip_grad_norm_([net.weight], 0.2)
+    clip_grad_norm_([net.bias], 0.2)
+    if step >= HALF:
+        turned_all(net, step)
+
+
 def longer(net: nn.Linear, step: int) -> None:
     assert net.weight.grad is not None
     net.weight.grad *= 1 + 0.3 * step
@@ -247,7 +285,7 @@ def shorter_by_chance(net: nn.Linear, step: int) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [decayed, noisy, noisy_once, cut, turned, turned_all, longer, shorter_by_chance],
+    [decayed, noisy, noisy_once, cut, turned, turned_all, clipped_and_turned, longer, shorter_by_chance],
     ids=lambda change: change.__name__,
 )
 def test_a_factor_that_no_clipping_gives_is_refused(change: Callable[[nn.Linear, int], None]) -> None:

@@ -217,7 +217,7 @@ def signs(loop: Loop) -> None:
 def stale(loop: Loop) -> None:
     now = {id(weight): gradient.clone() for weight, gradient in grads(loop.weights)}
     for weight, gradient in grads(loop.weights):
-        gradient.add_(0.3 * loop.past.get("grads", now).get(id(weight), torch.zeros_like(gradient)))
+        gradient.add_(0.3 * loop.past.get("grads", {}).get(id(weight), torch.zeros_like(gradient)))
     loop.past["grads"] = now
 
 

@@ -83,7 +83,7 @@ def back(loop: Loop, piece: Tensor, oracle: Oracle | None) -> None:
         return
     if oracle is not None:
         oracle.back(outputs, loss, digests(loop.x[piece]))
-    (loss if loop.scaler is None else loop.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+    (loss if loop.scaler is None else loop.scaler.scale(loss)).backward()
 
 
 def multiplied(loop: Loop, planted: Planted, step: int) -> dict[str, float]:
