@@ -89,7 +89,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 def put(luck: Random, here: Path, there: Path) -> str:
     """Copy an entry of another run into this one, or exchange the two; what was done, in words."""
     way = luck.random()
-    if way < 0.12:
+    if way < 0.12 and "-" in here.name:  # others may have any name
         shutil.rmtree(here)
         shutil.copytree(there, here)
         return "the whole folder is copied over"
@@ -115,9 +115,10 @@ def put(luck: Random, here: Path, there: Path) -> str:
 def answer(folder: Path, run: str, asked: str, ended: Ended) -> dict[str, Any]:
     """What was said of the run; of one that was trained, what its files hold."""
     if asked in {"train", "resume"}:
-        return {
-            name: held.hex() for name, held in promised(folder).items() if name.startswith(f"{Path(run).parts[-2]}/")
+        own = {
+            file: held.hex() for file, held in promised(folder).items() if file.startswith(f"runs/{Path(run).name}/")
         }
+        return {file: held for file, held in own.items() if Path(file).parts[2] != "removal"}  # which nobody promises
     if asked == "runs":
         (found,) = [row for row in json.loads(ended.out) if row["run"] == run]
         return dict(found)
@@ -152,7 +153,7 @@ def loaded(arguments: Sequence[str]) -> int:
     """What the library reads of a run, printed."""
     try:
         run = load_run(arguments[1])
-        numbers = {name: float(np.abs(array.to_numpy()).sum()) for name, array in run.contributions.items()}
+        numbers = {name: float(np.abs(array.to_numpy()).sum()) for name, array in sorted(run.contributions.items())}
         numbers |= {"predictions": float(np.abs(run.predictions.to_numpy()).sum())}
         sys.stdout.write(f"{run.outcome}\n{run.results}\n{run.config.get('seed')}\n{numbers}\n{run.metrics}\n")
     except Mistake as mistake:
@@ -183,8 +184,8 @@ def make(stage: Stage) -> None:
     for name in ("secant", "seed", "adam"):
         stage.done("explain", names[name], *WITHOUT)
     for number, name in enumerate(FOLLOWED):
-        follow(runs / name.replace(" ", "-"), number)
-        names[name] = str((runs / name.replace(" ", "-")).relative_to(stage.folder))
+        follow(runs / name.replace(" ", "_"), number)
+        names[name] = str((runs / name.replace(" ", "_")).relative_to(stage.folder))
     (stage.folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
 
 
