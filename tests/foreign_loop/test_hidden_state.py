@@ -131,23 +131,39 @@ def test_a_parametrisation_that_is_registered_at_the_end_is_refused() -> None:
 
 
 class Counting(nn.Linear):
-    """Counts its calls, and draws in evaluation too."""
+    """Counts its calls."""
 
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        return super().forward(x)
+
+
+class Drawing(Counting):
+    """Draws in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 0 * torch.rand(1)
 
 
 def test_asking_the_model_itself_leaves_it_as_it_was() -> None:
     net = Counting(2, 1)
     net.train()
-    state = torch.get_rng_state()
     with ntkexp.follow(net, torch.optim.SGD(net.parameters()), queries=torch.eye(2)):
         pass
     assert net.calls == 0
     assert net.training
+
+
+def test_a_model_that_draws_in_evaluation_is_refused_and_moves_no_generator() -> None:
+    net, state = Drawing(2, 1), torch.get_rng_state()
+    with (
+        pytest.raises(Mistake, match="draws random numbers"),
+        ntkexp.follow(net, torch.optim.SGD(net.parameters()), queries=torch.eye(2)),
+    ):
+        raise AssertionError("the loop begins")
+    assert net.calls == 0
     assert torch.equal(state, torch.get_rng_state())
 
 
