@@ -103,8 +103,8 @@ class RunFolder:
         """The run is not finished and whole for this reason, in words that follow the folder's name."""
         return self.look(SMALL)
 
-    def look(self, largest: float = inf) -> str | None:
-        """Find the defect that is seen when files up to this size are read."""
+    def look(self, largest: float = inf, *, surplus: bool = True) -> str | None:
+        """Find the defect that is seen when files up to this size are read; `surplus` ones in stores take a walk."""
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
         if not (self.path / DONE).is_file():
@@ -115,7 +115,7 @@ class RunFolder:
             return f"is damaged, or of an earlier version: {DONE} is not as this one writes it"
         if strange := self.misnamed_by(done["identity"]):
             return strange
-        wrong = [name for name, size in done["sizes"].items() if size_of(self.path / name) != size]
+        wrong = [name for name, size in done["sizes"].items() if surplus and size_of(self.path / name) != size]
         wrong = wrong or broken(self.path, done["seals"], largest)
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 

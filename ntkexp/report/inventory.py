@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.records.folder import CONFIG, DONE, LOCK, RunFolder, State, looks_like_a_run
+from ntkexp.records.folder import CONFIG, DONE, LOCK, SMALL, RunFolder, State, looks_like_a_run
 from ntkexp.records.json_file import read_object
 from ntkexp.records.lock import acquire
 from ntkexp.records.provenance import refuse_other_version
@@ -44,7 +44,7 @@ def found_runs(folder: Path) -> list[FoundRun]:
 def found_run(path: Path) -> FoundRun:
     """Look into a run folder; what cannot be read of it is said in its place."""
     folder = RunFolder(path)
-    defect = folder.defect
+    defect = folder.look(SMALL, surplus=False)  # of ten thousand runs; one that is read is looked at more closely
     state = folder.state_by(defect)
     try:
         if defect is not None and folder.vouching:

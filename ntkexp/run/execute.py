@@ -97,6 +97,8 @@ def begun_by(folder: RunFolder) -> str:
 def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
     """The experiment of a run, if it is the same today: with other data, or other code, numbers would be others."""
     folder.check(CONFIG)
+    if strange := folder.misnamed:
+        raise Mistake(f"{folder.path} {strange}")
     experiment = build(folder.read_json(CONFIG), trusted)
     if identity(experiment) != folder.identity:
         files = sorted({str(file) for file in files_of(experiment)})

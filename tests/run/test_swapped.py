@@ -72,7 +72,13 @@ def test_a_run_that_lies_in_the_place_of_another_is_not_that(
     out = covered.parents[1]
     assert train(out, "seed=0") == 2
     assert "holds another run" in only_line(capfd)
-    for words in (("resume", str(covered)), ("explain", str(covered)), ("report", str(covered), f"--out={out}")):
+    kernel = ("kernel", "tangent", f"--run={covered}", f"--out={out / 'k.zarr'}")
+    for words in (
+        ("resume", str(covered)),
+        ("explain", str(covered)),
+        ("report", str(covered), f"--out={out}"),
+        kernel,
+    ):
         assert run(words) == 2
         assert f"{covered} has the name of another run" in only_line(capfd)
     with pytest.raises(Mistake, match="has the name of another run"):
