@@ -34,6 +34,7 @@ Purpose: TypeAlias = Literal[
     "left out",  # which examples a training is repeated without
     "cue",  # of a task, beside its inputs
     "signature",  # by which a tensor is recognised
+    "outputs",  # random sums of outputs, which a replay is held against, and noise in what it is given
     "removals",  # examples that are left out to see what changes
     "process",  # draws with which networks are compared
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values

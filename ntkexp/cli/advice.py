@@ -22,6 +22,9 @@ ADVICE: Mapping[type[Mistake], str] = {
 }
 """What follows the message of each kind of mistake."""
 
+AGAIN = "; --force computes it again"
+"""What follows where a finished result is found."""
+
 
 def with_advice(mistake: Mistake) -> str:
     """Give the message of a mistake, with advice in words of the command line."""

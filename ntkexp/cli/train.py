@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ntkexp.cli.advice import AGAIN
 from ntkexp.cli.interrupt import interruptible
 from ntkexp.cli.repeat import options
 from ntkexp.cli.surroundings import is_count
@@ -46,7 +47,7 @@ def train(
     folder = place / "runs" / folder_name(experiment)
     advice = f"the same command, or {resume_command(folder, trust)}, goes on from the last checkpoint"
     with interruptible(advice_for(folder, advice)):
-        folder = execute(experiment, overrides, place, force, listener(quiet), options(out, trust, config_dir))
+        folder = execute(experiment, overrides, place, force, listener(quiet, AGAIN), options(out, trust, config_dir))
     keep_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 

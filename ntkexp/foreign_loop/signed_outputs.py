@@ -57,7 +57,7 @@ def drawn(count: int, like: Tensor) -> Float[Tensor, " out"]:
     """So many numbers."""
     key = (count, like.dtype, like.device)
     if key not in NUMBERS:
-        NUMBERS[key] = torch.randn(count, generator=stream("signature", count), dtype=torch.float64).to(like)
+        NUMBERS[key] = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64).to(like)
     return NUMBERS[key]
 
 
@@ -97,7 +97,7 @@ class Replayed:
 
         Under casts the same kernels cast alike, and there is little room for more.
         """
-        generator = stream("signature", 0)
+        generator = stream("outputs", 0)
 
         def noisy(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
@@ -121,7 +121,7 @@ CHANGED = (
 
 
 @dataclass
-class Ends:
+class OutputsAtEnds:
     """What the model itself gave at the queries, in evaluation, when following began, and after the last of so many
     `steps`, if that was asked for."""
 

@@ -25,7 +25,7 @@ from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.loop_effects import loop_effects
 from ntkexp.foreign_loop.loop_sums import sums_at_zero
 from ntkexp.foreign_loop.outside import done_outside
-from ntkexp.foreign_loop.signed_outputs import Ends, Replayed
+from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.steps import AbstractSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -58,7 +58,7 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
     memory_gb: float = 4.0  # that may be taken
-    ends: Ends = field(default_factory=Ends)
+    ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
 
     def __repr__(self) -> str:
         """What it is of, in a line."""

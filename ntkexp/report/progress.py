@@ -20,14 +20,12 @@ SECONDS = 10.0
 KNOWN, LONG = 0.5, 10.0
 """After so many seconds it is known how long a task takes; one of so many is long."""
 
-FOUND = "{} is finished; --force computes it again"
 
-
-def listener(quiet: bool) -> AbstractProgress:
-    """Choose the listener that suits the place."""
+def listener(quiet: bool, again: str = "") -> AbstractProgress:
+    """Choose the listener that suits the place; `again` says how what is finished is computed again."""
     if quiet:
         return Quiet()
-    return Bar() if sys.stderr.isatty() else ProgressLines(sys.stderr)
+    return Bar(again) if sys.stderr.isatty() else ProgressLines(sys.stderr, again=again)
 
 
 class Announced:
@@ -106,8 +104,8 @@ class ProgressLines(AbstractProgress):
     training: step 1 of 2  loss 0.25
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] | None = None) -> None:
-        self.stream, self.clock = stream, clock
+    def __init__(self, stream: TextIO, clock: Callable[[], float] | None = None, again: str = "") -> None:
+        self.stream, self.clock, self.again = stream, clock, again
         self.name, self.steps, self.said, self.at = "", 0, 0, time.monotonic()
         self.first, self.begun = 0, 0.0
 
@@ -131,7 +129,7 @@ class ProgressLines(AbstractProgress):
         return f"{duration(each * (self.steps - step))} left"
 
     def found(self, path: Path) -> None:
-        self.say(FOUND.format(path))
+        self.say(f"{path} is finished{self.again}")
 
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop training
@@ -145,7 +143,8 @@ class ProgressLines(AbstractProgress):
 class Bar(AbstractProgress):
     """A bar with the step, loss, drift and the time that is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, again: str = "") -> None:
+        self.again = again
         self.bar: Progress | None = None
         self.task: TaskID | None = None
 
@@ -175,7 +174,7 @@ class Bar(AbstractProgress):
             self.bar.update(self.task, completed=step, now=measures_in_words(loss, drift))
 
     def found(self, path: Path) -> None:
-        self.say(FOUND.format(path))
+        self.say(f"{path} is finished{self.again}")
 
     def say(self, text: str) -> None:
         if self.bar is None:

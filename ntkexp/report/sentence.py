@@ -77,7 +77,7 @@ def sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
     """Say which machines are the trained network, how far the others miss it at worst, and what has no number; of a run
     that diverged, that nothing was trained, and what is true of the network all the same.
 
-    >>> sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[41:]
+    >>> sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[40:]
     'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
     """
     if diverged:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import files_of, folder_name, identity
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, Useless
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.command import command
 from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder
@@ -111,9 +111,8 @@ def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
 def refuse_other(folder: RunFolder, of: str) -> None:
     """Refuse a folder in which another run lies that is not damaged: it is neither this one, nor to be written over."""
     if folder.vouching and not folder.broken(CONFIG) and folder.identity != of:
-        raise Mistake(
-            f"{folder.path} holds another run, …-{folder.identity[:12]}; give that its own name, or write over it with "
-            "--force"
+        raise Useless(
+            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
         )
 
 

@@ -65,9 +65,9 @@ def setting_of(experiment: Experiment, found: Survey) -> Setting:
     """Look once at what was drawn, unless training would outlast its user."""
     refuse_long(experiment, found.budget)
     problem, points = found.problem, found.points
+    start = look(experiment, problem, points)
     if experiment.path.closing is not None:
         points.refuse_without_rules(found.tape)
-    start = look(experiment, problem, points)
     domain = domain_of(experiment, found, like=start.kernel)
     sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed])
     return Setting(

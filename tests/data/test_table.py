@@ -272,12 +272,14 @@ def test_without_pyarrow_it_is_said_how_to_get_it(
 def test_a_file_that_may_not_be_read_is_refused(
     written: Written, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(path: Path) -> bytes:
+    path = written(GOOD)
+
+    def denied(path: Path, mode: str) -> bytes:
         raise PermissionError(13, os.strerror(13), str(path))
 
     # the tests may run as root, who may read everything
-    monkeypatch.setattr(Path, "read_bytes", denied)
-    assert "cannot be read: Permission denied" in refusal(table(written(GOOD)))
+    monkeypatch.setattr(Path, "open", denied)
+    assert "cannot be read: Permission denied" in refusal(table(path))
 
 
 def test_the_file_belongs_to_the_identity_of_a_run(written: Written) -> None:

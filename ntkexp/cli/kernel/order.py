@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ntkexp.cli.advice import AGAIN
 from ntkexp.cli.interrupt import interruptible, polite_kill
 from ntkexp.cli.repeat import trusted
 from ntkexp.report.progress import listener
@@ -108,7 +109,7 @@ class Order:
         from ntkexp.kernel_file.fill.estimate import LONG
         from ntkexp.kernel_file.fill.fill import fill
 
-        progress, force = listener(self.asked.quiet), self.asked.force
+        progress, force = listener(self.asked.quiet, AGAIN), self.asked.force
         if self.estimate.seconds >= LONG:
             progress.say(f"{self.path.name}: {self.estimate.sentence(self.workers)}")
         with polite_kill(), interruptible(lambda: f"; the same command goes on with {self.path}"):

@@ -9,7 +9,7 @@ from torch import nn
 
 from ntkexp.foreign_loop.keeper import AbstractKeeper
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
-from ntkexp.foreign_loop.signed_outputs import Ends, given_now
+from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, given_now
 from ntkexp.foreign_loop.unmoved import named_tensors
 from ntkexp.shapes import Inputs, Weights
 
@@ -21,7 +21,7 @@ class AskedItself:
     model: nn.Module
     output: str | int | None
     queries: Inputs
-    ends: Ends
+    ends: OutputsAtEnds
     keeper: AbstractKeeper
 
     def begin(self) -> None:
@@ -48,6 +48,6 @@ class AskedItself:
             files.write(files.asked, vars(self.ends))
 
 
-def ends_in(files: TraceFolder) -> Ends:
+def ends_in(files: TraceFolder) -> OutputsAtEnds:
     """What is kept of it; nothing, in traces of before."""
-    return Ends(**files.read(files.asked)) if files.asked.is_file() else Ends()
+    return OutputsAtEnds(**files.read(files.asked)) if files.asked.is_file() else OutputsAtEnds()

@@ -208,7 +208,8 @@ def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part o
     """What examples give apart from the others must be what they give among them."""
     # √eps is far more than what another order of summation changes, and far less than what other examples change; where
     # outputs are differences of larger numbers, as of a network and its start, those are what rounds
-    tolerance = tape.eps**0.5 * float(tape.outputs.abs().max()) + ROUNDINGS * tape.eps * size_of_terms(tape)
+    size = max(float(outputs.abs().nan_to_num(0.0, 0.0).max()) for outputs in (tape.outputs, among) if outputs.numel())
+    tolerance = tape.eps**0.5 * size + ROUNDINGS * tape.eps * size_of_terms(tape)
     same = ((apart - among).abs() <= tolerance) | (apart == among) | (apart.isnan() & among.isnan())
     if not bool(same.all()):
         raise Mistake(reason)
