@@ -177,7 +177,7 @@ def test_an_empty_table_is_refused() -> None:
 
 
 def test_a_step_of_no_size_is_refused() -> None:
-    with pytest.raises(Mistake, match="step_size=0.0: a finite step is a number that is not 0"):
+    with pytest.raises(Mistake, match=r"step_size=0\.0: a finite step is a number that is not 0"):
         finite_step_kernel(function("scalar_linear"), X, OBSERVED, 0.0)
 
 
