@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -142,3 +146,34 @@ def test_weights_may_lie_in_memory_in_any_order() -> None:
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own
     agree(ntkexp.tangent_kernel(module, x), expected, 100 * EPS)
     agree(ntkexp.tangent_kernel(module, x, sketch=4096).kernel, expected, 0.5)
+
+
+def doubled(weight: Tensor) -> None:
+    """What some do to a gradient once it has been added up."""
+    assert weight.grad is not None
+    weight.grad *= 2
+
+
+HOOKS = {
+    "register_hook": lambda weight: weight.register_hook(torch.sign),
+    "register_post_accumulate_grad_hook": lambda weight: weight.register_post_accumulate_grad_hook(doubled),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_hooks_of_parameters_are_left_out_in_a_line(hook: Callable[[Tensor], Any]) -> None:
+    """The kernel is of the function: the same with hooks, frozen parameters with some, and none."""
+    given = problem("tanh")
+    x, end = given.x, given.end(0.5)
+    start = {name: weight.detach().clone() for name, weight in given.module.named_parameters()}
+    plain = ntkexp.tangent_kernel(given.module, x), ntkexp.secant_kernel(given.module, start, end, x, x)
+    put_up = hook(given.module.get_parameter("2.weight"))
+    with pytest.warns(UserWarning, match=r"the parameter '2.weight' has a hook, which kernels leave out") as said:
+        assert torch.equal(ntkexp.tangent_kernel(given.module, x), plain[0])
+        assert torch.equal(ntkexp.secant_kernel(given.module, start, end, x, x), plain[1])
+    assert [Path(each.filename) for each in said] == [Path(__file__)] * 2
+    put_up.remove()
+    frozen = given.module.get_parameter("0.weight")
+    hook(frozen)
+    frozen.requires_grad_(False)
+    ntkexp.tangent_kernel(given.module, x)  # a warning is an error here

@@ -32,6 +32,9 @@ UNFIT = {
     built("nn.Flatten()"): r"nothing to train: it has no parameters",
     built("nn.Linear(8, 1).requires_grad_(False)"): r"none of its 2 parameters requires gradients",
     built("nn.Linear(8, 1, dtype=torch.complex64)"): r"'weight' is complex",
+    "def build():\n    layer = nn.Linear(64, 1)\n    layer.bias.register_hook(torch.sign)\n    return layer": (
+        r"the parameter 'bias' has a hook, which a run would not call"
+    ),
     built("nn.Linear(7, 1)"): r"shape \[1, 8, 8\], and the module says: RuntimeError: mat1 and mat2 shapes",
     built("nn.Linear(8, 1)"): r"shape \[2, 1, 8, 1\] for 2 examples, and \[2, 1\] is expected",
     built("nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"): r"shape \[2, 10\].*and \[2, 1\] is expected",

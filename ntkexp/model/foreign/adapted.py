@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.error_line import one_line
-from ntkexp.model.functional import training_modes
+from ntkexp.model.functional import hooked, training_modes
 from ntkexp.model.learning_task import LearningTask
 
 
@@ -97,6 +97,11 @@ def refuse_untrainable(given: str, module: nn.Module) -> None:
         raise Mistake(f"{given}: the module has nothing to train: {why}")
     if unreal := [name for name, weight in weights.items() if weight.is_complex()]:
         raise Mistake(f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part instead")
+    if (name := next(hooked(module), None)) is not None:
+        raise Mistake(
+            f"{given}: the parameter '{name}' has a hook, which a run would not call: it trains by derivatives; build "
+            "the module without it"
+        )
 
 
 def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
