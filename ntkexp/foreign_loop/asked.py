@@ -85,8 +85,6 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
         reader.secant(tape, tape, (0,))
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
-    except NotImplementedError:  # of gradients that are sparse, of which a step says what to do
-        return
 
 
 def part_of(names: Sequence[str]) -> str:

@@ -196,6 +196,13 @@ def test_sparse_gradients_are_refused_by_name() -> None:
             optimizer.step()
 
 
+def test_gradients_divided_by_how_often_a_batch_has_a_row_are_refused_before_the_loop() -> None:
+    net = nn.Embedding(5, 2, scale_grad_by_freq=True)
+    following = ntkexp.follow(net, torch.optim.SGD(net.parameters(), 0.1), queries=torch.arange(3))
+    with pytest.raises(Mistake, match=r"the gradient of 'weight' is divided by how often a batch has each row"):
+        following.__enter__()
+
+
 def test_one_number_for_all_examples_is_refused() -> None:
     loss = MeanOfSquares(2, 1)
     optimizer = torch.optim.SGD(loss.parameters())

@@ -52,6 +52,9 @@ UNFIT = {
     forward("return {'y': self.layer(x.flatten(1))}"): r"returns a dict; let it return one tensor",
     forward("return self.layer(x.flatten(1)).long()"): r"gives torch\.int64, and real numbers are expected",
     forward("return self.layer(F.dropout(x).flatten(1))"): r"dropout without training=self\.training",
+    forward("x = F.embedding((x[:, 0, 0, :4] > 1e9).long(), self.layer.weight, sparse=True)", "return x.sum((1, 2))"): (
+        r"there is a sparse gradient"
+    ),
     forward("x -= 1", "return self.layer(x.flatten(1))"): r"overwrites its inputs",
     forward("return self.layer(x.flatten(1)).detach()"): r"is there a detach, or no_grad\?",
     forward("return self.layer((x - x.mean(0)).flatten(1))"): r"couples the examples",
