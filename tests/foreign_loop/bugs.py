@@ -240,8 +240,9 @@ def loss_of_a_stale_graph(given: Loop, batch: Tensor) -> None:
 def hooks_that_multiply(given: Loop, batch: Tensor) -> None:
     """Gradients of two parameters become a third, and twice, what they are, on their way and when they are added up."""
     if not given.done:
-        given.model.get_parameter("2.weight").register_hook(lambda gradient: gradient / 3)
-        given.model.get_parameter("4.weight").register_post_accumulate_grad_hook(doubled)
+        one, other = (given.model.get_parameter(name) for name in ("2.weight", "4.weight"))
+        one.register_hook(lambda gradient: gradient / 3)  # type: ignore[no-untyped-call]
+        other.register_post_accumulate_grad_hook(doubled)  # type: ignore[no-untyped-call]
     plain(given, batch)
 
 
@@ -253,7 +254,7 @@ def doubled(weight: Tensor) -> None:
 def hook_that_bends(given: Loop, batch: Tensor) -> None:
     """A gradient becomes its signs."""
     if not given.done:
-        given.model.get_parameter("2.weight").register_hook(torch.sign)
+        given.model.get_parameter("2.weight").register_hook(torch.sign)  # type: ignore[no-untyped-call]
     plain(given, batch)
 
 
