@@ -292,7 +292,7 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (with_a_penalty, 0, "", GRADIENT),
     (randomly_masked, 0, "", GRADIENT),
     (exchanged, 0, "", GRADIENT),
-    (hook_that_bends, 0, "2.weight", GRADIENT),
+    (hook_that_bends, 0, "", GRADIENT),
     (warmer, 7, "", OUTPUTS),
     (normed_by_the_batch, 0, "3", "takes its statistics from the batch"),
 )
