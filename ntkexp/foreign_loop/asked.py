@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -14,12 +14,13 @@ from ntkexp.foreign_loop.attribution import factors_between
 from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.generators import beginning_at, states_for
 from ntkexp.foreign_loop.members import refuse_short
-from ntkexp.foreign_loop.model_call import Ids
+from ntkexp.foreign_loop.model_call import Ids, ModelCall
 from ntkexp.foreign_loop.signed_outputs import left_alone
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import without_casts
-from ntkexp.kernel.record.inputs import as_inputs, examples, part
+from ntkexp.kernel.record.inputs import as_inputs, examples, part, tensors
+from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
@@ -85,8 +86,6 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
         reader.secant(tape, tape, (0,))
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
-    except NotImplementedError:  # of gradients that are sparse, of which a step says what to do
-        return
 
 
 def part_of(names: Sequence[str]) -> str:
@@ -105,6 +104,7 @@ class FirstStep:
     second, and not when all are attributed. What lies in several processes is looked at then."""
 
     called: CalledModule
+    queries: Inputs
     done: bool = False
 
     def prove(self, step: FollowedStep) -> None:
@@ -115,6 +115,8 @@ class FirstStep:
         if not step.calls and any(bool(step.gradient[name].any()) for name in step.heard):
             part = part_of(step.heard)
             raise Mistake(f"step {step.index}: {NEVER_CALLED}" + (f", perhaps its part '{part}'" if part else ""))
+        for call in step.calls:
+            self.refuse_unlike(call)
         if all(call.at == step.index for call in step.calls):
             nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
@@ -122,6 +124,44 @@ class FirstStep:
             for weight in self.called.module.parameters():
                 weight.grad = None
         self.called.twins.clear()
+
+    def refuse_unlike(self, call: ModelCall) -> None:
+        """Refuse queries that have other axes than what the loop calls the model with, and are answered with other
+        outputs: an axis of theirs may be taken for that of the examples. Of as many axes any lengths are fine, and any
+        axes to which the model gives the same outputs."""
+        both = axes(self.queries), axes(call.inputs)
+        if both[0].keys() != both[1].keys() or both[0] == both[1]:
+            return
+        weights = {name: weight.detach() for name, weight in self.called.module.named_parameters()}
+        with torch.no_grad(), left_alone(self.called.module):
+            asked = columns(self.called.function, weights, part(self.queries, slice(1))).shape[1]
+        assert call.gradient is not None
+        if asked != (given := call.gradient.shape[1]):
+            raise Mistake(
+                f"queries=: they have {counted_axes(both[0])}, which the model answers with {asked} outputs each, and "
+                f"the loop calls it with {counted_axes(both[1])}, answered with {given}; give queries with the axes of "
+                "a batch, also if there is only one"
+            )
+
+
+def axes(inputs: Inputs) -> dict[object, int]:
+    """How many axes each tensor among the inputs has, by its place or name.
+
+    >>> axes((torch.ones(2, 3), torch.ones(2))), axes({"x": torch.ones(2, 3), "scale": 2.0})
+    ({0: 2, 1: 1}, {'x': 2})
+    """
+    pairs = inputs.items() if isinstance(inputs, Mapping) else enumerate(tensors(inputs))
+    return {key: value.dim() for key, value in pairs if isinstance(value, torch.Tensor)}
+
+
+def counted_axes(found: Mapping[object, int]) -> str:
+    """The numbers of axes, in words.
+
+    >>> counted_axes({0: 2}), counted_axes({"x": 2, "mask": 1})
+    ('2 axes', '2 and 1 axes')
+    """
+    numbers = " and ".join(map(str, found.values()))
+    return f"{numbers} axis" if numbers == "1" else f"{numbers} axes"
 
 
 def refuse_unusable(

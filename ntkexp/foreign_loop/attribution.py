@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.call_readers import CallReaders
-from ntkexp.foreign_loop.clipping import Factors
+from ntkexp.foreign_loop.clipping import Factors, factor_between
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.signed_outputs import CHANGED, Replayed
 from ntkexp.foreign_loop.step import FollowedStep
@@ -228,6 +228,4 @@ def compared(found: Weights, consumed: Weights, names: Sequence[str]) -> tuple[f
     (0.5, 0.0)
     """
     ours, theirs = (torch.cat([each[name].flatten() for name in names]) for each in (found, consumed))
-    square, size = float(ours @ ours), float(theirs.norm())
-    factor = float(ours @ theirs) / square if square else 0.0
-    return factor, float((factor * ours - theirs).norm()) / size if size else 0.0
+    return factor_between(ours, theirs)

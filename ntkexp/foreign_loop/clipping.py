@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import frexp, sqrt
 
+import torch
+from torch import Tensor
+
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
@@ -186,6 +189,22 @@ def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
         if len(part.names) == len(names) and part.meets(norm):
             left = left.only(name for name in left.names if name not in names)
     return not left.names or (left is not each and any(map(left.meets, known.values())))
+
+
+def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """The factor between two gradients, and how far they differ, relative to the second; in long numbers where squares
+    would underflow, as those of examples that are all but learned do.
+
+    >>> factor_between(torch.full((2,), 2e-25), torch.full((2,), 1e-25))
+    (0.5, 0.0)
+    """
+    size = float(theirs.norm())
+    if theirs.numel() and min(size, float(ours.norm())) ** 2 < torch.finfo(theirs.dtype).tiny / theirs.numel():
+        ours, theirs = ours.double(), theirs.double()
+        size = float(theirs.norm())
+    square = float(ours @ ours)
+    factor = float(ours @ theirs) / square if square else 0.0
+    return factor, float((factor * ours - theirs).norm()) / size if size else 0.0
 
 
 def alike(one: float, other: float, room: float) -> bool:

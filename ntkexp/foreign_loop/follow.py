@@ -97,7 +97,7 @@ def follow(
         keeper,
         Unmoved(inner, module),
         None if now is None else now.weighing,
-        FirstStep(called) if now is None and ours.world == 1 else None,
+        FirstStep(called, asked) if now is None and ours.world == 1 else None,
     )
     with noted_loading() if ids == DATASET else nullcontext() as noted:
         watch.ids = ids if noted is None else noted.names

@@ -7,7 +7,7 @@ Where several processes trained together, g is the mean of their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import isclose, log2
@@ -20,7 +20,8 @@ from ntkexp.effects.curvature import gradient
 from ntkexp.effects.flat_weights import FlatWeights, flat_like
 from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch, TrainedStep, Update
 from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.example_loss import CallLoss, ExampleLoss
+from ntkexp.foreign_loop.clipping import factor_between
+from ntkexp.foreign_loop.example_loss import SPREAD, CallLoss, ExampleLoss, cancelled
 from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.remembered import Remembered, remembered
 from ntkexp.foreign_loop.step import FollowedStep
@@ -31,6 +32,7 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 
 ROUNDS = 1e4  # eps: a gradient summed in another order, relative to itself
+NEAR = 0.01  # a factor that may be a power of two, where much of a gradient cancels
 SAME_NORM = 1e-3  # of two steps that were clipped to one norm, in float32
 
 
@@ -136,23 +138,30 @@ class FollowedTraining(AbstractTrajectory):
         nothing = {name: torch.zeros_like(weight) for name, weight in followed.start.items()}
         consumed = self.flat.vector(nothing | dict(followed.gradient)) * heard
         found = gradient(step.batches, step.weights) * heard
-        factor = self.factor(step.index, found, consumed)
-        if is_power_of_two(factor, self.rounding):
+
+        def multiplied(multiple: float) -> Tensor:
+            return gradient([batch.times(multiple) for batch in step.batches], step.weights) * heard
+
+        factor, rounding = self.factor(step.index, found, consumed, multiplied)
+        if is_power_of_two(factor, rounding):
             batches = tuple(batch.times(factor) for batch in step.batches)
             return replace(step, batches=batches)
         return replace(step, clip_norm=self.same_norm(step.index, factor, float(found.norm())))
 
-    def factor(self, index: int, found: Tensor, consumed: Tensor) -> float:
-        """What the consumed gradient is of the one that was found."""
-        square, size = float(found @ found), float(consumed.norm())
-        factor = float(found @ consumed) / square if square else 0.0
-        missed = float((factor * found - consumed).norm()) / size if size else 0.0
-        if not missed <= self.rounding:
+    def factor(
+        self, index: int, found: Tensor, consumed: Tensor, multiplied: Callable[[float], Tensor]
+    ) -> tuple[float, float]:
+        """What the consumed gradient is of the one that was found, whose multiples round otherwise; and how far
+        rounding may take either."""
+        (factor, missed), rounding = factor_between(found, consumed), self.rounding
+        if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
+            rounding += SPREAD * cancelled(multiplied)
+        if not missed <= rounding:
             raise Mistake(
                 f"step {index}: the gradients of some parameters were multiplied with other factors than those of "
                 f"others (off by {missed:.2g}), and effects know one for all; clip all parameters together"
             )
-        return factor
+        return factor, rounding
 
     def same_norm(self, index: int, factor: float, size: float) -> float:
         """The norm to which the gradient was clipped, if that is what happened."""

@@ -23,7 +23,7 @@ from ntkexp.kernel.record.out_of_memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake, first_line, nearest
-from ntkexp.model.functional import function_of
+from ntkexp.model.functional import function_of, hooked
 from ntkexp.shapes import Inputs, Weights
 
 SHORTEST = 32  # bits of numbers
@@ -47,6 +47,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         given = order.bind(*args, **kwargs).arguments
         refuse_no_module(given["module"])
+        warn_of_hooks(given["module"])
         inputs = {name: given[name] for name in INPUTS if name in given and (name != "x2" or given[name] is not None)}
         for name, value in inputs.items():
             refuse_unfit(value, name)
@@ -72,6 +73,17 @@ def refuse_no_module(module: object) -> None:
     if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
         kind = type(module).__name__
         raise Mistake(f"the module is a {kind}, which cannot be called with other weights; give the one inside it")
+
+
+def warn_of_hooks(module: nn.Module) -> None:
+    """Say that hooks of parameters are no part of a kernel, which is of the function: backward alone calls them, and
+    what they would do cannot be asked without calling them. Many only watch."""
+    if (name := next(hooked(module), None)) is not None:
+        warn(
+            f"the parameter '{name}' has a hook, which kernels leave out: they are of the derivative, and if the hook "
+            "changes the gradient, training takes another",
+            stacklevel=3,
+        )
 
 
 def is_plain(tensor: Tensor) -> bool:

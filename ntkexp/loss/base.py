@@ -7,6 +7,7 @@ the experiment's business; everything here is per example and unweighted.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal, final
 
 import torch
@@ -73,23 +74,43 @@ class AbstractLoss(Component):
                 raise Mistake(
                     f"loss={self.option}: the loss of an example depends on others; let it be of each by itself"
                 )
-            if not bool(self.lies_between(slope, value, f, d, some).all()):
+            if not bool(lies_between(slope, lambda at: self.value(at, some), f, d).all()):
                 raise Mistake(
                     f"loss={self.option}: output_gradient is not the derivative of value, by differences at random "
                     "outputs; a kernel of its path would be that of another loss"
                 )
 
     @final
-    def lies_between(self, slope: Tensor, value: Tensor, f: Tensor, d: Tensor, targets: Tensor) -> Tensor:
-        """Whether ⟨∂ℓ/∂f, d⟩ lies between the differences to both sides along d: at a kink it may lie anywhere there,
-        where a loss is smooth they are as close as the step is short.
-        """
-        found = torch.zeros_like(slope, dtype=torch.bool)
-        for h in (1e-5, 1e-6):
-            sides = torch.stack([(self.value(f + s * h * d, targets) - value) / (s * h) for s in (1, -1)])
-            rounding = 100 * torch.finfo(torch.float64).eps * (value.abs() + f.abs().amax(1) + 1) / h
-            found |= (sides.amin(0) - rounding <= slope) & (slope <= sides.amax(0) + rounding)
-        return found
+    def refuse_unlike_second_differences(self, targets: Float[Tensor, "example out"]) -> None:
+        """Refuse a value of which autograd has other derivatives than it and the output gradient have by differences:
+        effects take both from it."""
+        chance, some = stream("loss"), targets[:TRIED].double()
+        for size in (0.1, 1.0, 3.0):
+            f, d = (torch.randn(some.shape, generator=chance, dtype=torch.float64).to(some) for _ in range(2))
+            f = some + size * f
+            of_value, of_gradient = self.derivatives(f, d, some)
+            for each, along, of in (
+                (of_value, lambda at: self.value(at, some), "value"),
+                (of_gradient, lambda at, d=d: (self.output_gradient(at, some) * d).sum(1), "output_gradient"),
+            ):
+                if not bool(lies_between(each, along, f, d).all()):
+                    raise Mistake(
+                        f"loss={self.option}: autograd's derivatives of value are not those of {of}, by differences at "
+                        "random outputs, and effects are made of them; look for detach, no_grad or numbers in value"
+                    )
+
+    @final
+    def derivatives(self, f: Tensor, d: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and second derivative of each value along d, as autograd has them."""
+        f = f.clone().requires_grad_()
+        slope = curvature = f.new_zeros(len(f))
+        if (value := self.value(f, targets).sum()).requires_grad:
+            (first,) = torch.autograd.grad(value, f, create_graph=True, materialize_grads=True)
+            slope = (first * d).sum(1)
+        if slope.requires_grad:
+            (second,) = torch.autograd.grad(slope.sum(), f, materialize_grads=True)
+            curvature = (second * d).sum(1)
+        return slope.detach(), curvature
 
     def weight(self, examples: int) -> float:
         """wᵢ when a step sums over this many examples."""
@@ -98,6 +119,18 @@ class AbstractLoss(Component):
     def divisor(self, examples: int) -> int:
         """What a sum over this many examples is divided by."""
         return examples if self.reduction == "mean" else 1
+
+
+def lies_between(slope: Tensor, along: Callable[[Tensor], Tensor], f: Tensor, d: Tensor) -> Tensor:
+    """Whether a derivative along d lies between the differences to both sides: at a kink it may lie anywhere there,
+    where a function is smooth they are as close as the step is short.
+    """
+    found, value = torch.zeros_like(slope, dtype=torch.bool), along(f)
+    for h in (1e-5, 1e-6):
+        sides = torch.stack([(along(f + s * h * d) - value) / (s * h) for s in (1, -1)])
+        rounding = 100 * torch.finfo(torch.float64).eps * (value.abs() + f.abs().amax(1) + 1) / h
+        found |= (sides.amin(0) - rounding <= slope) & (slope <= sides.amax(0) + rounding)
+    return found
 
 
 def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:

@@ -120,3 +120,17 @@ def random_layers(module: nn.Module) -> Iterator[str]:
     for name, layer in module.named_modules():
         if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
             yield f"layer '{name}' ({type(layer).__name__}, p={layer.p}) is random in training mode"
+
+
+def hooked(module: nn.Module) -> Iterator[str]:
+    """The trained parameters with hooks, by which `backward` may give them another gradient than the derivative, or
+    move them.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> hook = layer.bias.register_hook(torch.sign)
+    >>> list(hooked(layer)), hook.remove(), list(hooked(layer))
+    (['bias'], None, [])
+    """
+    for name, weight in module.named_parameters():
+        if weight.requires_grad and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+            yield name

@@ -45,6 +45,8 @@ def survey(experiment: Experiment) -> Survey:
     refuse_vast(experiment)
     problem = draw_problem(experiment)
     experiment.loss.refuse_unlike_differences(problem.targets)
+    if experiment.path.effects:
+        experiment.loss.refuse_unlike_second_differences(problem.targets)
     function = with_casts(function_of(problem.module), experiment.path.casts)
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])

@@ -237,7 +237,29 @@ def loss_of_a_stale_graph(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
+def hooks_that_multiply(given: Loop, batch: Tensor) -> None:
+    """Gradients of two parameters become a third, and twice, what they are, on their way and when they are added up."""
+    if not given.done:
+        one, other = (given.model.get_parameter(name) for name in ("2.weight", "4.weight"))
+        one.register_hook(lambda gradient: gradient / 3)  # type: ignore[no-untyped-call]
+        other.register_post_accumulate_grad_hook(doubled)  # type: ignore[no-untyped-call]
+    plain(given, batch)
+
+
+def doubled(weight: Tensor) -> None:
+    assert weight.grad is not None
+    weight.grad *= 2
+
+
+def hook_that_bends(given: Loop, batch: Tensor) -> None:
+    """A gradient becomes its signs."""
+    if not given.done:
+        given.model.get_parameter("2.weight").register_hook(torch.sign)  # type: ignore[no-untyped-call]
+    plain(given, batch)
+
+
 RECORDED: tuple[Body, ...] = (
+    hooks_that_multiply,
     clipped_after,
     clipped_in_part,
     normalised,
@@ -270,6 +292,7 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (with_a_penalty, 0, "", GRADIENT),
     (randomly_masked, 0, "", GRADIENT),
     (exchanged, 0, "", GRADIENT),
+    (hook_that_bends, 0, "", GRADIENT),
     (warmer, 7, "", OUTPUTS),
     (normed_by_the_batch, 0, "3", "takes its statistics from the batch"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.model_call import digests
+from ntkexp.foreign_loop.example_loss import CallLoss
+from ntkexp.foreign_loop.model_call import ModelCall, digests
 from ntkexp.foreign_loop.seen_call import SeenCall
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
@@ -109,6 +111,53 @@ def test_a_loss_that_was_not_trained_with_is_refused() -> None:
     trace = followed(given, loops.plain, loss=wrong)
     with pytest.raises(Mistake, match="step 7: loss= is not the loss that was trained with"):
         trace.attribute(effects=True)
+
+
+@pytest.mark.parametrize(("rows", "smoothing", "seed"), [(1, 0.1, 4), (2, 0.1, 6), (8, 1e-5, 0)])
+def test_class_weights_of_very_different_sizes_are_not_held_against_a_loop(
+    rows: int, smoothing: float, seed: int
+) -> None:
+    """A mean is divided by the sum of a batch's weights, other than `loss=`. Of examples of large weights that are all
+    but learned little is left where much cancels, and it has rounded otherwise; the loss without weights is another."""
+    draw, sizes = torch.Generator().manual_seed(seed), torch.tensor([3e-4, 7e-1, 1.3e4])
+    outputs = (15 * torch.randn(rows, 3, generator=draw)).requires_grad_()
+    labels = outputs.argmax(1)
+    means = partial(nn.functional.cross_entropy, weight=sizes, label_smoothing=smoothing)
+    (gradient,) = torch.autograd.grad(means(outputs, labels), outputs)
+
+    def share(size: Tensor | None) -> float:
+        loss = partial(nn.functional.cross_entropy, weight=size, label_smoothing=smoothing, reduction="none")
+        call = ModelCall(0, torch.arange(rows), tuple(map(str, range(rows))), gradient=gradient)
+        return CallLoss(lambda found, _: loss(found, labels), lambda *_: outputs, call, 0).share({})
+
+    expected = 1 / float(sizes[labels].sum())
+    assert abs(share(sizes) - expected) < 0.1 * expected
+    if rows > 1:
+        with pytest.raises(Mistake, match="is not the loss that was trained with"):
+            share(None)
+
+
+def test_gradients_whose_squares_underflow_are_followed() -> None:
+    """Where a step is too small for its weights to move, nothing is held against it."""
+    given, far = loop(loops.sgd, torch.float32), 50.0
+
+    def body(given: Loop, batch: Tensor) -> None:
+        """All examples are of class 0, and all but learned."""
+        given.zero()
+        outputs, zero = given.model(given.x[batch]), torch.zeros(len(batch), dtype=torch.long)
+        shifted = outputs + torch.tensor([far, 0.0, 0.0])
+        nn.functional.cross_entropy(shifted, zero).backward()  # type: ignore[no-untyped-call]
+        given.step()
+
+    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
+        return nn.functional.cross_entropy(
+            outputs + torch.tensor([far, 0.0, 0.0]), torch.zeros(len(outputs), dtype=torch.long), reduction="none"
+        )
+
+    found = followed(given, body, loss=loss).attribute(effects="derivative")
+    gradients = [weight.grad for weight in given.model.parameters() if weight.grad is not None]
+    assert 0 < max(float(gradient.abs().max()) for gradient in gradients) < torch.finfo(torch.float32).tiny ** 0.5
+    assert bool(found["effect"].notnull().all())
 
 
 def test_without_a_loss_nothing_is_guessed() -> None:

@@ -196,6 +196,61 @@ def test_sparse_gradients_are_refused_by_name() -> None:
             optimizer.step()
 
 
+def test_gradients_divided_by_how_often_a_batch_has_a_row_are_refused_before_the_loop() -> None:
+    net = nn.Embedding(5, 2, scale_grad_by_freq=True)
+    following = ntkexp.follow(net, torch.optim.SGD(net.parameters(), 0.1), queries=torch.arange(3))
+    with pytest.raises(Mistake, match=r"the gradient of 'weight' is divided by how often a batch has each row"):
+        following.__enter__()
+
+
+class Lines(nn.Linear):
+    """Reads lines of numbers, of any length and with any axes before them; each has an output for each number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(super().forward(x[..., None])).mean(-1)
+
+
+class FlatLines(nn.Linear):
+    """Takes a picture or what lies flat."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(super().forward(x.flatten(1)))
+
+
+def followed_at(net: nn.Module, x: torch.Tensor, queries: torch.Tensor, steps: int = 2) -> Trace:
+    """Some steps of a net, followed."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with ntkexp.follow(net, optimizer, queries=queries) as trace:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+    return trace
+
+
+def test_queries_whose_axes_are_not_those_of_a_batch_are_refused_at_the_first_step() -> None:
+    """One query without its axis is taken for many, of fewer outputs."""
+    net, x = Lines(1, 3).double(), torch.randn(4, 5, 6, dtype=torch.float64)
+    with pytest.raises(Mistake, match=r"^queries=: they have 2 axes, .* 6 outputs each, .* with 3 axes, .* with 30;"):
+        followed_at(net, x, x[0], steps=1)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "asked"),
+    [(Lines(1, 3), (4, 5), (2, 7)), (Lines(1, 3), (4, 5, 6), (2, 3, 9)), (FlatLines(6, 3), (4, 2, 3), (2, 6))],
+    ids=["other lengths", "more of them", "other axes, the same outputs"],
+)
+def test_queries_of_other_shapes_that_the_model_takes_are_kept(
+    net: nn.Module, shape: tuple[int, ...], asked: tuple[int, ...]
+) -> None:
+    """However many outputs they have: their parts add up."""
+    net, before = net.double(), deepcopy(net).double()
+    x, queries = (torch.randn(each, dtype=torch.float64) for each in (shape, asked))
+    found = followed_at(net, x, queries).attribute()
+    change = (net(queries) - before(queries)).detach().flatten(1).numpy()
+    assert abs(found["contribution"].sum("example").values - change).max() <= EXACT * np.linalg.norm(change)
+
+
 def test_one_number_for_all_examples_is_refused() -> None:
     loss = MeanOfSquares(2, 1)
     optimizer = torch.optim.SGD(loss.parameters())

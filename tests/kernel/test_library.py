@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -142,3 +147,81 @@ def test_weights_may_lie_in_memory_in_any_order() -> None:
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own
     agree(ntkexp.tangent_kernel(module, x), expected, 100 * EPS)
     agree(ntkexp.tangent_kernel(module, x, sketch=4096).kernel, expected, 0.5)
+
+
+def doubled(weight: Tensor) -> None:
+    """What some do to a gradient once it has been added up."""
+    assert weight.grad is not None
+    weight.grad *= 2
+
+
+HOOKS = {
+    "register_hook": lambda weight: weight.register_hook(torch.sign),
+    "register_post_accumulate_grad_hook": lambda weight: weight.register_post_accumulate_grad_hook(doubled),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_hooks_of_parameters_are_left_out_in_a_line(hook: Callable[[Tensor], Any]) -> None:
+    """The kernel is of the function: the same with hooks, frozen parameters with some, and none."""
+    given = problem("tanh")
+    x, end = given.x, given.end(0.5)
+    start = {name: weight.detach().clone() for name, weight in given.module.named_parameters()}
+    kernels = (
+        partial(ntkexp.tangent_kernel, given.module, x),
+        partial(ntkexp.secant_kernel, given.module, start, end, x, x),
+    )
+    plain = [kernel() for kernel in kernels]
+    put_up = hook(given.module.get_parameter("2.weight"))
+    for kernel, expected in zip(kernels, plain, strict=True):
+        with pytest.warns(UserWarning, match=r"the parameter '2.weight' has a hook, which kernels leave out") as said:
+            found = kernel()
+        assert torch.equal(found, expected)
+        assert [Path(each.filename) for each in said] == [Path(__file__)]
+    put_up.remove()
+    frozen = given.module.get_parameter("0.weight")
+    hook(frozen)
+    frozen.requires_grad_(False)
+    ntkexp.tangent_kernel(given.module, x)  # a warning is an error here
+
+
+class Words(nn.Module):
+    """Rows of a table of words, whose mean is read; or bags of them, one by one."""
+
+    def __init__(self, kind: type[nn.Embedding | nn.EmbeddingBag], **settings: bool) -> None:
+        super().__init__()
+        more = {"mode": "sum"} if kind is nn.EmbeddingBag else {}
+        self.table, self.last = kind(5, 3, **more, **settings), nn.Linear(3, 2)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table(x)
+        outputs: Tensor = self.last(torch.tanh(rows.mean(1) if rows.dim() > 2 else rows))
+        return outputs
+
+
+WORDS = torch.tensor([[0, 1, 1], [2, 4, 0]])
+TABLES = pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+
+
+@TABLES
+def test_a_table_with_sparse_gradients_has_the_kernels_of_one_without(kind: type[nn.Embedding]) -> None:
+    sparse, plain = Words(kind, sparse=True).double(), Words(kind).double()
+    plain.load_state_dict(sparse.state_dict())
+    start = {name: weight.detach() for name, weight in plain.named_parameters()}
+    end = {name: 1.3 * weight for name, weight in start.items()}
+    assert torch.equal(ntkexp.tangent_kernel(sparse, WORDS), ntkexp.tangent_kernel(plain, WORDS))
+    found, expected = (ntkexp.secant_kernel(module, start, end, WORDS, WORDS) for module in (sparse, plain))
+    assert torch.equal(found, expected)
+
+
+@TABLES
+@pytest.mark.parametrize("x", [WORDS, torch.tensor([[0, 1], [2, 3]])], ids=["twice", "once"])
+def test_a_gradient_divided_by_how_often_a_batch_has_a_row_is_refused(kind: type[nn.Embedding], x: Tensor) -> None:
+    """Also where every row stands once, so that autograd gives the derivative; of a frozen table there is none."""
+    module = Words(kind, scale_grad_by_freq=True).double()
+    own = {name: weight.detach() for name, weight in module.named_parameters()}
+    for kernel in (partial(ntkexp.tangent_kernel, module, x), partial(ntkexp.secant_kernel, module, own, own, x, x)):
+        with pytest.raises(Mistake, match=r"the gradient of 'table.weight' is divided by how often"):
+            kernel()
+    module.table.weight.requires_grad_(False)
+    agree(ntkexp.tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * EPS)

@@ -13,12 +13,15 @@ from torch import Tensor
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.loss.squared import Squared
 from ntkexp.mistake import Mistake
+from ntkexp.run.survey import survey
 from tests.config.components import choices, configured
 from tests.kernel.compare import agree
+from tests.run.small import small
 
 EPS = torch.finfo(torch.float64).eps
 LOSSES = choices("loss")
 KINKED = ("hinge",)  # its second derivative is zero or infinite: max ℓ″ = 1 is a convention, which bounds nothing
+FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=3", "model.width=4", "loss=squared")
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -61,6 +64,7 @@ def test_the_output_gradient_is_the_derivative_of_the_value(name: str, classes: 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_a_loss_is_not_refused_for_its_kinks(name: str, classes: int) -> None:
     loss(name).refuse_unlike_differences(example(name, classes, seed=0)[1])
+    loss(name).refuse_unlike_second_differences(example(name, classes, seed=0)[1])
 
 
 class Foreign(Squared):
@@ -86,6 +90,37 @@ def test_an_output_gradient_that_is_no_derivative_is_refused() -> None:
         Foreign().refuse_unlike_differences(targets)
     with pytest.raises(Mistake, match="depends on others"):
         Together().refuse_unlike_differences(targets)
+
+
+class Detached(Squared):
+    """Its value is right, and autograd has half of its derivative."""
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        missed = outputs - targets
+        return (missed.detach() * missed).sum(1) / 2
+
+
+class Weighed(Squared):
+    """Autograd has its first derivative, and of what it is weighed with no second."""
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        missed = outputs - targets
+        return (missed * missed.detach() - missed.detach().square() / 2).sum(1)
+
+
+@pytest.mark.parametrize(("wrong", "of"), [(Detached(), "value"), (Weighed(), "output_gradient")])
+def test_a_value_that_autograd_differentiates_otherwise_has_no_effects(wrong: AbstractLoss, of: str) -> None:
+    targets = example("squared", 3, seed=0)[1]
+    wrong.refuse_unlike_differences(targets)  # all that parts are made of is right
+    with pytest.raises(Mistake, match=f"autograd's derivatives of value are not those of {of}"):
+        wrong.refuse_unlike_second_differences(targets)
+
+
+def test_a_run_with_effects_holds_second_derivatives_against_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Squared, "value", Weighed.value)
+    survey(small(*FEW))
+    with pytest.raises(Mistake, match="and effects are made of them"):
+        survey(small(*FEW, "path.effects=derivative"))
 
 
 @pytest.mark.parametrize("name", LOSSES)

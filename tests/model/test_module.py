@@ -129,20 +129,33 @@ def test_tied_tables_of_tokens_are_one_weight(written: Write) -> None:
         assert exact(row)
 
 
-def test_tokens_come_as_whole_numbers(written: Write) -> None:
-    file = written("""
+@pytest.mark.parametrize("more", [(), ("path.effects=derivative",)], ids=["parts", "effects"])
+@pytest.mark.parametrize("sparse", [False, True], ids=["whole gradients", "sparse gradients"])
+def test_tokens_come_as_whole_numbers(sparse: bool, more: tuple[str, ...], written: Write) -> None:
+    file = written(f"""
         class build(nn.Module):
             def __init__(self, vocabulary, outputs):
                 super().__init__()
-                self.table, self.last = nn.Embedding(vocabulary, 4), nn.Linear(8, outputs)
+                self.table, self.last = nn.Embedding(vocabulary, 4, sparse={sparse}), nn.Linear(8, outputs)
 
             def forward(self, x):
                 assert x.dtype == torch.int64
                 return self.last(self.table(x).flatten(1).relu())
         """)
     model = ("model=module", f"model.path={file}:build", "data=modular_addition", "data.modulus=3")
-    for row in ran(*FEW, *model, trust=[str(file)]).rows("secant"):
+    for row in ran(*FEW, *model, *more, trust=[str(file)]).rows("secant"):
         assert exact(row)
+
+
+def test_a_gradient_divided_by_how_often_a_batch_has_a_row_trains_no_run(written: Write) -> None:
+    file = written("""
+        def build(vocabulary, outputs):
+            table = nn.Embedding(vocabulary, 4, scale_grad_by_freq=True)
+            return nn.Sequential(table, nn.Flatten(), nn.Linear(8, outputs))
+        """)
+    model = ("model=module", f"model.path={file}:build", "data=modular_addition", "data.modulus=3")
+    with pytest.raises(Mistake, match=r"0\.weight' is divided by how often a batch has each row"):
+        ran(*FEW, *model, trust=[str(file)])
 
 
 def test_a_seed_is_a_draw_and_another_seed_another(written: Write) -> None:

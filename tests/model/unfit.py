@@ -32,6 +32,9 @@ UNFIT = {
     built("nn.Flatten()"): r"nothing to train: it has no parameters",
     built("nn.Linear(8, 1).requires_grad_(False)"): r"none of its 2 parameters requires gradients",
     built("nn.Linear(8, 1, dtype=torch.complex64)"): r"'weight' is complex",
+    "def build():\n    layer = nn.Linear(64, 1)\n    layer.bias.register_hook(torch.sign)\n    return layer": (
+        r"the parameter 'bias' has a hook, which a run would not call"
+    ),
     built("nn.Linear(7, 1)"): r"shape \[1, 8, 8\], and the module says: RuntimeError: mat1 and mat2 shapes",
     built("nn.Linear(8, 1)"): r"shape \[2, 1, 8, 1\] for 2 examples, and \[2, 1\] is expected",
     built("nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"): r"shape \[2, 10\].*and \[2, 1\] is expected",
@@ -49,6 +52,9 @@ UNFIT = {
     forward("return {'y': self.layer(x.flatten(1))}"): r"returns a dict; let it return one tensor",
     forward("return self.layer(x.flatten(1)).long()"): r"gives torch\.int64, and real numbers are expected",
     forward("return self.layer(F.dropout(x).flatten(1))"): r"dropout without training=self\.training",
+    forward("x = F.embedding((x[:, 0, 0, :4] > 1e9).long(), self.layer.weight, sparse=True)", "return x.sum((1, 2))"): (
+        r"there is a sparse gradient"
+    ),
     forward("x -= 1", "return self.layer(x.flatten(1))"): r"overwrites its inputs",
     forward("return self.layer(x.flatten(1)).detach()"): r"is there a detach, or no_grad\?",
     forward("return self.layer((x - x.mean(0)).flatten(1))"): r"couples the examples",

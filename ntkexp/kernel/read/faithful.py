@@ -160,4 +160,9 @@ def by_autograd(
     if not output.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     found = torch.autograd.grad(output, list(leaves.values()), cotangent, materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+    return dict(zip(leaves, map(dense, found), strict=True))
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """The same numbers, also of a table that gives those of some rows alone."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()

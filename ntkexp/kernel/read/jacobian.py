@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.features import Features, Key
+from ntkexp.kernel.read.faithful import dense
 from ntkexp.kernel.record.independence import COUPLED, refuse_change
 from ntkexp.kernel.record.inputs import part
 from ntkexp.kernel.record.tape import Tape
@@ -44,7 +45,7 @@ def jacobian(
                 output, list(leaves.values()), mixture, retain_graph=True, materialize_grads=True
             )
             for name, gradient in zip(leaves, gradients, strict=True):
-                rows[name].append(gradient.flatten())
+                rows[name].append(dense(gradient).flatten())
     shape = (len(together), len(mixtures), -1)
     blocks: dict[Key, Block] = {
         (name, None): Rows(torch.stack(found).view(shape), name) for name, found in rows.items()

@@ -32,6 +32,7 @@ from ntkexp.stream import stream
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
 SUMS = 1000  # times eps of a row's largest element: what sums on the way back make of it
+LOOKUPS, BY_FREQUENCY = ("embedding", "_embedding_bag"), "scale_grad_by_freq"
 ROUNDING = 10**6  # times eps of the largest element: what norms centre cancels, layer after layer
 
 
@@ -51,10 +52,25 @@ class Owners:
 
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     """Those of a tape, in the order of its uses; rows of constants belong to examples wherever they can."""
+    refuse_frequency(tape, trained)
     if constants := multiplied_constants(tape, trained):
         with suppress(Mistake):
             return owners_beside(tape, trained, constants)
     return owners_beside(tape, trained, constants=frozenset())
+
+
+def refuse_frequency(tape: Tape, trained: frozenset[str]) -> None:
+    """Refuse tables whose gradients are divided by how often a batch has a row: that of an example depends on the
+    others, and a batch in which every row stands once does not show it."""
+    tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
+    for entry in tape.entries:
+        place = [each.name for each in entry.op._schema.arguments].index(BY_FREQUENCY) if entry.name in LOOKUPS else 0
+        if place and any(entry.args[place : place + 1]):
+            for name in (name for name, made in tables.items() if entry.args[0] in made):
+                raise Mistake(
+                    f"the gradient of '{name}' is divided by how often a batch has each row (scale_grad_by_freq=True): "
+                    "that of an example depends on the others, and is no derivative; build its layer without that"
+                )
 
 
 def multiplied_constants(tape: Tape, trained: frozenset[str]) -> frozenset[Slot]:

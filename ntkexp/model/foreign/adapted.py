@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign.error_line import one_line
-from ntkexp.model.functional import training_modes
+from ntkexp.model.functional import hooked, training_modes
 from ntkexp.model.learning_task import LearningTask
 
 
@@ -44,9 +44,21 @@ def adapted(
 ) -> Adapted:
     """The module that is made, in double precision and evaluation mode, tried."""
     with seeded(seed), making(torch.float64), one_line(given, file):
-        module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
+        module = Adapted(with_whole_gradients(make().double().eval()), tokens=task.vocabulary > 0)
         with one_line(f"{given}: {task.said}, and the module says", file):
             refuse_unfit(given, module, task)
+    return module
+
+
+def with_whole_gradients(module: nn.Module) -> nn.Module:
+    """The module, whose tables give gradients of all their rows: the same numbers, which can be differentiated again.
+
+    >>> with_whole_gradients(nn.Embedding(3, 2, sparse=True)).sparse
+    False
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False
     return module
 
 
@@ -82,6 +94,10 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
         raise Mistake(f"{given}: the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
     if not outputs.requires_grad:
         raise Mistake(f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?")
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
+    if any(each is not None and each.is_sparse for each in gradients):
+        raise Mistake(f"{given}: there is a sparse gradient; call F.embedding and F.embedding_bag with sparse=False")
     if not torch.equal(module(x).nan_to_num(), module(x).nan_to_num()):
         raise Mistake(
             f"{given}: the module gives other outputs when it is called again, in evaluation mode; is there a dropout "
@@ -97,6 +113,11 @@ def refuse_untrainable(given: str, module: nn.Module) -> None:
         raise Mistake(f"{given}: the module has nothing to train: {why}")
     if unreal := [name for name, weight in weights.items() if weight.is_complex()]:
         raise Mistake(f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part instead")
+    if (name := next(hooked(module), None)) is not None:
+        raise Mistake(
+            f"{given}: the parameter '{name}' has a hook, which a run would not call: it trains by derivatives; build "
+            "the module without it"
+        )
 
 
 def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
