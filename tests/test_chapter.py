@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def test_no_two_classes_of_a_chapter_share_a_name(folder: Path) -> None:
 def moved(folder: Path) -> Experiment:
     """The usual experiment, where the file of its model has another name."""
     shutil.copytree(PACKAGE / "model", folder)
-    (folder / "mlp.py").rename(folder / "perceptron.py")
+    (folder / Path(inspect.getfile(ntkexp.model.MLP)).name).rename(folder / "perceptron.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ntkexp.model, "__path__", [str(folder)])
         patch.setitem(sys.modules, "ntkexp.model.perceptron", None)  # so that it is as it was afterwards
