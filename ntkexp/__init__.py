@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module  # noqa: PLC0415  nothing is loaded before it is asked for
 
     if name == "__version__":
-        return import_module("ntkexp.records.version").package_version()
+        return import_module("ntkexp.records.folder").package_version()
     if name in CALLBACKS:
         return import_module(f"ntkexp.{name}")
     if name not in HOMES:

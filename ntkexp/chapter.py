@@ -66,7 +66,7 @@ def folders(package: ModuleType) -> list[str]:
 
     >>> from ntkexp.report import plots
     >>> folders(plots)
-    ['figures', 'redrawn', 'together']
+    ['figures', 'together']
     """
     return sorted(found.name for found in iter_modules(package.__path__) if found.ispkg)
 

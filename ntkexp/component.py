@@ -3,7 +3,7 @@
 Every choice an experiment makes (a model, a loss, an optimizer, …) is a subclass of that choice's `Abstract…` base,
 named by `_target_` in one YAML file, which is called as the component is: there is no registry.
 
->>> from ntkexp.path.rule.secant import Secant
+>>> from ntkexp.path.rule.base import Secant
 >>> Secant().fields(), Secant().option
 ({'_target_': 'ntkexp.path.rule.Secant'}, 'secant')
 """

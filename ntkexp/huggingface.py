@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ntkexp.foreign_loop.held_open import HeldOpen
+from ntkexp.foreign_loop.follow import HeldOpen
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.torchvision_import import load_torchvision
+from ntkexp.model.foreign import load_torchvision
 
 try:
     load_torchvision()

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from ntkexp.foreign_loop.asked import part_of
-from ntkexp.foreign_loop.held_open import HeldOpen
+from ntkexp.foreign_loop.follow import HeldOpen
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.torchvision_import import load_torchvision
+from ntkexp.model.foreign import load_torchvision
 
 try:
     load_torchvision()

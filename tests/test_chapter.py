@@ -15,9 +15,8 @@ import pytest
 import ntkexp.model
 from ntkexp.chapter import homes, option, public
 from ntkexp.component import Component
-from ntkexp.config.choices import NO_CHOICES, read
+from ntkexp.config.choices import NO_CHOICES, read, shipped
 from ntkexp.config.compose import compose
-from ntkexp.config.folders import shipped
 from ntkexp.experiment import Experiment
 from ntkexp.experiment.identity import folder_name, identity
 

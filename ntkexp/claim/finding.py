@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from ntkexp.records.fit import Expected
-from ntkexp.report.analysis.estimate import Estimate
-from ntkexp.report.analysis.verdict import CHANCE, MOST, missing, place
+from ntkexp.records.sweep import Expected
+from ntkexp.report.analysis.estimate import CHANCE, MOST, Estimate, missing, place
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 

@@ -1,33 +1,191 @@
-"""Judge a claim by what its runs have left: measured, looked at three times, written down.
-
-<name>-<digest>/claim.json       what was said beforehand
-                <look>.csv       the table that was judged, every digit
-                verdict.json     what was found (`ntkexp.records.claim`)
-                picture.svg      beside picture.json, what is said of it (`ntkexp.records.exhibit`)
+"""A claim is brought to its end: its runs and trials are planned, carried out, measured, looked at three times and
+judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import pandas as pd
 
-from ntkexp.claim.claim import CONTROL, MAIN, Look
+from ntkexp.claim.claim import CONTROL, MAIN, Claim, JudgedClaim, Look
 from ntkexp.claim.finding import Finding, together
-from ntkexp.claim.judged_claim import JudgedClaim
-from ntkexp.claim.measured import Measured
-from ntkexp.claim.planned import PlannedClaim, PlannedLook
+from ntkexp.claim.quantity.base import Measured
+from ntkexp.claim.trial_job import TrialJob
+from ntkexp.config.compose import Composer
+from ntkexp.engine.base import AbstractEngine, Ended, Task
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import write_atomically
-from ntkexp.records.claim import PICTURE, TIMINGS, ClaimRecord, Judgement, write_claim
-from ntkexp.records.command import command
-from ntkexp.records.exhibit import Exhibit, write_exhibit
-from ntkexp.records.json_file import to_text
-from ntkexp.records.timings import write_timings
+from ntkexp.records.atomic import to_text, write_atomically
+from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
+from ntkexp.records.folder import command
+from ntkexp.records.results import Took, took, write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
-from ntkexp.report.run import Run, load_tables
-from ntkexp.report.table import as_csv
-from ntkexp.sweep.status import RunStatus, record
+from ntkexp.report.run import Run, as_csv, load_tables
+from ntkexp.sweep.conductor import Conductor
+from ntkexp.sweep.definition import Definition
+from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
+from ntkexp.sweep.plan import Estimator, Plan, RunStatus, record, statuses
+from ntkexp.sweep.plan import plan as sweep_plan
+
+# --- What there is to carry out for a claim: the runs and the trials of all its looks, each of them once.
+
+
+@dataclass(frozen=True)
+class PlannedLook:
+    """The runs of a look by name, and its trials."""
+
+    look: Look
+    plans: Mapping[str, Plan]
+    trials: tuple[TrialJob, ...]
+
+    @property
+    def took(self) -> Took:
+        """What its runs and trials took, one after the other."""
+        runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
+        return added([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
+
+    def shares_all(self, other: PlannedLook) -> bool:
+        """Whether another look is at the same runs and trials."""
+        mine, theirs = ([(name, id(plan)) for name, plan in look.plans.items()] for look in (self, other))
+        return mine == theirs and self.trials == other.trials
+
+
+@dataclass(frozen=True)
+class PlannedClaim:
+    """A claim whose runs are all known to be valid."""
+
+    claim: Claim
+    out: Path
+    looks: Mapping[str, PlannedLook]
+    options: tuple[str, ...] = ()
+
+    @cached_property
+    def whole(self) -> Plan:
+        """All runs of all looks."""
+        everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
+        runs = (run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs)
+        return Plan(everything, self.out, tuple(runs))
+
+    @property
+    def trials(self) -> tuple[TrialJob, ...]:
+        """All trials, each once."""
+        return tuple({job.name: job for look in self.looks.values() for job in look.trials}.values())
+
+    @property
+    def folder(self) -> Path:
+        """What was found lies here."""
+        return self.out / self.claim.folder
+
+    @property
+    def took(self) -> Took:
+        """What its runs and trials took, one after the other."""
+        runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
+        return added([*runs, *(job.timings for job in self.trials)])
+
+    @property
+    def parts_took(self) -> dict[str, Took]:
+        """What all of it took, and each look; runs of several looks are counted for each."""
+        return {WHOLE: self.took} | {name: look.took for name, look in self.looks.items()}
+
+
+def added(files: Sequence[Path]) -> Took:
+    """Add up what these files tell."""
+    return sum(map(took, files), start=Took(0.0, 0.0))
+
+
+def plan_claim(
+    claim: Claim, composer: Composer, out: Path, trust: Sequence[str] = (), options: Sequence[str] = ()
+) -> PlannedClaim:
+    """Compose all runs of a claim."""
+    known: list[Plan] = []  # most controls look at the runs of the claim itself
+
+    def once(definition: Definition) -> Plan:
+        found = next((one for one in known if one.sweep == definition), None)
+        if found is None:
+            known.append(found := sweep_plan(definition, composer, out))
+        return found
+
+    looks = {
+        name: PlannedLook(
+            look, {run: once(definition) for run, definition in look.runs.items()}, trials(look, out, tuple(trust))
+        )
+        for name, look in claim.looks.items()
+    }
+    for look in claim.looks.values():
+        if look.trial is None:
+            look.quantity.refuse_early()
+    return PlannedClaim(claim, out, looks, tuple(options))
+
+
+def trials(look: Look, out: Path, trust: tuple[str, ...]) -> tuple[TrialJob, ...]:
+    """Make a job of every seed of a trial."""
+    if look.trial is None:
+        return ()
+    return tuple(TrialJob(look.trial.fields(), seed, str(out), trust) for seed in look.seeds)
+
+
+# --- Bring the runs and trials of a claim to their end: what is finished stays, what was killed goes on.
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Who carries claims out, who hears of it, and what is trusted."""
+
+    engine: AbstractEngine
+    listener: AbstractSweepListener
+    trust: tuple[str, ...] = ()
+    retry_failed: bool = False
+
+
+def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
+    """Carry out what is missing of a claim, and find where each of its runs stands then."""
+    ended = carry_out_runs(planned, workshop)
+    carry_out_trials(planned, workshop)
+    return statuses(planned.whole, planned.whole.event_log.failures(), ended)
+
+
+def carry_out_runs(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, Ended]:
+    """Carry out the runs; pictures of each are left to whoever looks at it by itself."""
+    whole = planned.whole
+    before = statuses(whole, whole.event_log.failures(), {})
+    wanted = {"unfinished", "running"} | ({"failed"} if workshop.retry_failed else set())
+    begun = [run for run in whole.distinct if before[run.name].state in wanted]
+    if not begun:
+        return {}
+    conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
+    estimate = Estimator()
+    conductor.conduct(begun, {run.name: estimate(run.experiment) for run in begun})
+    return conductor.ended
+
+
+def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
+    """Carry out the trials; one that fails is a mistake with its reason."""
+    left = [job for job in planned.trials if job.rows is None]
+    home, logs = str(Path.cwd()), str(planned.out / "sweeps")
+    if not left:
+        return
+    done, workers = len(planned.trials) - len(left), workshop.engine.workers
+    clock = RemainingTime({job.name: 1.0 for job in left}, workers, believed=0.0)
+    workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
+    try:
+        for event in workshop.engine.perform(Task(job.name, job, home, logs) for job in left):
+            clock.see(event)
+            workshop.listener.see(event, clock.ahead)
+            if isinstance(event, Ended) and event.how not in {"done", "found"}:
+                raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {event.reason or 'no reason given'}")
+    finally:
+        workshop.listener.end()
+
+
+# --- Judge a claim by what its runs have left: measured, looked at three times, written down.
+#
+# <name>-<digest>/claim.json       what was said beforehand
+#                 <look>.csv       the table that was judged, every digit
+#                 verdict.json     what was found (`ntkexp.records.claim`)
+#                 picture.svg      beside picture.json, what is said of it (`ntkexp.records.claim`)
 
 
 def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:

@@ -10,7 +10,7 @@ quantity: drift                            a column of the runs, or a component
 expectation:                               or a list of them, all of which must hold
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1, bound: upper}
 refutes: A slope above −0.4.
-control: {expectation: {value: -2.0}}      what is otherwise (`ntkexp.claim.change`); it must not be supported
+control: {expectation: {value: -2.0}}      what is otherwise (`ntkexp.claim.claim`); it must not be supported
 second: {base: [data=teacher], seeds: 20}  so many seeds of another family, or as many as the claim, and other data
 quick: {seeds: 3}                          and `full`: other sizes, of all looks
 picture: {_target_: ntkexp.claim.picture.JudgedRows}    how it is drawn; this one if nothing is said
@@ -24,21 +24,18 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from ntkexp.claim.change import changed
-from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look, Published
+from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look, Published, changed
 from ntkexp.claim.expectation.base import AbstractExpectation
 from ntkexp.claim.picture.base import AbstractPicture
-from ntkexp.claim.picture.judged_rows import JudgedRows
+from ntkexp.claim.picture.rows import JudgedRows
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.config.as_text import spelled
 from ntkexp.config.build import Builder
-from ntkexp.config.choices import Choices, read
+from ntkexp.config.choices import Choices, read, spelled
+from ntkexp.config.field_types import refusal
 from ntkexp.config.override import split
-from ntkexp.config.validation import refusal
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.parse import from_yaml, list_of, seeds_of
+from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of
 
 Size: TypeAlias = Literal["quick", "default", "full"]
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")

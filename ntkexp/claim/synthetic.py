@@ -11,14 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ntkexp.claim.expectation.base import AbstractExpectation
-from ntkexp.claim.expectation.bound import Bound
-from ntkexp.claim.expectation.equality import Equality
-from ntkexp.claim.expectation.identity import Identity
-from ntkexp.claim.expectation.location import Location
-from ntkexp.claim.expectation.order import Order
-from ntkexp.claim.expectation.slope import Slope
-from ntkexp.records.json_file import Json
+from ntkexp.claim.expectation.average import Bound, Equality, Location, Order, Slope
+from ntkexp.claim.expectation.base import AbstractExpectation, Identity
+from ntkexp.records.atomic import Json
 
 TABLES = 500
 WRONG = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}

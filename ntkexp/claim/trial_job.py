@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ntkexp.claim.trial.base import AbstractTrial
-from ntkexp.config.build import Builder
-from ntkexp.config.target import admit
+from ntkexp.config.build import Builder, admit
 from ntkexp.engine.base import AbstractJob, Ending, Tell
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import write_atomically
-from ntkexp.records.seal import read_sealed, sealed_text
-from ntkexp.records.timings import write_timings
-from ntkexp.records.version import results_version
-from ntkexp.run.clock import Clock
+from ntkexp.records.atomic import read_sealed, sealed_text, write_atomically
+from ntkexp.records.folder import results_version
+from ntkexp.records.results import write_timings
+from ntkexp.run.environment import Clock
 
 
 @dataclass(frozen=True)

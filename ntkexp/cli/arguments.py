@@ -10,9 +10,7 @@ import typer
 
 def offer(context: typer.Context, incomplete: str) -> list[str]:
     """What the shell offers for KEY=VALUE. Nobody can read an error there, so a mistake offers nothing."""
-    from ntkexp.config.choices import Choices
-    from ntkexp.config.complete import complete
-    from ntkexp.config.folders import folders
+    from ntkexp.config.choices import Choices, complete, folders
     from ntkexp.mistake import Mistake
 
     given = context.params.get("config_dir")
@@ -24,9 +22,7 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
 
 def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
     """Offer in the shell what a sweep takes: its name first, then KEY=VALUE."""
-    from ntkexp.config.choices import Choices
-    from ntkexp.config.complete import complete
-    from ntkexp.config.folders import folders
+    from ntkexp.config.choices import Choices, complete, folders
     from ntkexp.mistake import Mistake
 
     given, words = context.params.get("config_dir"), context.params.get("words") or []
@@ -41,8 +37,7 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
 
 def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
     """Offer in the shell the names of claims, each once."""
-    from ntkexp.config.choices import Choices
-    from ntkexp.config.folders import folders
+    from ntkexp.config.choices import Choices, folders
     from ntkexp.mistake import Mistake
 
     given, said = context.params.get("config_dir"), context.params.get("names") or []

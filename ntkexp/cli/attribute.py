@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def attribute(folder: Path, user: UserCode, *, effects: bool, quiet: bool = False) -> None:
     """Attribute the trace, with what the user's functions give; what came out is told."""
-    from ntkexp.foreign_loop.kept.load import trace_in
+    from ntkexp.foreign_loop.follow import trace_in
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
 
@@ -55,7 +55,7 @@ class UserCode:
 
     def trace(self, files: TraceFolder) -> Trace:
         """The trace, with module and loss; those that are not given are what the loop itself gives to `follow`."""
-        from ntkexp.foreign_loop.kept.load import loaded
+        from ntkexp.foreign_loop.follow import loaded
 
         again, module = self.found("again"), None if self.model is None else built(self.model, self.trust)
         first = None if again is None or (self.model and self.loss) else once_more(again)
@@ -69,8 +69,7 @@ class UserCode:
 
 def once_more(again: Callable[..., Any]) -> Trace:
     """The loop of the user's function, carried out as it is."""
-    from ntkexp.foreign_loop.altered_loop import trained_again
-    from ntkexp.foreign_loop.weighing import Weighing
+    from ntkexp.foreign_loop.again import Weighing, trained_again
 
     return trained_again(again, Weighing())
 
@@ -87,9 +86,9 @@ def built(model: str, trust: Sequence[str]) -> nn.Module:
 
 def found_in(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
     """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
-    from ntkexp.config.target import admit, refuse_untrusted
-    from ntkexp.model.foreign.user_file import load
-    from ntkexp.model.module import Module, file_and_function, function
+    from ntkexp.config.build import admit, refuse_untrusted
+    from ntkexp.model.foreign import load
+    from ntkexp.model.libraries import Module, file_and_function, function
 
     place = Module(path=path)
     refuse_untrusted(place, key, admit(trust))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.interrupt import interruptible, polite_kill
-from ntkexp.cli.repeat import options, trusted
+from ntkexp.cli.surroundings import interruptible, options, polite_kill, trusted
 from ntkexp.cli.train import ensure_writable
 from ntkexp.mistake import Mistake, WrongArgument
-from ntkexp.records.command import command
+from ntkexp.records.claim import ClaimRecord, Judgement
+from ntkexp.records.folder import command
+from ntkexp.report.claims import outlook, summary
+from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
     from ntkexp.claim.read import Size
     from ntkexp.engine.base import AbstractEngine
-    from ntkexp.records.claim import ClaimRecord
+
+
+# --- `ntkexp claims`: claims of papers are run, measured, judged and shown.
+
 
 FOLDER = "claims"
 
@@ -53,7 +59,6 @@ class ClaimsRequest:
 
 def claims(asked: ClaimsRequest) -> int:
     """Do what the first word says: show claims, try the judge, or judge claims; the exit status is given back."""
-    from ntkexp.cli.claims_shown import show_list, show_trials
 
     others = {"list": show_list, "judge": show_trials}
     if len(asked.names) == 1 and asked.names[0] in others:
@@ -64,11 +69,10 @@ def claims(asked: ClaimsRequest) -> int:
 
 def judge(asked: ClaimsRequest) -> int:
     """Carry claims out and show what is found; the status is 1 if one of several could not be judged."""
-    from ntkexp.engine.choose import choose
+    from ntkexp.engine.base import choose
 
     size, engine = asked.size, choose(asked.engine, asked.workers)
     engine.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.cli.claims_shown import show
 
     out = ensure_writable(asked.out.expanduser()).absolute() / FOLDER
     with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
@@ -91,12 +95,9 @@ def write_page(claims: Path, repeat: str) -> Path:
 
 def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) -> Iterator[ClaimRecord | None]:
     """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged."""
-    from ntkexp.claim.carry_out import Workshop, carry_out
-    from ntkexp.claim.judge import judge_claim
-    from ntkexp.claim.planned import plan_claim
+    from ntkexp.claim.judge import Workshop, carry_out, judge_claim, plan_claim
     from ntkexp.claim.read import claim_names, read_claim
-    from ntkexp.cli.claims_shown import line
-    from ntkexp.cli.sweep_progress import listener
+    from ntkexp.cli.progress import listener
     from ntkexp.config.compose import composer
 
     made, trust = composer(asked.config_dir, asked.trust), trusted(asked.trust)
@@ -115,3 +116,114 @@ def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) 
         if not asked.quiet and len(read) > 1:
             sys.stderr.write(f"{line(record)}\n")
         yield record
+
+
+# --- Claims on the terminal: the list of them, the table of verdicts, and how well the rules judge.
+
+
+HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "CPU minutes")
+
+
+def show(found: Sequence[ClaimRecord], asked: ClaimsRequest) -> None:
+    """Show what was found."""
+    from ntkexp.records.atomic import to_text
+
+    if asked.as_json:
+        sys.stdout.write(to_text([record.told for record in found]))
+    elif not asked.quiet:
+        sys.stdout.write(f"{table(found)}\n\n{notes(found)}{summary(found)}\n")
+
+
+def table(found: Sequence[ClaimRecord]) -> str:
+    """Lay out a line for each claim."""
+    rows = [
+        [
+            *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
+            shortened(record.main.expected),
+            *(record.looks[name].verdict for name in ("control", "second")),
+            minutes(record),
+        ]
+        for record in found
+    ]
+    return aligned(HEADER, rows, [False, False, True, True, False, False, False, True])
+
+
+def minutes(record: ClaimRecord) -> str:
+    """Spell how long processors worked for a claim."""
+    return "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}"
+
+
+def interval(judged: Judgement) -> str:
+    """Spell an interval."""
+    return f"{short(judged.low)} to {short(judged.high)}"
+
+
+def shortened(expected: str) -> str:
+    """Leave the parts but the first to the page.
+
+    >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
+    ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
+    """
+    first, *others = expected.split("; ")
+    return f"{first}, and {len(others)} more" if others else first
+
+
+def line(record: ClaimRecord) -> str:
+    """Say of one claim what came out."""
+    main = record.main
+    found = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
+    return f"{record.name}: {'; '.join(filter(None, [found, outlook(record)]))}"
+
+
+def notes(found: Sequence[ClaimRecord]) -> str:
+    """Say what stands in the way of a verdict, and what would probably decide, which no control need be."""
+    lines = []
+    for record in found:
+        for name, judged in record.looks.items():
+            where = record.name if name == "main" else f"{record.name}, {name}"
+            said = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
+            lines += [f"{where}: {said}\n"] if said else []
+    return "".join(lines) + ("\n" if lines else "")
+
+
+def show_list(asked: ClaimsRequest) -> None:
+    """Show every claim with its source."""
+    from ntkexp.config.choices import Choices, folders, read
+    from ntkexp.records.atomic import to_text
+
+    choices = Choices(folders(asked.config_dir))
+    trees = {name: read(choices.file("claim", name)) for name in choices.options("claim")}
+    told = [(name, str(tree.get("statement")), source(tree.get("source"))) for name, tree in trees.items()]
+    if asked.as_json:
+        keys = ("name", "statement", "source")
+        sys.stdout.write(to_text([dict(zip(keys, row, strict=True)) for row in told]))
+    else:
+        sys.stdout.write("\n".join(f"{name}\n    {said}\n    {paper}" for name, said, paper in told) + "\n")
+
+
+def source(given: object) -> str:
+    """Spell where a claim was made."""
+    return ", ".join(map(str, given.values())) if isinstance(given, dict) else str(given)
+
+
+def show_trials(asked: ClaimsRequest) -> None:
+    """Show how often each rule errs, and how often it decides, where the truth is known."""
+    from ntkexp.claim.synthetic import RULES, try_rule
+    from ntkexp.records.atomic import to_text
+
+    tried = [try_rule(rule) for rule in RULES]
+    if asked.as_json:
+        sys.stdout.write(to_text([one.fields for one in tried]))
+        return
+    header = ("rule", "tables", "false verdicts", "support where true", "refute where false")
+    rows = [[one.rule, str(one.tables), *map(percentage, (one.false, one.support, one.refute))] for one in tried]
+    sys.stdout.write(f"{aligned(header, rows, [False, True, True, True, True])}\n")
+
+
+def percentage(share: float) -> str:
+    """Spell a rate.
+
+    >>> percentage(0.034)
+    '3.4 %'
+    """
+    return f"{100 * share:.1f} %"

@@ -1,16 +1,33 @@
-"""`ntkexp explain`: the training examples that made a prediction, as a table and as a picture."""
+"""`ntkexp explain`: the training examples that made a prediction, as a table, a picture or a page, or trained again
+without some.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ntkexp.cli.surroundings import interruptible
 from ntkexp.mistake import Mistake
+from ntkexp.report.progress import listener
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ntkexp.effects.sweep import MeanName
+    from ntkexp.progress import AbstractProgress
+    from ntkexp.records.contributions import Removal
     from ntkexp.report.explain import Explanation
+    from ntkexp.report.ledger import LedgerEntry
+    from ntkexp.report.run import Run
+
+
+# --- `ntkexp explain`: the training examples that made a prediction, as a table and as a picture.
+
 
 KINDS = (".svg", ".png")
 FEW, ON_A_PAGE = 3, 12
@@ -33,10 +50,10 @@ def explain(
 ) -> None:
     """Explain the points that were asked for: by number, or those that the network misses most."""
     from ntkexp.report import explain as explanations
-    from ntkexp.report.explain_text import all_told
-    from ntkexp.report.forgetting_text import told_of_tasks
-    from ntkexp.report.ladder import main_split
+    from ntkexp.report.explain import all_told
+    from ntkexp.report.forgetting import told_of_tasks
     from ntkexp.report.run import load_run
+    from ntkexp.report.sentence import main_split
 
     refuse_both(numbers, worst, picture, page, as_json)
     if again is not None and without is None:
@@ -45,20 +62,16 @@ def explain(
     chosen = split or ("probe" if numbers else main_split(run.ladder))
     wanted = list(numbers) or explanations.worst(run, chosen, worst or (ON_A_PAGE if page else FEW))
     if page:
-        from ntkexp.cli.explain_page import write_page
-
         sys.stdout.write(f"{write_page(run, chosen, wanted, without, trust, again)}\n")
         return
     if without is not None:
-        from ntkexp.cli.without import leave_out
-
         leave_out(run, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
         return
     found = explanations.explain(run, chosen, wanted)
     if not found:
         raise Mistake(f"no point of the split {chosen} of {run.name} can be explained")
     if as_json:
-        from ntkexp.records.json_file import to_text
+        from ntkexp.records.atomic import to_text
 
         if picture is not None:
             draw(found, picture.expanduser())
@@ -90,7 +103,7 @@ def place(run: Path, split: str, numbers: Sequence[int]) -> Path:
 
 def draw(found: Sequence[Explanation], where: Path) -> None:
     """Draw the picture into its file."""
-    from ntkexp.report.plots.explanation import save
+    from ntkexp.report.plots.examples import save
 
     if where.suffix not in KINDS:
         raise Mistake(f"--picture={where}: it takes a file whose name ends in {' or '.join(KINDS)}")
@@ -98,3 +111,155 @@ def draw(found: Sequence[Explanation], where: Path) -> None:
         save(found, where)
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--picture={where}: {error.strerror}; choose another place") from None
+
+
+# --- `ntkexp explain RUN --page`: what made the outputs of a run, and what would change them, as a page.
+
+
+def write_page(
+    run: Run, split: str, numbers: list[int], without: str | None, trust: Sequence[str], again: str | None
+) -> Path:
+    """Write the page beside the reports of the runs; its path is given back."""
+    from ntkexp.report.explain import explain
+    from ntkexp.report.page.build import write_explanations
+
+    found = explain(run, split, numbers)
+    if not found:
+        raise Mistake(f"no point of the split {split} of {run.name} can be explained")
+    removed = []
+    if without is not None:
+        made, _ = removal(run, split, numbers, without, trust, again, quiet=False)
+        removed = explained(made)
+    words = [
+        *("ntkexp", "explain", str(run.path), "--page", f"--split={split}"),
+        *(f"--probe={number}" for number in numbers),
+        *([f"--without={without}"] if without else []),
+        *([f"--again={again}"] if again else []),
+        *(f"--trust={entry}" for entry in trust),
+    ]
+    page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
+    return write_explanations(run, found, removed, page, shlex.join(words))
+
+
+# --- `ntkexp explain RUN --without=…`: trained again without some examples, and what came of it.
+
+
+def leave_out(
+    run: Run,
+    split: str,
+    numbers: list[int],
+    text: str,
+    top: int,
+    *,
+    again: str | None,
+    as_json: bool,
+    trust: Sequence[str],
+) -> None:
+    """Show what leaving out a group changes at these points of a split."""
+    made, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
+    order = order_of(run) if "top:" in text else ""
+    if as_json:
+        from ntkexp.records.atomic import to_text
+
+        ordered = {"top": order} if order else {}
+        sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in made]}))
+        return
+    from ntkexp.report.explain import known_effects
+    from ntkexp.report.ledger import ledger_told
+
+    known = known_effects(run)
+    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top, order))
+
+
+def removal(
+    run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], again: str | None, *, quiet: bool
+) -> tuple[list[LedgerEntry], Removal]:
+    """Find what leaving out a group changes, and put it in words of the run."""
+    from ntkexp.report.examples import group
+    from ntkexp.report.explain import numbered
+    from ntkexp.report.ledger import entries
+
+    points = [numbered(run, split, number) for number in numbers]
+    progress = listener(quiet=quiet)
+    chosen = group(run, text, lambda: influences(run, points, progress))
+    with interruptible(lambda: "; nothing was kept of it"):
+        if "follow" in run.config:
+            found = of_a_loop(run, chosen, points, again, trust, progress)
+        else:
+            found = of_an_experiment(run, chosen, points, again, trust, progress)
+    return entries(run, split, numbers, found), found
+
+
+def of_an_experiment(
+    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
+) -> Removal:
+    """Train an experiment again without a group."""
+    from ntkexp.config.build import admit
+
+    if again is not None:
+        raise Mistake(
+            f"--again is for loops that were followed; {run.path} is an experiment, which is trained as it is"
+        )
+    admitted = admit(trust)
+    from ntkexp.run.execute import without
+
+    return without(run.path, group, points, progress, admitted)
+
+
+def of_a_loop(
+    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
+) -> Removal:
+    """Let the user's function carry a followed loop out without a group."""
+    from ntkexp.cli.attribute import found_in
+    from ntkexp.foreign_loop.follow import trace_in
+    from ntkexp.foreign_loop.loop_ledger import loop_without
+    from ntkexp.records.contributions import read_removal, write_removal
+
+    if (known := read_removal(run.path, group, points)) is not None:
+        return known
+    if again is None:
+        raise Mistake(
+            f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"
+        )
+    files, effect = trace_in(run.path), run.contributions.get("effect")
+    mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
+    function = found_in(again, "again", trust)
+    with files.folder.claim():
+        found = loop_without(files, function, mean, group, points, progress)
+        write_removal(run.path, found)
+    return found
+
+
+def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
+    """How much each training example matters at these points: by its effects, or by what it added; which is said."""
+    from ntkexp.records.contributions import explained_rule
+    from ntkexp.report.explain import effects, influence
+
+    parts = effects(run)
+    if parts is None:
+        rule = explained_rule(run.rules)
+        if rule is None:
+            raise Mistake(f"{run.path} holds neither effects nor contributions, so nobody knows who is at the top")
+        parts = run.parts(rule).isel(probe=list(points)).to_numpy()
+    else:
+        parts = parts[list(points)]
+    progress.say(f"at the top are examples {order_of(run)}")
+    return influence(parts)
+
+
+def order_of(run: Run) -> str:
+    """Say by what examples are at the top, in words that follow 'examples'."""
+    from ntkexp.report.explain import effects
+
+    if effects(run) is None:
+        return "that added most, as this run has no effects (path.effects=true)"
+    return "of the largest effects"
+
+
+def explained(made: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """Choose the output that the network gives a point, where there are several."""
+    best: dict[int, LedgerEntry] = {}
+    for entry in made:
+        if entry.number not in best or entry.before > best[entry.number].before:
+            best[entry.number] = entry
+    return list(best.values())

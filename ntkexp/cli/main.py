@@ -1,28 +1,113 @@
-"""The way in, and the way out: whatever ends a command early becomes one line on stderr and an exit status.
-
-    0   done        1   the machine failed (a full disk, no memory, a closed pipe), or runs of a sweep are not done
-    2   the user can put it right: a key, an option, a file or folder that is not there, or that may not be used
-    130 interrupted, by Ctrl-C or SIGTERM, however often
-
-Bugs of the program keep their traceback.
+"""The way in, and the way out: the program put together from its commands, and whatever ends one early as one line on
+stderr and an exit status.
 """
 
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Annotated
 
 import typer
 
-from ntkexp.cli.advice import with_advice
-from ntkexp.cli.app import app
-from ntkexp.cli.surroundings import refuse_unfit, settle
-from ntkexp.engine.fault import DENIED, FAULTS, exhausted, in_words, unfinished
+from ntkexp.chapter import files, folders
+from ntkexp.cli import commands
+from ntkexp.cli.surroundings import refuse_unfit, settle, with_advice
+from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words, unfinished
 from ntkexp.mistake import Mistake, without_secrets
+
+# --- The command line, put together from the files in `commands`: a function is a command, and a folder a group of
+# them.
+
+
+FIRST = (
+    "train",
+    "sweep",
+    "claims",
+    "config",
+    "resume",
+    "report",
+    "explain",
+    "attribute",
+    "compare",
+    "runs",
+    "limit",
+    "tangent",
+    "predict",
+)
+"""The commands in the order in which somebody comes to need them; others follow."""
+
+
+def root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        from ntkexp.records.folder import package_version
+
+        typer.echo(f"ntkexp {package_version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def assembled() -> typer.Typer:
+    """Put the program together with all its commands."""
+    program = typer.Typer(
+        help="Is a network trained by gradient descent a kernel machine, and which one?",
+        rich_markup_mode=None,  # plain help comes in half the time
+        pretty_exceptions_enable=False,
+    )
+    program.callback(invoke_without_command=True)(root)
+    fill(program, commands)
+    return program
+
+
+def fill(program: typer.Typer, package: ModuleType) -> None:
+    """Add the commands in a folder, each a function of one of its files, and the groups in it."""
+    for name in folders(package):
+        inside = import_module(f"{package.__name__}.{name}")
+        group = typer.Typer(help=inspect.getdoc(inside), no_args_is_help=True)
+        fill(group, inside)
+        program.add_typer(group, name=name)
+    found = [command for name in files(package) for command in written_in(import_module(f"{package.__name__}.{name}"))]
+    for command in sorted(found, key=lambda command: place(command.__name__)):
+        program.command()(command)
+
+
+def written_in(module: ModuleType) -> Iterator[Callable[..., None]]:
+    """The functions of a file that are its own: each is a command."""
+    for value in vars(module).values():
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_"):
+            yield value
+
+
+def place(name: str) -> tuple[int, str]:
+    """Where a command stands in the help.
+
+    >>> sorted(["my_command", "runs", "train"], key=place)
+    ['train', 'runs', 'my_command']
+    """
+    return FIRST.index(name) if name in FIRST else len(FIRST), name
+
+
+app = assembled()
+
+
+# --- The way in, and the way out: whatever ends a command early becomes one line on stderr and an exit status.
+#
+#     0   done        1   the machine failed (a full disk, no memory, a closed pipe), or runs of a sweep are not done
+#     2   the user can put it right: a key, an option, a file or folder that is not there, or that may not be used
+#     130 interrupted, by Ctrl-C or SIGTERM, however often
+#
+# Bugs of the program keep their traceback.
+
 
 # Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
 # click's, and recent versions of Typer bring their own copy of click.

@@ -1,8 +1,23 @@
-"""What a process finds around itself, put right or refused before a library is loaded that would complain in its words.
+"""What stands around a command: what a process finds and puts right, interruption, advice, and the options that
+repeat a result.
+
+What a process finds around itself, put right or refused before a library is loaded that would complain in its words.
 
 >>> refuse_threads({"OMP_NUM_THREADS": "four"})
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: OMP_NUM_THREADS=four: it takes a whole number ≥ 1 and ≤ 1024; unset it, or write threads=4
+
+A mistake as the command line says it: its arguments are options, and by its kind there is one that puts it right.
+
+>>> with_advice(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
+'--memory-gb=0: it takes a number > 0'
+>>> with_advice(NoPlace("the disk is full; choose another place"))
+'the disk is full; choose another place with --out'
+
+The options that stand beside results, with the words of the command: what repeats them.
+
+>>> options(Path("outputs"), ["net.py"], Path("mine")), options(Path("there"))
+(['--trust=net.py', '--config-dir=mine'], ['--out=there'])
 """
 
 from __future__ import annotations
@@ -14,9 +29,11 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import HydraSetting, Mistake, NoPlace, UnknownKey, Untrusted, Useless, WrongArgument
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 MOST = 1024
@@ -84,6 +101,65 @@ def refuse_without_threads() -> None:
     started = [threading.Thread(target=enough.wait) for _ in range(int(asked or len(os.sched_getaffinity(0))) - 1)]
     try:
         for thread in started:
-            thread.start()  # raises what `ntkexp.engine.fault` puts in words
+            thread.start()  # raises what `ntkexp.engine.base` puts in words
     finally:
         enough.set()
+
+
+# --- Ctrl-C, or a polite kill, ends a command with one line that says how to go on.
+
+
+@contextmanager
+def interruptible(advice: Callable[[], str]) -> Iterator[None]:
+    """Let an interrupt say more than that it was one: `advice` is asked for when it happens."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted{advice()}") from None
+
+
+@contextmanager
+def polite_kill() -> Iterator[None]:
+    """Let SIGTERM be heard as Ctrl-C is, also in a notebook, whose process is not ours."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+ADVICE: Mapping[type[Mistake], str] = {
+    NoPlace: " with --out",
+    Useless: " with --force",
+    Untrusted: "; add `--trust {source}`",
+    HydraSetting: "; --out says where runs go, --config-dir adds YAML",
+    UnknownKey: "; `ntkexp config --tree` shows every key",
+}
+"""What follows the message of each kind of mistake."""
+
+AGAIN = "; --force computes it again"
+"""What follows where a finished result is found."""
+
+
+def with_advice(mistake: Mistake) -> str:
+    """Give the message of a mistake, with advice in words of the command line."""
+    said = str(mistake)
+    for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
+        said = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", said)
+    advice = next((words for kind, words in ADVICE.items() if isinstance(mistake, kind)), "")
+    return said + advice.format_map(vars(mistake))
+
+
+OUTPUTS = Path("outputs")
+"""Where results go if nobody says."""
+
+
+def trusted(entries: Sequence[str]) -> tuple[str, ...]:
+    """What is trusted, as it is spelled in any folder."""
+    return tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in entries)
+
+
+def options(out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None) -> list[str]:
+    """The options without which the words of a command mean something else, or its results lie elsewhere."""
+    place = [f"--out={out}"] if out != OUTPUTS else []
+    return [*place, *(f"--trust={entry}" for entry in trust), *([f"--config-dir={config_dir}"] if config_dir else [])]

@@ -1,4 +1,4 @@
-"""`ntkexp sweep`: many experiments, those that are not finished yet."""
+"""`ntkexp sweep`: many experiments, those that are not finished yet; with `--dry-run` what would run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.interrupt import interruptible, polite_kill
-from ntkexp.cli.repeat import options, trusted
+from ntkexp.cli.surroundings import interruptible, options, polite_kill, trusted
 from ntkexp.cli.train import ensure_writable, keep_events
-from ntkexp.records.command import command
+from ntkexp.records.folder import command
 from ntkexp.text import counted
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine, Ended
-    from ntkexp.sweep.plan import Plan, PlannedRun
-    from ntkexp.sweep.status import RunStatus
+    from ntkexp.sweep.plan import Plan, PlannedRun, RunStatus
+
+
+# --- `ntkexp sweep`: many experiments, those that are not finished yet.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +46,16 @@ class SweepRequest:
 
 def sweep(asked: SweepRequest) -> int:
     """Carry a sweep out, as far as it is not; the exit status is given back."""
-    from ntkexp.engine.choose import choose
+    from ntkexp.engine.base import choose
 
     engine = choose(asked.engine, asked.workers)
     engine.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.sweep.status import statuses
+    from ntkexp.sweep.plan import statuses
 
     plan = compose_plan(asked)
     before = statuses(plan, plan.event_log.failures(), {})
     begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
     if asked.dry_run:
-        from ntkexp.cli.dry_run import show_plan
-
         return show_plan(plan, before, begun, engine)
     ensure_writable(plan.out)
     ended = carry_out(asked, plan, before, begun, engine)
@@ -68,10 +67,9 @@ def sweep(asked: SweepRequest) -> int:
 
 def compose_plan(asked: SweepRequest) -> Plan:
     """Compose the runs of the sweep, all of them valid."""
-    from ntkexp.config.choices import Choices
+    from ntkexp.config.choices import Choices, folders
     from ntkexp.config.compose import composer
-    from ntkexp.config.folders import folders
-    from ntkexp.sweep.parse import define
+    from ntkexp.sweep.definition import define
     from ntkexp.sweep.plan import plan
 
     definition = replace(define(asked.words, Choices(folders(asked.config_dir))), options=tuple(asked.repeated))
@@ -90,10 +88,9 @@ def carry_out(
     write_down(plan, before, changed=False)
     if not begun:
         return {}  # and nothing is loaded that carries runs out
-    from ntkexp.cli.sweep_progress import listener
+    from ntkexp.cli.progress import listener
     from ntkexp.sweep.conductor import Conductor
-    from ntkexp.sweep.cost import Estimator
-    from ntkexp.sweep.status import statuses
+    from ntkexp.sweep.plan import Estimator, statuses
 
     conductor = Conductor(plan, engine, listener(asked.quiet), trusted(asked.trust), asked.fail_fast)
     estimate = Estimator()
@@ -108,9 +105,9 @@ def carry_out(
 
 def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
     """Write the record of the sweep, and its tables as soon as there is a run to put into them."""
-    from ntkexp.records.lock import waited_for
+    from ntkexp.records.atomic import waited_for
     from ntkexp.records.sweep import write_sweep
-    from ntkexp.sweep.status import record
+    from ntkexp.sweep.plan import record
 
     with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
         write_sweep(record(plan, statuses))
@@ -135,8 +132,8 @@ def tell(asked: SweepRequest, plan: Plan, found: Mapping[str, RunStatus], ended:
 
 def show_json(plan: Plan, statuses: Mapping[str, RunStatus]) -> None:
     """Show the record on stdout."""
-    from ntkexp.records.json_file import to_text
-    from ntkexp.sweep.status import record
+    from ntkexp.records.atomic import to_text
+    from ntkexp.sweep.plan import record
 
     sys.stdout.write(to_text({**record(plan, statuses).fields, "record": str(plan.record)}))
 
@@ -154,3 +151,45 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
     advice += "; the same command goes on" if counts["unfinished"] else ""
     return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {told}{advice}"
+
+
+# --- `ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes.
+
+
+def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> int:
+    """Show what would run, for how long, and how much memory it takes."""
+    from ntkexp.config.choices import spelled
+    from ntkexp.sweep.plan import Estimator
+    from ntkexp.text import aligned, counted, duration
+
+    estimate = Estimator()
+    costs = {run.name: estimate(run.experiment) for run in plan.distinct}
+    rows = [
+        [
+            run.name,
+            *(spelled(value) for value in run.point.values.values()),
+            str(run.point.seed),
+            before[run.name].state,
+            duration(costs[run.name].seconds),
+            f"{costs[run.name].bytes / 1e9:.1f} GB",
+        ]
+        for run in plan.runs
+    ]
+    header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
+    sys.stdout.write(aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n")
+    seconds = [costs[run.name].seconds for run in begun]
+    total = max([sum(seconds) / engine.workers, *seconds])
+    most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
+    sys.stdout.write(
+        f"{plan.sweep.name}: {len(begun)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
+        f"and up to {most / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{early_end(begun)}\n"
+    )
+    for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
+        sys.stderr.write(f"ntkexp: would fail: {mistake}\n")
+    return 0
+
+
+def early_end(begun: Sequence[PlannedRun]) -> str:
+    """Say that runs may end sooner: shapes do not tell when a loss will be reached."""
+    sooner = any(run.experiment.stop_at_loss is not None for run in begun)
+    return ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""

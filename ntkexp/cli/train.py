@@ -12,10 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ntkexp.cli.advice import AGAIN
-from ntkexp.cli.interrupt import interruptible
-from ntkexp.cli.repeat import options
-from ntkexp.cli.surroundings import is_count
+from ntkexp.cli.surroundings import AGAIN, interruptible, is_count, options
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.progress import listener
@@ -54,7 +51,7 @@ def train(
 
 def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: Sequence[str]) -> None:
     """Carry out the rest of a run."""
-    from ntkexp.config.target import admit
+    from ntkexp.config.build import admit
 
     admitted = admit(trust)
     from ntkexp.run.execute import resume as go_on
@@ -116,7 +113,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     """Show what came out of a run that is known to be whole: the ladder, what it means, and where everything lies."""
     if quiet and not as_json:
         return
-    from ntkexp.records.json_file import to_text
+    from ntkexp.records.atomic import to_text
     from ntkexp.records.results import read_results
 
     told, ladder = RunFolder(folder).vouched, read_results(folder / "results.csv")
@@ -131,9 +128,8 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
 
 def in_words(folder: Path, ladder: Sequence[Result], *, diverged: bool) -> str:
     """Lay out the ladder with the seconds that each machine took, and say what it means."""
-    from ntkexp.records.timings import of_machines, read_timings
-    from ntkexp.report.ladder import ladder_table
-    from ntkexp.report.sentence import sentence
+    from ntkexp.records.results import of_machines, read_timings
+    from ntkexp.report.sentence import ladder_table, sentence
 
     table = ladder_table(ladder, of_machines(read_timings(folder / "timings.csv")))
     return f"{table.rstrip()}\n\n{wrap(sentence(ladder, diverged=diverged))}"

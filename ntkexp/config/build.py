@@ -1,4 +1,18 @@
-"""Plain data → components, from the leaves up: pydantic validates, and each refusal becomes one line.
+"""Plain data → components: `_target_` leads to a class, pydantic validates its fields, and each refusal becomes one
+line.
+
+`_target_: ntkexp.model.MLP` → the class, provided that it is a component of the right kind and may be imported.
+
+A component of this package goes by its chapter, which imports the file of that class and no other; one from elsewhere
+goes by its module, `package.module.Class`.
+
+Importing runs code, so only this package is imported unasked; others, a package or a file my_net.py, if trusted.
+
+>>> from ntkexp.loss.base import AbstractLoss
+>>> component("ntkexp.loss.Squared", AbstractLoss, "loss")
+<class 'ntkexp.loss.base.Squared'>
+
+Plain data → components, from the leaves up: pydantic validates, and each refusal becomes one line.
 
 >>> from ntkexp.loss.base import AbstractLoss
 >>> Builder().component({"_target_": "ntkexp.loss.Squared", "reduction": "sum"}, (AbstractLoss,), "loss")
@@ -7,25 +21,142 @@ Squared(reduction='sum')
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclasses_field
+from difflib import get_close_matches
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
+from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ntkexp.chapter import public
+from ntkexp.chapter import HOME, homes, is_own, public
 from ntkexp.component import Component, can_be_built
-from ntkexp.config import target
-from ntkexp.config.as_text import spelled
-from ntkexp.config.choices import Choices, read
-from ntkexp.config.field_types import bases, is_list, kinds, takes
-from ntkexp.config.folders import folders
-from ntkexp.config.validation import refusal
+from ntkexp.config.choices import KEYS, Choices, folders, read, spelled
+from ntkexp.config.field_types import bases, is_list, kinds, refusal, takes
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import layer, names_layer
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
+from ntkexp.model.foreign import load
+
+ROOT = Path(__file__).parents[2]
+"""Where this package lies."""
+
+
+def component(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
+    """Find the class that a `_target_` names."""
+    given = f"{key}._target_={target}".removeprefix(".")
+    module_name, _, name = str(target).rpartition(".")
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module_name:
+        raise Mistake(f"{given} names no class; write package.module.Class")
+    if not any(f"{module_name}.".startswith(f"{package}.") for package in (HOME, *trusted)):
+        package = module_name.split(".")[0]
+        raise Untrusted(f"{given} lies outside {HOME}, and is imported only if you say so", package)
+    if is_own(module_name):
+        refuse_file(module_name, name, given)
+    module = imported(module_name, given)
+    try:
+        found = getattr(module, name)
+    except AttributeError as error:
+        raise Mistake(f"{given}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, base) and can_be_built(found)):
+        raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example(base)}")
+    return found
+
+
+def refuse_file(module_name: str, name: str, given: str) -> None:
+    """A file of this package is never imported by its name, only by that of a class in its chapter."""
+    parent, _, file = module_name.rpartition(".")
+    chapter = ROOT.joinpath(*parent.split("."))
+    if (chapter / f"{file}.py").is_file():
+        known = [f"{parent}.{kind}" for kind in homes((str(chapter),))]
+        raise Mistake(f"{given}: classes go by their chapter, not by their file{nearest(f'{parent}.{name}', known)}")
+
+
+def example(base: type[Component]) -> str:
+    """Find some component of a kind, to be named in advice."""
+    concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
+    return public(concrete[0])
+
+
+def imported(name: str, given: str) -> ModuleType:
+    """Import a module of this package or of a trusted one."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise Mistake(f"{given}: there is no module {error.name}{nearest(name, beside(name))}") from None
+    except Exception as error:
+        if name.split(".", maxsplit=1)[0] == HOME:
+            raise
+        raise Mistake(f"{given}: {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def beside(name: str) -> list[str]:
+    """The chapters of this package in the folder where this one would lie."""
+    parent = name.rpartition(".")[0]
+    return [f"{parent}.{file.parent.name}" for file in ROOT.joinpath(*parent.split(".")).glob("*/__init__.py")]
+
+
+def admit(entries: Sequence[str]) -> tuple[str, ...]:
+    """The packages and files that the user trusts, imported, by the name under which a `_target_` finds them."""
+    if entries and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # last, so that nothing here hides a module of Python's
+    return tuple(admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry) for entry in entries)
+
+
+def admit_package(name: str) -> str:
+    """A package that Python finds, or that lies in the working folder."""
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise WrongArgument(
+            f"trust={name}: there is no such package; it takes a package's name, or a file my_net.py", "trust"
+        )
+    return name
+
+
+def admit_file(file: Path) -> str:
+    """Import a file under its name without the ending; what goes wrong in it is said with its line."""
+    file = Path(os.path.realpath(file.expanduser()))  # also of a link to itself
+    given = f"trust={file}"
+    if not file.is_file():
+        raise WrongArgument(
+            f"{given}: there is no such file; it takes the name of a package, or a file my_net.py", "trust"
+        )
+    if file.stem == HOME:
+        raise WrongArgument(f"{given}: '{HOME}' cannot be the name of a new module; call the file otherwise", "trust")
+    try:
+        return load(file, given).__name__
+    except Mistake as mistake:
+        raise WrongArgument(str(mistake), "trust") from mistake
+
+
+def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
+    """Code runs only if it lies in a trusted file or package."""
+    for file in component.code():
+        if not any(holds(name, file.resolve()) for name in trusted):
+            raise Untrusted(f"{key}: {file} is Python code of yours, which runs only if you say so", quote(str(file)))
+
+
+def holds(name: str, file: Path) -> bool:
+    """Whether a module is in a file, or a package around it."""
+    spec = find_spec(name)
+    if spec is None:
+        return False
+    folders = [Path(folder).resolve() for folder in spec.submodule_search_locations or ()]
+    return spec.origin == str(file) or any(file.is_relative_to(folder) for folder in folders)
 
 
 def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experiment:
@@ -38,8 +169,8 @@ class Builder:
     """A builder knows the components of this package and the trusted ones; names of options stand for their files."""
 
     trusted: tuple[str, ...] = ()
-    choices: Choices = field(default_factory=lambda: Choices(folders(None)))
-    files: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
+    choices: Choices = dataclasses_field(default_factory=lambda: Choices(folders(None)))
+    files: dict[tuple[str, str], dict[str, Any]] = dataclasses_field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def groups(self) -> frozenset[str]:
@@ -56,11 +187,9 @@ class Builder:
         """Find the class of a node; it goes without saying where only one is possible."""
         base = next((one for one in wanted if public(one) == node.get("_target_")), wanted[0])
         if "_target_" in node:
-            return target.component(node["_target_"], base, key, self.trusted)
+            return component(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):
-            raise Mistake(
-                f"{key} has no _target_, so it is no {base.__name__}; name one, such as {target.example(base)}"
-            )
+            raise Mistake(f"{key} has no _target_, so it is no {base.__name__}; name one, such as {example(base)}")
         return base
 
     def component(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> Component:
@@ -75,7 +204,7 @@ class Builder:
             made = kind.model_validate(children)
         except ValidationError as error:
             raise refusal(error, kind, key, given) from None
-        target.refuse_untrusted(made, key, self.trusted)
+        refuse_untrusted(made, key, self.trusted)
         return made
 
     def child(self, value: Any, place: FieldInfo | None, key: str) -> Any:
@@ -110,3 +239,80 @@ class Builder:
         except Mistake as mistake:
             raise Mistake(f"{key}: {mistake}") from None
         return self.files[group, name]
+
+
+# --- Which keys there are, given what is chosen, and what an unknown one was probably meant to be.
+
+
+TARGET = FieldInfo(annotation=str)
+
+
+def keys(
+    tree: Mapping[str, Any], kind: type[Component], builder: Builder, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Find every dotted key under the chosen components, with its field."""
+    for name, field in kind.model_fields.items():
+        yield f"{prefix}{name}", field
+        child, wanted = tree.get(name), bases(field.annotation)
+        if isinstance(child, Mapping) and wanted:
+            key = f"{prefix}{name}"
+            yield f"{key}._target_", TARGET
+            yield from keys(child, builder.kind(child, wanted, key), builder, f"{key}.")
+
+
+def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices) -> Mistake:
+    """Advice for a key that there is not."""
+    given, last = key, key.rsplit(".", maxsplit=1)[-1]
+    named = sorted((other for other in known if other.split(".")[-1] == last), key=depth)
+    if named:
+        return Mistake(f"{key}: there is no such key; did you mean '{named[0]}'?")
+    meant = KEYS.get(last.lower(), "")
+    if meant and parent(key) in {"", parent(meant)}:
+        if meant in {*known, *chosen} or "=" in meant:
+            return Mistake(f"{key}: there is no such key; did you mean '{meant}'?")
+        key, last = meant, meant.rpartition(".")[2]
+    elsewhere = [
+        (group, option) for group, option, other in others(choices, chosen) if other in {key, f"{group}.{key}"}
+    ]
+    if elsewhere:
+        # the one of that name, else the plainest
+        group, option = min(elsewhere, key=lambda found: (found[1] != last, len(choices.keys(*found))))
+        return Mistake(
+            f"{given}: {group}={chosen[group]} has no such key, {group}={option} has it; "
+            f"did you mean '{group}={option} {group}.{last}=…'?"
+        )
+    hint = closest(key, known) or known_in(key, known)
+    return Mistake(f"{key}: there is no such key{hint}") if hint else UnknownKey(f"{key}: there is no such key")
+
+
+def others(choices: Choices, chosen: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """The keys that other options would have."""
+    for group, current in chosen.items():
+        for option in choices.options(group):
+            if option != current:
+                yield from ((group, option, key) for key in choices.keys(group, option))
+
+
+def closest(key: str, known: Mapping[str, FieldInfo]) -> str:
+    """Hint at the nearest key: beside it if its group exists, by the last part if it names no group, else in full."""
+    group, dot, last = key.rpartition(".")
+    wanted = [other for other in known if not dot or parent(other) == group]
+    beside = {other.split(".")[-1]: other for other in sorted(wanted, key=depth, reverse=True)}
+    near = get_close_matches(last, beside, n=1, cutoff=0.5)
+    return f"; did you mean '{beside[near[0]]}'?" if near else "" if beside else nearest(key, known)
+
+
+def known_in(key: str, known: Mapping[str, FieldInfo]) -> str:
+    """Find the keys beside an unknown one."""
+    beside = [other for other in known if parent(other) == parent(key) and not other.endswith("_target_")]
+    return f"; known are {', '.join(beside)}" if beside else ""
+
+
+def depth(key: str) -> int:
+    """How many groups a key lies in; of two that fit, the shallower is meant."""
+    return key.count(".")
+
+
+def parent(key: str) -> str:
+    """Take the last part from a key."""
+    return key.rpartition(".")[0]

@@ -1,4 +1,6 @@
-"""What a field takes, in words, and which components it is made of: read off its type.
+"""What a component's fields take, read off their types, and why pydantic refused a value, each in one line.
+
+What a field takes, in words, and which components it is made of: read off its type.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)
@@ -9,15 +11,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
+from ntkexp.config.choices import spelled
+from ntkexp.mistake import Mistake, nearest
 
 WORDS = {
     int: "a whole number",
@@ -125,3 +130,36 @@ def is_list(kind: Any) -> bool:
     if origin in {tuple, list}:
         return True
     return origin in {Union, UnionType, Annotated} and any(is_list(part) for part in get_args(kind))
+
+
+# --- Why pydantic refused a component, in one line: the key, the value, what is allowed, the nearest spelling.
+
+
+def refusal(error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]) -> Mistake:
+    """The first thing that is wrong with a component."""
+    first = error.errors()[0]
+    said = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
+    if not first["loc"]:
+        return Mistake(said or f"{key}: {first['msg']}".removeprefix(": "))  # a component's own words name its keys
+    name = str(first["loc"][0])
+    whole = f"{key}.{name}".removeprefix(".")
+    if first["type"] == "extra_forbidden":
+        return stranger(whole, kind, key)
+    allowed = takes(kind.model_fields[name])
+    if first["type"] == "missing":
+        return Mistake(f"{whole} is missing; it takes {allowed}")
+    return Mistake(f"{whole}={spelled(given.get(name))}: {said or wrong(kind, name, given.get(name))}")
+
+
+def wrong(kind: type[Component], name: str, value: object) -> str:
+    """What a field takes instead of a value."""
+    field = kind.model_fields[name]
+    words = [plain for plain in kinds(field.annotation) if isinstance(plain, str)]
+    return f"it takes {takes(field)}{nearest(str(value), words)}"
+
+
+def stranger(whole: str, kind: type[Component], key: str) -> Mistake:
+    """A key that a component does not have."""
+    known = [f"{key}.{name}".removeprefix(".") for name in kind.model_fields]
+    keys = f"its keys are {', '.join(known)}" if known else "it has none"
+    return Mistake(f"{whole}: {kind.__name__} has no such key; {keys}{nearest(whole, known)}")

@@ -1,5 +1,16 @@
 """What can be done to a tile, K and Θ at all pixels for one offset: the words in which a layer says its fused form.
 
+Resolution: how large a variance may be where a kernel depends on small differences of variances and covariances.
+
+Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or 1/b².
+The difference is known up to the rounding of q or q² itself: b²q eps is the error of a kernel between near neighbours.
+
+>>> resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: Erf: variance 1e+14 is too large for float64 to tell near neighbours apart; lower W_std, or ...
+
+What can be done to a tile, K and Θ at all pixels for one offset: the words in which a layer says its fused form.
+
     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β    Σ over a window
     bend     κ and κ̇ of a bent line, of constants k and h
     arc      κ and κ̇ of erf
@@ -26,10 +37,27 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.covariance.coarse import Coarse
-from ntkexp.covariance.resolution import resolved
+from ntkexp.covariance.pairs import Coarse
+from ntkexp.mistake import Mistake
+
+LARGEST_ERROR = 1e-4
+
+
+def resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
+    """The variances at which a layer's kernel is known in their precision; others are refused."""
+    largest = float(q.detach().max()) if q.numel() else 0.0
+    if not squared_frequency * largest * torch.finfo(q.dtype).eps <= LARGEST_ERROR:
+        kind = str(q.dtype).removeprefix("torch.")
+        longer = "; or compute in float64" if q.dtype != torch.float64 else ""
+        raise Mistake(
+            f"{layer}: variance {largest:.3g} is too large for {kind} to tell near neighbours apart; "
+            f"lower W_std, or scale the inputs down{longer}"
+        )
+    return q
+
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
 KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap", "series", "coarsen")

@@ -7,26 +7,26 @@ from ntkexp.chapter import classes_of
 if TYPE_CHECKING:
     from ntkexp.data.base import AbstractSource as AbstractSource
     from ntkexp.data.base import Examples as Examples
-    from ntkexp.data.breast_cancer import BreastCancer as BreastCancer
-    from ntkexp.data.cifar10 import CIFAR10 as CIFAR10
-    from ntkexp.data.circle import Circle as Circle
-    from ntkexp.data.cued import Cued as Cued
-    from ntkexp.data.diabetes import Diabetes as Diabetes
-    from ntkexp.data.digits import Digits as Digits
-    from ntkexp.data.fashion_mnist import FashionMnist as FashionMnist
+    from ntkexp.data.images import CIFAR10 as CIFAR10
+    from ntkexp.data.images import MNIST as MNIST
     from ntkexp.data.images import AbstractImages as AbstractImages
-    from ntkexp.data.integers import Integers as Integers
-    from ntkexp.data.mnist import MNIST as MNIST
-    from ntkexp.data.modular_addition import ModularAddition as ModularAddition
-    from ntkexp.data.moons import Moons as Moons
-    from ntkexp.data.parity import Parity as Parity
+    from ntkexp.data.images import Digits as Digits
+    from ntkexp.data.images import FashionMnist as FashionMnist
     from ntkexp.data.sequence import Sequence as Sequence
-    from ntkexp.data.sphere import Sphere as Sphere
     from ntkexp.data.synthetic import AbstractSynthetic as AbstractSynthetic
+    from ntkexp.data.synthetic import Circle as Circle
+    from ntkexp.data.synthetic import Cued as Cued
+    from ntkexp.data.synthetic import Integers as Integers
+    from ntkexp.data.synthetic import Moons as Moons
+    from ntkexp.data.synthetic import Parity as Parity
+    from ntkexp.data.synthetic import Sphere as Sphere
+    from ntkexp.data.synthetic import Teacher as Teacher
+    from ntkexp.data.table import BreastCancer as BreastCancer
+    from ntkexp.data.table import Diabetes as Diabetes
     from ntkexp.data.table import Table as Table
-    from ntkexp.data.teacher import Teacher as Teacher
-    from ntkexp.data.text import Text as Text
+    from ntkexp.data.table import Wine as Wine
     from ntkexp.data.tokens import AbstractTokens as AbstractTokens
-    from ntkexp.data.wine import Wine as Wine
+    from ntkexp.data.tokens import ModularAddition as ModularAddition
+    from ntkexp.data.tokens import Text as Text
 else:
     __getattr__ = classes_of(__name__)

@@ -1,22 +1,35 @@
 """Data: what is learned, and where the network is read.
 
-A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The order
-of the examples and their noise come from the source's seed, each
-from a stream of its own; inputs, and real targets, are standardised with the statistics of the training split alone:
+Scaling, gaps, noise and phases come first: what is done to inputs and targets of any source.
 
-    x ← (x − mean) / deviation
+Missing inputs, marked by NaN, are replaced by the mean of their feature over the training split.
 
-A source may say instead that its examples stay as they are given: in its own order, and with targets in their own unit.
-Or that they come in phases, which are learned one after the other: then every split holds the phases in their order.
+>>> rows = torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])
+>>> filled(rows, means(rows)).tolist()
+[[1.0, 5.0], [2.0, 7.0], [3.0, 9.0]]
+
+Noise on the training targets.
+
+Of class labels, exactly the given share (rounded) is replaced by another class, each of the others being as likely.
+Real targets get Gaussian noise whose standard deviation is the given share of theirs.
+
+>>> clean = torch.zeros(10, dtype=torch.int64)
+>>> noisy(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
+2
+
+Phases of learning: which examples belong to each, how many each split takes of it, and whether one tells of another.
+
+>>> [share(128, number, 3) for number in range(3)]
+[43, 43, 42]
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Literal, final
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -24,12 +37,162 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.component import Component, Count, CountOrNone
-from ntkexp.data.gaps import filled, means
-from ntkexp.data.noise import noisy
-from ntkexp.data.phases import leaked, positions, share
-from ntkexp.data.scale import MEASURES, Standardise, each, unchanged
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
+
+Standardise = Literal["each", "all", "none"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Standardising: mean 0 and deviation 1, measured on the training split and applied to all.
+
+    A mean and a deviation, which broadcast over examples.
+
+        z = (x − mean) / deviation,    deviation² = mean (x − mean)²
+
+    A feature that does not vary in training becomes 0 everywhere: what it does elsewhere could not have been learned.
+
+    >>> measured = each(torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
+    >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
+    [[3.0, 0.0]]
+    """
+
+    mean: Float[Tensor, "..."]
+    deviation: Float[Tensor, "..."]
+
+    def __call__(self, values: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape"]:
+        return torch.where(self.deviation > 0, (values - self.mean) / self.deviation, 0.0)
+
+
+def each(values: Float[Tensor, "example *shape"]) -> Scale:
+    """Measure the scale of every feature by itself."""
+    return measure(values, (0,))
+
+
+def whole(values: Float[Tensor, "example *shape"]) -> Scale:
+    """Measure the scale of all features alike, so that a pixel stays brighter than another."""
+    return measure(values, tuple(range(values.ndim)))
+
+
+def unchanged(values: Tensor) -> Callable[[Tensor], Tensor]:
+    """No scale at all."""
+    return torch.clone
+
+
+def measure(values: Float[Tensor, "example *shape"], axes: tuple[int, ...]) -> Scale:
+    """Mean and deviation over these axes."""
+    mean = values.mean(axes, keepdim=True)
+    deviation = (values - mean).square().mean(axes, keepdim=True).sqrt()
+    # The deviation of equal numbers need not round to zero; their extremes are equal.
+    varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
+    if (varies & ~((deviation > 0) & deviation.isfinite())).any():
+        raise Mistake("some numbers are too large or too small for a variance in double precision; change their unit")
+    return Scale(mean, torch.where(varies, deviation, 0.0))
+
+
+MEASURES: dict[Standardise, Callable[[Tensor], Callable[[Tensor], Tensor]]] = {
+    "each": each,
+    "all": whole,
+    "none": unchanged,
+}
+
+
+def means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
+    """The mean of each feature over the examples that have it."""
+    mean = train.nanmean(0)
+    if mean.isnan().any():
+        first = int(mean.isnan().flatten().nonzero()[0]) + 1
+        raise Mistake(
+            f"data.missing=mean: feature {first} (the target not counted) has no value in any of the {len(train)} "
+            "training rows, so it has no mean; raise data.train, or remove the column"
+        )
+    return mean
+
+
+def filled(values: Float[Tensor, "example *shape"], fill: Float[Tensor, " *shape"]) -> Float[Tensor, "example *shape"]:
+    """The values, with the fill where one is missing."""
+    return torch.where(values.isnan(), fill, values)
+
+
+def noisy(
+    target: Int[Tensor, " example"] | Float[Tensor, "example value"],
+    classes: int,
+    share: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Add a share of noise to targets: labels are replaced, or, where there are no classes, numbers are added."""
+    return relabelled(target, classes, share, generator) if classes else blurred(target, share, generator)
+
+
+def relabelled(
+    labels: Int[Tensor, " example"], classes: int, share: float, generator: torch.Generator
+) -> Int[Tensor, " example"]:
+    """A share of labels is replaced: a step of 1 … classes − 1 around the circle of classes never ends where it
+    began.
+    """
+    chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    step = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
+    return labels.index_copy(0, chosen, (labels[chosen] + step) % classes)
+
+
+def blurred(
+    values: Float[Tensor, "example value"], share: float, generator: torch.Generator
+) -> Float[Tensor, "example value"]:
+    """Add noise to values: y + share · deviation · N(0, 1)."""
+    noise = torch.randn(values.shape, generator=generator, dtype=values.dtype)
+    return values + share * values.std(0, correction=0) * noise
+
+
+def share(count: int, number: int, phases: int) -> int:
+    """How many of so many examples, or steps, are of a phase: equal shares, the first ones larger by one if need be."""
+    return count // phases + (number < count % phases)
+
+
+def positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) -> list[Int[Tensor, " chosen"]]:
+    """Where the examples of each phase are, of so many in all.
+
+    >>> [place.tolist() for place in positions(torch.tensor([0, 1, 0]), 2, 3)]
+    [[0, 2], [1]]
+    >>> [place.tolist() for place in positions(None, 1, 3)]
+    [[0, 1, 2]]
+    """
+    if phase is None:
+        return [torch.arange(count)]
+    return [(phase == number).nonzero()[:, 0] for number in range(phases)]
+
+
+def leaked(
+    learned: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
+    read: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
+) -> tuple[int, int] | None:
+    """Find two phases of which one learns what the other reads, given examples and their phases.
+
+    >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
+    >>> leaked((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
+    (1, 0)
+    >>> leaked((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
+    """
+    known: dict[bytes, set[int]] = {}
+    for row, phase in zip(learned[0], learned[1].tolist(), strict=True):
+        known.setdefault(row.numpy().tobytes(), set()).add(phase)
+    for row, phase in zip(read[0], read[1].tolist(), strict=True):
+        if others := known.get(row.numpy().tobytes(), set()) - {phase}:
+            return min(others), phase
+    return None
+
+
+# --- Data: what is learned, and where the network is read.
+#
+# A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The
+# order of the examples and their noise come from the source's seed, each from a stream of its own; inputs, and
+# real targets, are standardised with the statistics of the training split alone:
+#
+#     x ← (x − mean) / deviation
+#
+# A source may say instead that its examples stay as they are given: in its own order, and with targets in their
+# own unit. Or that they come in phases, which are learned one after the other: then every split holds the phases
+# in their order.
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkexp.component import CountOrNone, Steps
-from ntkexp.data.base import AbstractSource, Examples, examples_stream
-from ntkexp.data.digits import Digits
-from ntkexp.data.phases import share
-from ntkexp.data.scale import Standardise
+from ntkexp.data.base import AbstractSource, Examples, Standardise, examples_stream, share
+from ntkexp.data.images import Digits
 from ntkexp.mistake import Mistake
 
 OWN = ("train", "probe", "test", "label_noise", "standardise")

@@ -1,13 +1,24 @@
-"""Sources that make as many examples as the splits ask for.
-
-What is to be learned is drawn before the inputs, so that more examples of one seed are examples of the same function.
-"""
+"""Sources that make as many examples as the splits ask for, from formulas and random numbers."""
 
 from __future__ import annotations
 
-from ntkexp.component import CountOrNone
-from ntkexp.data.base import AbstractSource
-from ntkexp.data.scale import Standardise
+from math import pi, sqrt
+from typing import Annotated, Literal, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, NonNegativeFloat, model_validator
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ntkexp.component import LARGEST, Count, CountOrNone, Depth
+from ntkexp.data.base import AbstractSource, Examples, Standardise
+from ntkexp.mistake import Mistake
+
+# --- Sources that make as many examples as the splits ask for.
+#
+# What is to be learned is drawn before the inputs, so that more examples of one seed are examples of the same
+# function.
 
 
 class AbstractSynthetic(AbstractSource):
@@ -20,3 +31,221 @@ class AbstractSynthetic(AbstractSource):
     def size(self) -> int:
         """The examples of all splits together."""
         return self.train + self.probe + self.test
+
+
+class Circle(AbstractSynthetic):
+    """Points on the unit circle, and a sum of waves.
+
+    Regression; `frequencies` are the k.
+
+        x = (cos a, sin a),  a uniform in [0, 2π),    y = Σ_k cos(k a) + sin(k a)
+
+    >>> inputs = Circle(train=3, probe=0, test=0).split().train.inputs
+    >>> torch.allclose(inputs.norm(dim=1), torch.ones(3, dtype=torch.float64))
+    True
+    """
+
+    frequencies: tuple[Count, ...] = Field((1, 2, 3), min_length=1)
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        angle = 2 * pi * torch.rand(self.size, 1, generator=generator, dtype=torch.float64)
+        phase = angle * torch.tensor(self.frequencies, dtype=torch.float64)
+        target = (phase.cos() + phase.sin()).sum(1, keepdim=True)
+        return Examples(torch.cat([angle.cos(), angle.sin()], 1), target)
+
+
+class Moons(AbstractSynthetic):
+    """Two interleaving half circles with Gaussian noise, equally many points on each.
+
+    Two classes; `noise` is the standard deviation added to both coordinates.
+
+    upper: (cos t, sin t)        lower: (1 − cos t, ½ − sin t)        t uniform in [0, π)
+    """
+
+    standardise: Standardise = "each"
+    noise: NonNegativeFloat = 0.1
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        angle = pi * torch.rand(self.size, generator=generator, dtype=torch.float64)
+        labels = torch.arange(self.size) % 2
+        upper = torch.stack([angle.cos(), angle.sin()], 1)
+        lower = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)
+        noise = self.noise * torch.randn(self.size, 2, generator=generator, dtype=torch.float64)
+        return Examples(torch.where(labels[:, None] == 0, upper, lower) + noise, labels, ("upper", "lower"))
+
+
+class Sphere(AbstractSynthetic):
+    """Points on a sphere, and a polynomial of low degree.
+
+    Regression; the inputs have `dimension` coordinates.
+
+        x uniform on S^{d−1},    y = Σ_{k ≤ degree} h_k(√d w_k·x),    w_k random unit vectors
+
+    h_k are the normalised Hermite polynomials, √k! h_k = He_k: in high dimension every degree has the same share of y.
+
+        h_0 = 1,    h_1 = z,    √(k+1) h_{k+1} = z h_k − √k h_{k−1}
+
+    >>> z = torch.tensor([2.0], dtype=torch.float64)
+    >>> [round(value.item(), 4) for value in hermite(z, 2)]
+    [1.0, 2.0, 2.1213]
+    """
+
+    dimension: int = Field(10, ge=2, le=LARGEST)
+    degree: Depth = 2
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        directions = normalize(torch.randn(self.degree, self.dimension, generator=generator, dtype=torch.float64))
+        inputs = normalize(torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64))
+        along = sqrt(self.dimension) * inputs @ directions.t()
+        target = sum(hermite(z, k)[k] for k, z in enumerate(along.unbind(1), start=1))
+        return Examples(inputs, torch.as_tensor(target)[:, None])
+
+
+def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " example"]]:
+    """h_0(z) … h_degree(z)."""
+    values = [torch.ones_like(z), z]
+    for k in range(1, degree):
+        values.append((z * values[k] - sqrt(k) * values[k - 1]) / sqrt(k + 1))
+    return values
+
+
+class Parity(AbstractSynthetic):
+    """Parity, the generalised XOR: a label that no single coordinate, and no smaller set of them, tells anything
+    about.
+
+    Two classes; the inputs are corners of the cube {−1, 1}^dimension, or Gaussian.
+
+        y = sign(x_1 · x_2 ⋯ x_order)
+
+    Corners of the cube are drawn without repetition, lest a test example be a training example.
+    """
+
+    dimension: Count = 10
+    order: Count = 2
+    inputs: Literal["signs", "gaussian"] = "signs"
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        if self.order > self.dimension:
+            raise Mistake(f"data.order={self.order} coordinates are multiplied, but data.dimension={self.dimension}")
+        if self.inputs == "signs":
+            inputs = corners(self.size, self.dimension, generator)
+        else:
+            inputs = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
+        positive = inputs[:, : self.order].sign().prod(1) > 0
+        return Examples(inputs, positive.long(), ("odd", "even"))
+
+
+def corners(count: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "example dimension"]:
+    """Different corners of the cube, every set of them equally likely."""
+    if count > 2**dimension:
+        raise Mistake(
+            f"data.train, data.probe and data.test ask for {count} examples, and a cube of data.dimension={dimension} "
+            f"has {2**dimension} corners; lower one of them, or raise data.dimension"
+        )
+    found = torch.empty(0, dimension, dtype=torch.float64)
+    while len(found) < count:
+        drawn = 2.0 * torch.randint(0, 2, (count, dimension), generator=generator) - 1.0
+        found = torch.unique(torch.cat([found, drawn.double()]), dim=0)
+    return found[torch.randperm(len(found), generator=generator)[:count]]
+
+
+class Teacher(AbstractSynthetic):
+    """Gaussian inputs, and a random network as the teacher.
+
+    Regression; the inputs have `dimension` coordinates, the teacher has `hidden` units.
+
+    x ~ N(0, I_d),    y = Σ_j a_j tanh(w_j·x) / √hidden,    w_j ~ N(0, I/d),  a_j ~ N(0, 1)
+    """
+
+    dimension: Count = 10
+    hidden: Count = 16
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        first = torch.randn(self.dimension, self.hidden, generator=generator, dtype=torch.float64)
+        second = torch.randn(self.hidden, 1, generator=generator, dtype=torch.float64)
+        inputs = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
+        hidden = torch.tanh(inputs @ first / sqrt(self.dimension))
+        return Examples(inputs, hidden @ second / sqrt(self.hidden))
+
+
+class Cued(AbstractSynthetic):
+    """Gaussian inputs with a cue that says which of two tasks is asked.
+
+    Regression on the first task, or on the second, of two that never agree.
+
+    x ~ N(0, I_d) and a cue, (c, 0) for the first task and (0, c) for the second;    y = w₁·x or w₂·x,  wᵢ·wⱼ = δᵢⱼ
+
+    Both tasks of one seed are asked at the same x, and differ by cue and target alone: with `data=sequence` they
+    are learned in turn, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C. Summerfield, "Orthogonal
+    representations for robust context-dependent task performance in brains and neural networks", Neuron 110
+    (2022).
+
+    >>> from ntkexp.data.base import examples_stream
+    >>> one, other = (Cued(task=task, train=3, probe=1, test=0).examples(examples_stream(0)) for task in (1, 2))
+    >>> one.inputs[0, -2:].tolist(), other.inputs[0, -2:].tolist()
+    ([2.0, 0.0], [0.0, 2.0])
+    >>> torch.equal(one.inputs[:, :-2], other.inputs[:, :-2])
+    True
+    """
+
+    task: Literal[1, 2] = 1
+    dimension: int = Field(6, ge=2, le=LARGEST)
+    cue: float = Field(2.0, ge=0)
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        directions = torch.linalg.qr(torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)).Q
+        points = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
+        cue = self.cue * torch.eye(2, dtype=points.dtype)[self.task - 1].expand(len(points), 2)
+        return Examples(torch.cat([points, cue], 1), points @ directions[:, self.task - 1 : self.task])
+
+
+Whole = Annotated[int, Field(ge=-(10**6), le=10**6)]
+
+
+class Integers(AbstractSource):
+    """Whole numbers from `first` to `last`, of which few are observed: a function on them can be seen as a whole.
+
+    Regression towards one value; `train` is the number of those that are observed.
+
+        x = first … last,    y = value,    training sees the x of `observed`, in this order; all others are the
+                             test split
+
+    F. Huszár, "Some intuition on the neural tangent kernel" (2020), draws kernels over x = −10 … 20 with one
+    observation, (10, 50). Nothing is standardised and no order is drawn: numbers are to be recognised.
+
+    >>> data = Integers().split()
+    >>> data.train.inputs.tolist(), data.train.target.tolist(), len(data.test.inputs)
+    ([[10.0]], [[50.0]], 30)
+    """
+
+    train: Count = 1
+    probe: CountOrNone = 0
+    standardise: Standardise = "none"
+    first: Whole = -10
+    last: Whole = 20
+    observed: tuple[Whole, ...] = Field((10,), min_length=1)
+    value: float = 50.0
+
+    @model_validator(mode="after")
+    def refuse_contradictions(self) -> Self:
+        """What is observed is there, once, and is what is trained on."""
+        if outside := [x for x in self.observed if not self.first <= x <= self.last]:
+            raise Mistake(
+                f"data.observed={list(self.observed)}: {outside[0]} is not in {self.first} … {self.last}; "
+                "change data.first or data.last"
+            )
+        if len(set(self.observed)) < len(self.observed):
+            raise Mistake(f"data.observed={list(self.observed)}: give each number once")
+        if self.train != len(self.observed):
+            raise Mistake(
+                f"data.train={self.train}: {len(self.observed)} of the numbers are observed; give the same number, or "
+                "change data.observed"
+            )
+        if self.label_noise:
+            raise Mistake("data.label_noise: the targets of integers are one value, so there is no share of a spread")
+        return self
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        others = [x for x in range(self.first, self.last + 1) if x not in set(self.observed)]
+        inputs = torch.tensor([*self.observed, *others], dtype=torch.float64)[:, None]
+        return Examples(inputs, torch.full_like(inputs, self.value), as_given=True)

@@ -1,4 +1,6 @@
-"""What the gradient of a step makes of its examples, and of the weights: γ·∇ℓᵢ for every row, and H γ, in one pass.
+"""Products with the curvature of a step, γ·∇ℓᵢ for every row and H γ, and the way back through clipping.
+
+What the gradient of a step makes of its examples, and of the weights: γ·∇ℓᵢ for every row, and H γ, in one pass.
 
     (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B) = the gradient of γ·g in (θ, κ),        g(θ, κ) = Σ κᵢ∇ℓᵢ(θ)
 
@@ -20,15 +22,44 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
-from torch.func import grad, jacrev, jvp, vjp
+from torch.func import grad, jacrev, jvp, vjp, vmap
+from torch.utils._pytree import tree_map
 
-from ntkexp.effects.together import at_once
 from ntkexp.effects.trajectory import TakenBatch
 from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.optimizer.base import GUARD
+
+# --- Several vectors are taken through a function together, or one by one where that cannot be.
+
+
+Found = TypeVar("Found", Tensor, tuple[Tensor, Tensor])
+
+
+def at_once(function: Callable[..., Found], *several: Num[Tensor, "several ..."], together: int | None = None) -> Found:
+    """So many at a time, all by default; one by one where a module looks at numbers and decides by them.
+
+    >>> at_once(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
+    tensor([[ 2.],
+            [-1.]])
+    """
+    try:
+        found: Found = vmap(function, chunk_size=together, randomness="same")(*several)  # of a known state
+    except RuntimeError:  # what is wrong with the function itself is told below
+        return one_by_one(function, *several)
+    return found
+
+
+def one_by_one(function: Callable[..., Found], *several: Num[Tensor, "several ..."]) -> Found:
+    """The same without `vmap`."""
+    found: list[Any] = [function(*each) for each in zip(*several, strict=True)]
+    stacked: Any = tree_map(lambda *parts: torch.stack(parts), *found)
+    of_its_kind: Found = stacked
+    return of_its_kind
 
 
 def gradient(batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]) -> Float[Tensor, " weight"]:
@@ -103,3 +134,34 @@ def summed(
 ) -> Float[Tensor, ""]:
     """Σ κᵢℓᵢ."""
     return torch.cat([batch.losses(weights) for batch in batches]) @ shares
+
+
+# --- Back through clipping, c g with c = min(1, k/(‖g‖ + 1e-6)): what is pulled on c g pulls on g.
+#
+# γ = c p̂ − k/(‖g‖ + 1e-6)² · (p̂·g)/‖g‖ · g    if it was active,  γ = p̂ otherwise
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """The gradient of a step, and the norm to which it was shortened, if it was longer.
+
+    >>> import torch
+    >>> Clipping(torch.tensor([3.0, 4.0]), 1.0).back(torch.tensor([[3.0, 4.0], [4.0, -3.0]])).round(decimals=3).tolist()
+    [[0.0, 0.0], [0.800000011920929, -0.6000000238418579]]
+    """
+
+    gradient: Float[Tensor, " weight"]
+    norm: float | None
+
+    @property
+    def factor(self) -> float:
+        """The c of this gradient."""
+        return 1.0 if self.norm is None else min(1.0, self.norm / (float(self.gradient.norm()) + GUARD))
+
+    def back(self, pulled: Float[Tensor, "vector weight"]) -> Float[Tensor, "vector weight"]:
+        """Take what is pulled on the clipped gradient back to the gradient."""
+        if self.norm is None or self.factor == 1.0:
+            return pulled
+        size = float(self.gradient.norm())
+        shortening = self.norm / (size + GUARD) ** 2 / size * (pulled @ self.gradient)
+        return self.factor * pulled - shortening[:, None] * self.gradient

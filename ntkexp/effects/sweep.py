@@ -1,30 +1,326 @@
-"""The sweep: from the end of a training to its beginning, with what every output feels of each step on the way.
+"""The sweep: from the end of a training to its beginning, with the adjoint of every output, each example's effect is
+read off on the way.
 
-    a_T = ∂F/∂θ_T        p̂_s, a = adjoint of step s        γ_s = p̂_s back through clipping
-    a_s = a + H_s γ_s        ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ        effect of i = Σ_s γ_s·(g_s⁻ⁱ − g_s)
+What leaving an example out does to the others of its batch: the convention of the mean.
 
-With the former sum this is the derivative of F(θ_T) by the weight of every example, through the whole map of training:
-through every gradient, the optimizer's memory, its scalings, its clipping and its decay (Engstrom et al. 2025 call it
-metagradient). An effect has the whole step that each mean takes when an example leaves, and is linear in what comes of
-it. `one_step` takes the optimizer's step without the example exactly, too.
+    fixed           κⱼ(w) = κⱼwⱼ                     the others keep their shares:         ∂/∂wᵢ = κᵢ γ·∇ℓᵢ
+    renormalised    κⱼ(w) = κⱼwⱼ Σκ/Σκw              they share what is left, as a mean over a smaller batch does:
+                                                     ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − Σκⱼγ·∇ℓⱼ/Σκ)
+
+An example that leaves takes all of its weight along, and what that does to a mean is known exactly: of a batch of |B|,
+
+    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢ/Σκ) = −∂/∂wᵢ · |B|/(|B| − 1)
+
+and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has no mean to share, and where nobody else is.
+
+>>> along, batch = torch.tensor([[1.0, 3.0]]), TakenBatch(
+...     examples=torch.tensor([0, 1]), shares=torch.tensor([0.5, 0.5]), losses=lambda weights: weights
+... )
+>>> FixedMean().slopes(along, batch).tolist(), RenormalisedMean().slopes(along, batch).tolist()
+([[0.5, 1.5]], [[-0.5, 0.5]])
+>>> FixedMean().removals(along, batch).tolist(), RenormalisedMean().removals(along, batch).tolist()
+([[-0.5, -1.5]], [[1.0, -1.0]])
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.effects.adjoint import Adjoint
-from ntkexp.effects.clipping import Clipping
-from ntkexp.effects.curvature import recorded_gradient
-from ntkexp.effects.mean import AbstractMean
-from ntkexp.effects.one_step import changes_without
-from ntkexp.effects.trajectory import AbstractTrajectory, TrainedStep
+from ntkexp.effects.curvature import Clipping, recorded_gradient, row_gradients
+from ntkexp.effects.trajectory import AbstractTrajectory, Coefficient, Denominator, TakenBatch, TrainedStep, Update
+from ntkexp.optimizer.base import GUARD
+
+# --- What every output would feel of a change of the training's state: of weights, and of what the optimizer
+# remembers.
+#
+#     a = ∂F/∂θ      −b = ∂F/∂m      d = ∂F/∂u      e = ∂F/∂t        a row for every output F
+#
+# Back over a step of `trajectory`, with r = m/n and 1[u > t′] where AMSGrad's largest t′ so far was passed:
+#
+#     b ← b + S⊙a
+#     t ∋ n:   e ← e + S⊙a⊙r/ρ          AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e;     Adam   d ← d + e,  e ← 0
+#     p̂ = −αb − N⊙a + (1 − β₂)(p/u) d
+#     b ← βb,   d ← β₂(u′/u) d,   a ← (1 − d)a + λp̂
+
+
+@dataclass(kw_only=True)
+class Adjoint:
+    """The rows a, b, d and e; the last three are made when a step first needs them."""
+
+    weights: Float[Tensor, "vector weight"]
+    memory: Tensor | None = None
+    latest: Tensor | None = None
+    largest: Tensor | None = None
+
+    def back(self, step: TrainedStep, taken: Float[Tensor, " weight"]) -> Float[Tensor, "vector weight"]:
+        """Take one step back, which took this gradient in; what is pulled on that."""
+        pulled = torch.zeros_like(self.weights)
+        for update in step.updates:
+            place = update.place
+            p = taken[place] + update.coupled * step.weights[place]
+            pulled[:, place] = self.through(update, p)
+            self.weights[:, place] *= 1 - update.lost
+            if nonzero(update.coupled):
+                self.weights[:, place] += update.coupled * pulled[:, place]
+        return pulled
+
+    def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
+        """Take an update back: what is pulled on p."""
+        felt = self.weights[:, update.place]
+        moved = update.scale * felt
+        pulled = -update.ahead * felt if nonzero(update.ahead) else torch.zeros_like(felt)
+        if update.denominator is not None:
+            pulled += self.through_denominator(update.denominator, update.place, moved, p)
+        if not update.carry and self.memory is None:
+            return pulled.sub_(moved, alpha=update.intake)
+        if self.memory is None:
+            self.memory = torch.zeros_like(self.weights)
+        memory = self.memory[:, update.place]
+        memory += moved
+        pulled.sub_(memory, alpha=update.intake)
+        memory *= update.carry
+        return pulled
+
+    def through_denominator(
+        self, by: Denominator, place: slice, moved: Float[Tensor, "vector part"], p: Float[Tensor, " part"]
+    ) -> Float[Tensor, "vector part"]:
+        """Take what a step was divided by back: what that pulls on p."""
+        if self.latest is None:
+            self.latest = torch.zeros_like(self.weights)
+        u, before, latest = by.latest.sqrt(), by.latest_before.sqrt(), self.latest[:, place]
+        t = u if by.largest is None else by.largest.sqrt()
+        felt = moved * (by.mean / (t / by.root + by.eps) / by.root)
+        if by.largest_before is not None:
+            passed = (u > by.largest_before.sqrt()).to(u) if by.passed is None else by.passed
+            felt = self.below_largest(place, felt, passed)
+        latest += felt
+        shares = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
+        pulled = latest * ((1 - by.second) * p * shares)
+        latest *= by.second * before * shares
+        return pulled
+
+    def below_largest(
+        self, place: slice, felt: Float[Tensor, "vector part"], passed: Tensor
+    ) -> Float[Tensor, "vector part"]:
+        """What goes on to u, where it has passed the largest so far; the rest stays with that."""
+        if self.largest is None:
+            self.largest = torch.zeros_like(self.weights)
+        largest = self.largest[:, place]
+        largest += felt
+        found = largest * passed
+        largest *= 1 - passed
+        return found
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The rows, for a checkpoint."""
+        rows = {"weights": self.weights, "memory": self.memory, "latest": self.latest, "largest": self.largest}
+        return {name: row for name, row in rows.items() if row is not None}
+
+
+def nonzero(coefficient: Coefficient) -> bool:
+    """Whether there is anything to multiply with."""
+    return isinstance(coefficient, Tensor) or coefficient != 0.0
+
+
+Effects: TypeAlias = Literal["one_step", "derivative"] | bool
+"""Whether effects are asked for: of who leaves, by steps that are taken without an example, or as a mere derivative."""
+
+MeanName: TypeAlias = Literal["renormalised", "fixed"]
+
+
+class AbstractMean(ABC):
+    """A convention."""
+
+    @abstractmethod
+    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+        """κ of each row, when the rows have these weights."""
+
+    @abstractmethod
+    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        """∂/∂wᵢ of γ·g for every row of a batch, given γ·∇ℓᵢ."""
+
+    @abstractmethod
+    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        """What γ·g changes by when an example leaves, for every row of a batch: those of an example add up to it."""
+
+
+class FixedMean(AbstractMean):
+    """The others keep their shares."""
+
+    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+        return batch.shares * weights
+
+    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        return along * batch.shares
+
+    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        return -self.slopes(along, batch)
+
+
+class RenormalisedMean(AbstractMean):
+    """The others share what is left; nothing is shared where nobody else is."""
+
+    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+        weighted = batch.shares * weights
+        if not batch.is_mean:
+            return weighted
+        left = weighted.sum(-1, keepdim=True)
+        return torch.where(left > 0, weighted * batch.shares.sum() / left, 0.0)
+
+    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        if not batch.is_mean:
+            return along * batch.shares
+        mean = along @ batch.shares / batch.shares.sum()
+        return (along - mean[:, None]) * batch.shares
+
+    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        alone = -along * batch.shares
+        if not batch.is_mean:
+            return alone
+        examples, rows = torch.unique(batch.examples, return_inverse=True)
+        own = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.shares)[rows]
+        whole = batch.shares.sum()
+        others = whole - own > len(rows) * torch.finfo(whole.dtype).eps * whole  # beyond what summing rounds
+        grown = torch.where(others, whole / torch.where(others, whole - own, 1.0), 1.0)
+        return torch.where(others, -self.slopes(along, batch) * grown, alone)
+
+
+@dataclass(frozen=True)
+class Infinitesimal(AbstractMean):
+    """A convention in which nobody leaves: examples weigh a little less, and effects are the derivative."""
+
+    mean: AbstractMean
+
+    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+        return self.mean.shares(batch, weights)
+
+    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        return self.mean.slopes(along, batch)
+
+    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+        return -self.mean.slopes(along, batch)
+
+
+MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixed": FixedMean()}
+
+
+def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
+    """The convention by which effects are found."""
+    return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
+
+
+def kind_of(effects: Effects) -> str:
+    """What effects are, in a word: `removal` of who leaves his batches, first order from there on, or as asked for."""
+    return "removal" if isinstance(effects, bool) else effects
+
+
+# --- One-step removal: each step is taken without each of its examples in turn, exactly, and only what follows is
+# linear.
+#
+#     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)        after step s, whose batch lacks i
+#
+# The derivative has slopes in place of these differences. This variant counts what a mean over one example less
+# is, and what Adam makes of a change that is no small one; it needs the gradient of every example of a batch by
+# itself.
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of some of the weights, and of what is remembered beside them, by an update without each example."""
+
+    examples: Int[Tensor, " left"]
+    place: slice
+    weights: Float[Tensor, "left part"]
+    memory: Float[Tensor, "left part"]  # −(m⁻ⁱ − m), as its adjoint is −b
+    latest: Float[Tensor, "left part"] | None
+    largest: Float[Tensor, "left part"] | None
+
+    def felt(self, adjoint: Adjoint) -> Float[Tensor, "vector left"]:
+        """What it does to every output, as far as the adjoint of the state after the step tells."""
+        found = adjoint.weights[:, self.place] @ self.weights.T
+        beside = ((adjoint.memory, self.memory), (adjoint.latest, self.latest), (adjoint.largest, self.largest))
+        for rows, change in beside:
+            if rows is not None and change is not None:  # None: nobody felt anything of it yet, or there is no such
+                found += rows[:, self.place] @ change.T
+        return found
+
+
+def changes_without(step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean) -> list[Change]:
+    """What becomes of all that a step moves, update by update.
+
+    `gradient` is what the step took in, before it was clipped.
+    """
+    examples, without = gradients_without(step, mean)
+    if step.heard is not None:
+        without = without * step.heard
+    p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
+    found = []
+    for update in step.updates:
+        decay = update.coupled * step.weights[update.place]
+        found.append(change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay))
+    return found
+
+
+def gradients_without(step: TrainedStep, mean: AbstractMean) -> tuple[Tensor, Float[Tensor, "left weight"]]:
+    """The examples of a step, each once, and its gradient without each of them."""
+    examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
+    total = step.weights.new_zeros(len(examples), len(step.weights))
+    for batch, rows in zip(step.batches, row_gradients(step.batches, step.weights), strict=True):
+        there = (batch.examples[None] != examples[:, None]).to(rows)
+        total += mean.shares(batch, there) @ rows
+    return examples, total
+
+
+def clipped(gradient: Float[Tensor, "left weight"], norm: float | None) -> Float[Tensor, "left weight"]:
+    """Each gradient, shortened if it is longer than that."""
+    if norm is None:
+        return gradient
+    factors: Tensor = (norm / (torch.linalg.vector_norm(gradient, dim=1, keepdim=True) + GUARD)).clamp(max=1.0)
+    return gradient * factors
+
+
+def change_of(
+    examples: Int[Tensor, " left"], update: Update, p: Float[Tensor, " part"], left: Float[Tensor, "left part"]
+) -> Change:
+    """What an update does differently that takes in `left` in place of p."""
+    change = left - p
+    remembered = update.intake * change
+    latest = largest = None
+    by = update.denominator
+    if by is None:
+        moved = -update.scale * remembered
+    else:
+        u = (by.second * by.latest_before + (1 - by.second) * left.square()).sqrt()
+        t = u if by.largest_before is None else torch.maximum(u, by.largest_before.sqrt())
+        n = divided(by, by.latest.sqrt() if by.largest is None else by.largest.sqrt())
+        moved = -update.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
+        latest = u - by.latest.sqrt()
+        largest = None if by.largest is None else t - by.largest.sqrt()
+    return Change(examples, update.place, moved - update.ahead * change, -remembered, latest, largest)
+
+
+def divided(by: Denominator, t: Tensor) -> Tensor:
+    """The denominator n."""
+    return t / by.root + by.eps
+
+
+# --- The sweep: from the end of a training to its beginning, with what every output feels of each step on the way.
+#
+#     a_T = ∂F/∂θ_T        p̂_s, a = adjoint of step s        γ_s = p̂_s back through clipping
+#     a_s = a + H_s γ_s        ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ        effect of i = Σ_s γ_s·(g_s⁻ⁱ − g_s)
+#
+# With the former sum this is the derivative of F(θ_T) by the weight of every example, through the whole map of
+# training: through every gradient, the optimizer's memory, its scalings, its clipping and its decay (Engstrom et
+# al. 2025 call it metagradient). An effect has the whole step that each mean takes when an example leaves, and is
+# linear in what comes of it. `one_step` takes the optimizer's step without the example exactly, too.
 
 
 @dataclass(kw_only=True)

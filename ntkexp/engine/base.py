@@ -1,18 +1,31 @@
-"""Engines take tasks, and tell what becomes of them.
+"""Engines take tasks and report what becomes of them: which engine is meant, what a worker does with a task, and
+faults of the machine in words.
 
-    Began → Stepped, Stepped, … → Ended     for each task, mixed with those of others
+KIND[:WHERE] → an engine; those that need an extra are imported when they are asked for.
 
-A job is plain data, since it may travel; what it brings about lies in a folder that all workers share.
+>>> choose("local", 2)
+Local(count=2)
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from importlib import import_module
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
-from ntkexp.mistake import WrongArgument
+from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
+from ntkexp.records.folder import Held
+
+# --- Engines take tasks, and tell what becomes of them.
+#
+#     Began → Stepped, Stepped, … → Ended     for each task, mixed with those of others
+#
+# A job is plain data, since it may travel; what it brings about lies in a folder that all workers share.
+
 
 Ending: TypeAlias = Literal["done", "found", "held", "stopped", "killed", "broken", "failed"]
 """How a task ended:
@@ -131,3 +144,122 @@ class AbstractElsewhere(AbstractEngine):
 
     def limit_threads(self) -> None:
         pass  # nothing is computed here
+
+
+# --- Faults of the machine and of permissions, in words: the same command goes on once they are put right.
+#
+# status 1    the machine failed: its disk, memory, threads, or whoever reads the output status 2    the user can
+# name another place, or allow this one
+
+
+DENIED = {
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EROFS: "the file system can only be read",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.ELOOP: "its links lead around in a circle",
+    errno.ENOTDIR: "a file stands where a folder should be",
+    errno.EISDIR: "a folder stands where a file should be",
+}
+FAULTS = DENIED | {
+    errno.ENOSPC: "no space is left on the disk; free some, and the same command goes on",
+    errno.EDQUOT: "the disk quota is used up; free some, and the same command goes on",
+    errno.EFBIG: "a file may not become so large here; raise the limit (ulimit -f), and the same command goes on",
+    errno.EPIPE: "whoever read the output has gone away",
+    errno.EIO: "the disk cannot be read or written",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.EAGAIN: "no more processes can be started; lower the number of workers, or raise the limit (ulimit -u)",
+    errno.ENOMEM: "no memory is left; lower memory_gb or the number of workers",
+}
+SAID = {
+    "can't start new thread": "no more threads can be started; lower threads, or raise the limit (ulimit -u)",
+    "can't allocate memory": "no memory is left; lower memory_gb, model.width or data.train",
+    "out of memory": "the device has no memory left; lower memory_gb, model.width or data.train",
+}
+
+
+class Unfinished(RuntimeError):
+    """Workers did not finish what they were given; the message is one line, with what to try."""
+
+
+def unfinished(error: BaseException) -> str | None:
+    """Say that workers did not finish, if that is what an exception is."""
+    return str(error) if isinstance(error, Unfinished) else None
+
+
+def in_words(error: OSError) -> str:
+    """Say where a fault happened, and what it was.
+
+    >>> in_words(OSError(errno.EIO, "", "kernels.zarr"))
+    'kernels.zarr: the disk cannot be read or written'
+    """
+    return f"{f'{error.filename}: ' if error.filename else ''}{FAULTS[error.errno or 0]}"
+
+
+def exhausted(error: BaseException) -> str | None:
+    """Say what the machine has no more of, if that is what an exception of Python's or of torch's says.
+
+    >>> exhausted(RuntimeError("can't start new thread")), exhausted(RuntimeError("shapes differ"))
+    ('no more threads can be started; lower threads, or raise the limit (ulimit -u)', None)
+    """
+    text = "can't allocate memory" if isinstance(error, MemoryError) else str(error)
+    return next((words for sign, words in SAID.items() if sign in text), None)
+
+
+HOMES = {
+    "local": "ntkexp.engine.local",
+    "dask": "ntkexp.engine.dask_cluster",
+    "slurm": "ntkexp.engine.slurm",
+}
+SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
+
+
+class Opener(Protocol):
+    """What a module of an engine offers as `open_engine`."""
+
+    def __call__(self, where: str, workers: int | None) -> AbstractEngine: ...
+
+
+def choose(given: str, workers: int | None) -> AbstractEngine:
+    """Open the engine that was asked for."""
+    kind, _, where = given.partition(":")
+    if kind not in HOMES:
+        raise WrongEngine(f"{given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
+    try:
+        opener: Opener = import_module(HOMES[kind]).open_engine
+    except ModuleNotFoundError as error:
+        lacking = f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"
+        raise WrongEngine(lacking) from None
+    return opener(where, workers)
+
+
+# --- What a worker does with a task, in a process of its own.
+
+
+def work(task: Task, tell: Tell) -> Ended:
+    """Carry a task out; however that ends, it is said, and nothing is raised."""
+    try:
+        os.chdir(task.home)
+        return Ended(task.name, task.job.carry_out(task.name, task.threads, tell))
+    except (Exception, KeyboardInterrupt) as error:
+        return Ended(task.name, *ending(error))
+
+
+def ending(error: BaseException) -> tuple[Ending, str]:
+    """Say what an exception means for a task; the notes of one that nobody expected belong to it.
+
+    >>> ending(KeyError("weights"))
+    ('failed', "KeyError: 'weights'")
+    """
+    match error:
+        case Held():
+            return "held", ""
+        case KeyboardInterrupt():
+            return "stopped", ""
+        case Mistake():
+            return "failed", str(error)
+        case OSError() if error.errno in FAULTS:
+            return "broken", in_words(error)
+        case _:
+            said = f"{type(error).__name__}: {first_line(error)}"
+            return "failed", "; ".join([said, *getattr(error, "__notes__", ())])

@@ -14,8 +14,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 
-from ntkexp.engine.base import Event, Task
-from ntkexp.engine.work import work
+from ntkexp.engine.base import Event, Task, work
 
 
 def to_line(pickled: bytes, threads: int) -> str:

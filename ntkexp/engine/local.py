@@ -19,8 +19,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task, WrongEngine
-from ntkexp.engine.work import work
+from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task, WrongEngine, work
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ["ntkexp.engine.local"]

@@ -20,9 +20,8 @@ from typing import Any
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine
+from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine, work
 from ntkexp.engine.child import ignored
-from ntkexp.engine.work import work
 from ntkexp.mistake import nearest
 from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration

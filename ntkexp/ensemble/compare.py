@@ -1,46 +1,234 @@
-"""An ensemble beside both processes: could its networks be draws of them?
+"""Many networks from random starts on a one-dimensional problem, trained side by side, beside both processes of
+infinite width.
 
-    mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²    about 1 where n networks follow the process: standard errors
-    worst       max_x |f̄(x) − μ(x)| √n/σ(x)         the same at the worst point
-    deviation   mean_x s(x)/σ(x)                     about 1
-    covariance  √(Σ_xx′ ((S − C)(x, x′)/σ(x)σ(x′))² (n − 1)/(p² + Σ_xx′ (C(x, x′)/σ(x)σ(x′))²))    about 1 over p points
-    chance      how often n draws of the process are as far off, by mean or by covariance (the rarer, counted twice)
+Networks of one shape with their weights stacked, so that all of them are run at once.
 
-Two kinds of networks, those that train all layers and those that train the readout alone, are held against two
-processes, the one of the tangent kernel and the one of the NNGP. They are compared where the process has kept a tenth
-of the deviation that it had before training: next to what was learned it has hardly any, and in standard errors of
-next to nothing the least that a finite width changes is as large as one likes.
+>>> layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+>>> for k, layer in enumerate(layers):
+...     _ = nn.init.constant_(layer.weight, k + 2.0)
+>>> x = torch.tensor([[1.0], [3.0]])
+>>> together = stacked(layers)
+>>> together.outputs(x)[..., 0].tolist(), together.tangent_kernels(x)[1].tolist()
+([[2.0, 6.0], [3.0, 9.0]], [[1.0, 3.0], [3.0, 9.0]])
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
 
-from ntkexp.closed_form.ensemble import Ensemble, Kernels
-from ntkexp.closed_form.gain import DescentGain
-from ntkexp.closed_form.modes import Modes, modes_of
-from ntkexp.ensemble.problem import EnsembleProblem
-from ntkexp.ensemble.train import EnsembleTraining
+from ntkexp.closed_form.modes import DescentGain, Modes, modes_of
+from ntkexp.closed_form.posterior import Ensemble, Kernels
+from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.infinite_width import kernels
-from ntkexp.experiment.problem import draw_network
-from ntkexp.limit.blocks import BlockPlace, compute
+from ntkexp.experiment.problem import draw_network, kernels
+from ntkexp.init.base import NTK
+from ntkexp.library import tangent_kernel
+from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.limit.network import Network
-from ntkexp.machine.evidence import LimitKernels
-from ntkexp.model.learning_task import LearningTask
+from ntkexp.loss.base import AbstractLoss
+from ntkexp.machine.base import LimitKernels
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import LearningTask
+from ntkexp.optimizer.descent import GD
+from ntkexp.shapes import Weights
 from ntkexp.stream import stream
+
+# --- A one-dimensional problem for an ensemble: what is learned at which places along a line or a circle.
+
+
+ROUND = 1e-6  # how far from 1 a norm may be on the unit circle
+
+
+@dataclass(frozen=True)
+class EnsembleProblem:
+    """Points, the training examples first, then others in the order of their places."""
+
+    inputs: Float[Tensor, "point *shape"]
+    places: Float[Tensor, " point"]
+    targets: Float[Tensor, "point out"]
+    train: int
+    axis: str  # what the places are
+    divisor: float  # training makes the sum of ½(f − y)² over examples small, divided by this
+
+
+def problem(experiment: Experiment) -> EnsembleProblem:
+    """Draw the problem of an experiment that the processes are about; any other experiment is refused."""
+    refuse_other(experiment)
+    data = experiment.draw()
+    encoded = targets(data, experiment.loss)
+    everything = torch.cat([getattr(data, name).inputs for name in ("train", "probe", "test")])
+    places, axis = positions(everything.flatten(1))
+    train = len(data.train.inputs)
+    order = torch.cat([torch.arange(train), train + places[train:].argsort()])
+    divisor = experiment.loss.divisor(train) / experiment.loss.curvature
+    return EnsembleProblem(everything[order], places[order], encoded[order], train, axis, divisor)
+
+
+def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
+    """Encode the targets as the loss compares outputs with them, in one column."""
+    found = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
+    encoded = loss.targets(found, len(data.classes))
+    if encoded.shape[1] != 1:
+        raise Mistake(f"an ensemble is drawn of one output, and the data has {encoded.shape[1]}; choose data=circle")
+    return encoded
+
+
+def positions(inputs: Float[Tensor, "point feature"]) -> tuple[Float[Tensor, " point"], str]:
+    """Find the positions of points along the one dimension that they have."""
+    if inputs.shape[1] == 1:
+        return inputs[:, 0], "input"
+    if inputs.shape[1] == 2 and bool(((inputs.norm(dim=1) - 1).abs() < ROUND).all()):
+        return torch.atan2(inputs[:, 1], inputs[:, 0]), "angle"
+    raise Mistake(
+        f"an ensemble is drawn over one dimension, and the data has inputs of {inputs.shape[1]} numbers; choose "
+        "data=circle, or data=table with one column beside the target"
+    )
+
+
+def refuse_other(experiment: Experiment) -> None:
+    """Outputs before training must be random, and training plain."""
+    if not experiment.loss.is_quadratic or type(experiment.optimizer) is not GD:
+        raise Mistake("the processes are those of loss=squared and optimizer=gd; choose them")
+    if experiment.optimizer.weight_decay or experiment.optimizer.clip_norm or experiment.optimizer.layers:
+        raise Mistake("the processes are those of plain gradient descent; leave out decay, clipping and layers' steps")
+    if experiment.stop_at_loss is not None or any(
+        experiment.schedule.factor(step, experiment.steps) != 1.0 for step in range(experiment.steps)
+    ):
+        raise Mistake("the processes are those of so many equal steps; leave out stop_at_loss, schedule and warm-up")
+    if experiment.switches:
+        raise Mistake("the processes are those of one data set; leave out data=sequence")
+    init = experiment.init
+    if not isinstance(init, NTK) or init.antisymmetric or init.centred:
+        raise Mistake("the processes start from random outputs; choose init=ntk, neither antisymmetric nor centred")
+
+
+@dataclass(frozen=True)
+class StackedNetworks:
+    """The first axis of every weight counts networks; the module is one of them, and lends its shape."""
+
+    module: nn.Module
+    weights: Weights
+    buffers: Weights
+
+    def outputs(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point out"]:
+        """Run every network at all points."""
+        run = vmap(lambda w, b: functional_call(self.module, (w, b), (x,)), in_dims=(0, 0))
+        found: Tensor = run(self.weights, self.buffers)
+        return found
+
+    def tangent_kernels(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point point_"]:
+        """Find the tangent kernel of every network of one output, among the points."""
+        count = len(next(iter(self.weights.values())))
+        each = ({name: weight[k] for name, weight in self.weights.items()} for k in range(count))
+        return torch.stack([tangent_kernel(self.module, x, weights=weights)[:, 0, :, 0] for weights in each])
+
+    def at(self, weights: Weights) -> StackedNetworks:
+        """The same networks, elsewhere."""
+        return replace(self, weights=weights)
+
+
+def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
+    """Stack the weights of modules that differ in nothing else."""
+    weights, buffers = stack_module_state(list(modules))
+    return StackedNetworks(modules[0], {name: weight.detach() for name, weight in weights.items()}, buffers)
+
+
+# --- Networks that differ by their seeds alone, trained side by side by gradient descent, with all layers or the
+# last.
+
+
+TOGETHER = 1 << 22  # weights that are trained at once
+
+
+@dataclass(frozen=True)
+class EnsembleTraining:
+    """So many steps are taken on the sum of ½(f − y)² over the first of the points, divided by `divisor`, by all layers
+    or by the last alone.
+    """
+
+    inputs: Float[Tensor, "point *shape"]
+    targets: Float[Tensor, "train out"]
+    size: float
+    steps: int
+    divisor: float
+    readout: bool
+
+    def outputs(
+        self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
+    ) -> Float[Tensor, "network point out"]:
+        """Train each module, and give its outputs at all points; `tell` hears how many are trained."""
+        each = sum(weight.numel() for weight in modules[0].parameters())
+        count, found = max(1, TOGETHER // each), []
+        for start in range(0, len(modules), count):
+            few = modules[start : start + count]
+            found.append(self.side_by_side(few))
+            tell(start + len(few))
+        return torch.cat(found)
+
+    def side_by_side(self, modules: Sequence[nn.Module]) -> Float[Tensor, "network point out"]:
+        """Train networks at once, and give their outputs."""
+        trained = self.trained(stacked(modules))
+        with torch.no_grad():
+            return trained.outputs(self.inputs)
+
+    def trained(self, networks: StackedNetworks) -> StackedNetworks:
+        """The networks after the last step; those of earlier steps are let go as it goes."""
+        return deque(self.course(networks), maxlen=1).pop()
+
+    def course(self, networks: StackedNetworks) -> Iterator[StackedNetworks]:
+        """Go through training: the networks before it, and after every step. None knows of another, so their losses
+        are added up.
+        """
+        weights, train = networks.weights, len(self.targets)
+        moving = last(list(weights)) if self.readout else list(weights)
+        yield networks
+        for _ in range(self.steps):
+            free = {name: weights[name].detach().requires_grad_() for name in moving}
+            missed = networks.at({**weights, **free}).outputs(self.inputs[:train]) - self.targets
+            gradients = torch.autograd.grad(missed.square().sum() / (2 * self.divisor), list(free.values()))
+            moved = zip(moving, gradients, strict=True)
+            weights = {**weights, **{name: weights[name] - self.size * gradient for name, gradient in moved}}
+            yield networks.at(weights)
+
+
+def last(names: Sequence[str]) -> list[str]:
+    """Find the parameters of the last layer.
+
+    >>> last(["net.1.weight", "net.3.weight", "net.3.bias"])
+    ['net.3.weight', 'net.3.bias']
+    """
+    layer = names[-1].rpartition(".")[0]
+    return [name for name in names if name.rpartition(".")[0] == layer]
+
+
+# --- An ensemble beside both processes: could its networks be draws of them?
+#
+#     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²    about 1 where n networks follow the process: standard errors
+#     worst       max_x |f̄(x) − μ(x)| √n/σ(x)         the same at the worst point
+#     deviation   mean_x s(x)/σ(x)                     about 1
+#     covariance  √(Σ_xx′ ((S − C)(x, x′)/σ(x)σ(x′))² (n − 1)/(p² + Σ_xx′ (C(x, x′)/σ(x)σ(x′))²))    about 1 over p
+#                 points
+#     chance      how often n draws of the process are as far off, by mean or by covariance (the rarer, counted twice)
+#
+# Two kinds of networks, those that train all layers and those that train the readout alone, are held against two
+# processes, the one of the tangent kernel and the one of the NNGP. They are compared where the process has kept a
+# tenth of the deviation that it had before training: next to what was learned it has hardly any, and in standard
+# errors of next to nothing the least that a finite width changes is as large as one likes.
+
 
 SPREAD = 0.1  # of the deviation before training: a process that has kept no more is pinned by what was learned
 DRAWS = 999  # of as many networks: chances are known to a thousandth
 LEVEL = 0.05  # chances below say that networks are no draws of a process
-TOGETHER = 1 << 21  # numbers that are drawn at once
+COMPARE_TOGETHER = 1 << 21  # numbers that are drawn at once
 NOTHING = 1e-5  # of a covariance: what an axis has that need not be drawn
 
 
@@ -151,7 +339,7 @@ class Reference:
         values = torch.linalg.eigvalsh(self.correlation)
         values = values[values > NOTHING * values.sum()]
         chance, found = stream("process", self.count, len(self.where)), []
-        at_once = max(1, TOGETHER // (self.count * len(values)))
+        at_once = max(1, COMPARE_TOGETHER // (self.count * len(values)))
         for first in range(0, DRAWS, at_once):
             shape = (min(at_once, DRAWS - first), self.count, len(values))
             normal = torch.randn(shape, generator=chance, dtype=values.dtype)

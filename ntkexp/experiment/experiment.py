@@ -1,4 +1,12 @@
-"""One experiment, as a value: what is trained on what, how, and what is measured."""
+"""One experiment, as a value: what is trained on what, how, and what is measured.
+
+The memory that a run may use where nobody says how much: a GPU's own, most of it, which is the same in each run.
+
+What is free there would be another number each time, and with it the blocks in which points are read, and rounding.
+
+>>> room_of("cpu")
+4.0
+"""
 
 from __future__ import annotations
 
@@ -6,24 +14,21 @@ import re
 from itertools import accumulate
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
-from ntkexp.experiment.room import USUAL, room_of
 from ntkexp.init.base import AbstractInit
-from ntkexp.kernel.record.memory_limit import MemoryLimit
+from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
-from ntkexp.path.integration.base import AbstractIntegration
-from ntkexp.path.integration.choose import choose_integration
-from ntkexp.path.kernel import Kernel
-from ntkexp.path.settings import Path
-from ntkexp.path.timetable import AbstractTimetable
+from ntkexp.path.integration import AbstractIntegration, choose_integration
+from ntkexp.path.settings import AbstractTimetable, Kernel, Path
 from ntkexp.schedule.base import AbstractSchedule
 
 
@@ -157,3 +162,15 @@ class Experiment(Component):
                 "keeps the sum of its parts; leave out kernel.sketch, or use optimizer=gd or sgd"
             )
         return self
+
+
+USUAL = 4.0  # GB
+SHARE = 0.8  # of a GPU's memory: the rest is for torch itself, and what its allocator cannot use
+
+
+def room_of(device: str) -> float:
+    """GB on this device; of one that is not here, as much as on the processor."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return USUAL
+    _, whole = torch.cuda.mem_get_info(torch.device(device).index)  # none is that of the current device
+    return SHARE * whole / 1e9

@@ -19,9 +19,8 @@ from typing import Any
 from ntkexp.component import Component
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake, refuse_special
-from ntkexp.path.kernel import Kernel
-from ntkexp.records.folder import CIRCUMSTANCES
-from ntkexp.records.version import results_version
+from ntkexp.path.settings import Kernel
+from ntkexp.records.folder import CIRCUMSTANCES, results_version
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:

@@ -19,14 +19,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.foreign_loop.call_readers import CallReaders
+from ntkexp.foreign_loop.called_module import CallReaders
+from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import Factors, factor_between
-from ntkexp.foreign_loop.model_call import ModelCall
 from ntkexp.foreign_loop.signed_outputs import CHANGED, Replayed
-from ntkexp.foreign_loop.step import FollowedStep
-from ntkexp.foreign_loop.steps import AbstractSteps
+from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.features.bracket import Bracket, empty
-from ntkexp.kernel.features.features import Features
 from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape

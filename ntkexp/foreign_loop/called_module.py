@@ -1,32 +1,42 @@
-"""The module of a loop as functions of its weights: in evaluation for the queries, and as each call had it.
-
-Casts are left out of these functions: in the precision of the weights each is smooth and explained to rounding. What
-the loop did under casts is replayed by autograd, as a whole.
-
-Under the circumstances of a call it is a function too, of the batch as a whole: generators begin where they did, so
-that masks are those that were drawn. They are constants of the step.
+"""The module of a loop as functions of its weights, read under the circumstances of each call, and what autocast's
+casts cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.autocast import Autocast
-from ntkexp.foreign_loop.circumstances import EVALUATION, Circumstances, LayerModes
-from ntkexp.foreign_loop.generators import beginning_at
-from ntkexp.foreign_loop.model_call import ModelCall
-from ntkexp.kernel.record.casts import without_casts
-from ntkexp.model.foreign.chosen_output import choose_output
-from ntkexp.model.functional import arguments, function_as_it_is, function_of
+from ntkexp.foreign_loop.calls import EVALUATION, Autocast, Circumstances, LayerModes, ModelCall, beginning_at
+from ntkexp.foreign_loop.signed_outputs import Replayed
+from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.read.program_cache import ProgramCache
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.taping import columns, without_casts
+from ntkexp.model.functional import arguments, choose_output, function_as_it_is, function_of
 from ntkexp.shapes import Function, Inputs, Weights
+from ntkexp.text import short
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+# --- The module of a loop as functions of its weights: in evaluation for the queries, and as each call had it.
+#
+# Casts are left out of these functions: in the precision of the weights each is smooth and explained to rounding.
+# What the loop did under casts is replayed by autograd, as a whole.
+#
+# Under the circumstances of a call it is a function too, of the batch as a whole: generators begin where they
+# did, so that masks are those that were drawn. They are constants of the step.
 
 
 @dataclass(frozen=True)
@@ -113,3 +123,71 @@ class CalledModule:
             self.twins[modes] = deepcopy(self.module, shared)
             modes.give(self.twins[modes])
         return self.twins[modes]
+
+
+# --- Readers of the calls of a loop, each under its circumstances; what was found out of the module stays known.
+
+
+@dataclass(frozen=True)
+class CallReaders:
+    """One for the module in each of its modes."""
+
+    called: CalledModule
+    trained: frozenset[str]
+    readers: dict[LayerModes, Reader] = field(default_factory=dict)
+
+    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Features, Replayed]:
+        """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
+        if call.gradient is None:
+            raise ValueError("a call without a gradient")
+        reader = self.reader(call)
+        tape = reader.record(weights, call.inputs)
+        replayed = Replayed(reader.function, weights, call.inputs, tape.outputs)
+        return reader.weighted(tape, call.gradient), replayed
+
+    def reader(self, call: ModelCall) -> Reader:
+        """The one of a call."""
+        function, modes = self.called.at(call.how), call.how.modes
+        if modes not in self.readers:
+            self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
+        return replace(self.readers[modes], function=function, known=bool(call.how.states))
+
+
+# --- What the casts of a loop under autocast cost, told beside what was found in the precision of the weights.
+#
+#     f_T − f_0 = Σ contributions + decay + casts        f in the precision of the weights
+#
+# At each step `casts` is what the rounding of the gradient did: the consumed one less that of the examples
+# without casts, to whose outputs the same came back. It is no example's. The loop's own outputs are those under
+# casts; how far they are from f is a figure of its own.
+
+
+def away(called: CalledModule, end: Weights, queries: Inputs, outputs: Float[Tensor, "probe out"]) -> float:
+    """The distance of the outputs from those under casts."""
+    with torch.no_grad():
+        return float((columns(called.under_casts, end, queries) - outputs).norm())
+
+
+def cost_of_casts(found: xr.Dataset) -> str:
+    """The sentence on casts; none, if there were none."""
+    if "casts" not in found:
+        return ""
+    kind, moved = found.attrs["autocast"], float(((found["change"]) ** 2).sum() ** 0.5)
+    ours, theirs = float((found["casts"] ** 2).sum() ** 0.5), float(found.attrs["away"])
+    shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
+    return (
+        f"autocast to {kind} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, and so "
+        f"the outputs by {shares[0]} of what training changed, which no example added; outputs are read without casts, "
+        f"{shares[1]} of that change away from those with them"
+    )
+
+
+def cost_of_rounding(found: xr.Dataset) -> str:
+    """The sentence on rounding without casts, where it did more than half of the digits can hide."""
+    share = float(found.attrs.get("rounding", 0.0))
+    if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
+        return ""
+    return (
+        f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
+        "which no example added; a larger eps of the optimizer mends it"
+    )

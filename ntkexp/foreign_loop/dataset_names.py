@@ -19,8 +19,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data import dataloader as loading
 from torch.utils.data._utils.collate import default_collate
 
-from ntkexp.foreign_loop.model_call import digests
-from ntkexp.foreign_loop.seen_call import SeenCall
+from ntkexp.foreign_loop.calls import SeenCall, digests
 from ntkexp.mistake import Mistake
 
 DATASET = "dataset"

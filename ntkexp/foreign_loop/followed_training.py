@@ -1,35 +1,132 @@
-"""A followed loop as a training that can be differentiated.
-
-What its gradient was multiplied with is one factor c for all parameters. A power of two is a scale of the loss that a
-scaler took back; any other below 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the same at every step.
-Where several processes trained together, g is the mean of their gradients.
-"""
+"""A followed loop as a training that can be differentiated, with what Adam remembered at every step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import isclose, log2
+from math import isclose, log2, sqrt
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import TemporaryFile, gettempdir
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.effects.curvature import gradient
-from ntkexp.effects.flat_weights import FlatWeights, flat_like
-from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch, TrainedStep, Update
+from ntkexp.effects.trajectory import (
+    AbstractTrajectory,
+    Denominator,
+    FlatWeights,
+    TakenBatch,
+    TrainedStep,
+    Update,
+    flat_like,
+)
+from ntkexp.foreign_loop.again import Weighing
 from ntkexp.foreign_loop.called_module import CalledModule
+from ntkexp.foreign_loop.calls import SPREAD, CallLoss, ExampleLoss, ModelCall, cancelled
 from ntkexp.foreign_loop.clipping import factor_between
-from ntkexp.foreign_loop.example_loss import SPREAD, CallLoss, ExampleLoss, cancelled
-from ntkexp.foreign_loop.model_call import ModelCall
-from ntkexp.foreign_loop.remembered import Remembered, remembered
-from ntkexp.foreign_loop.step import FollowedStep
-from ntkexp.foreign_loop.steps import AbstractSteps
-from ntkexp.foreign_loop.weighing import Weighing
-from ntkexp.mistake import Mistake
+from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
+
+# --- What Adam remembered at every step of a loop, found by walking it forwards: m, v, and the largest v with
+# AMSGrad.
+#
+# A row for each step lies in a file without a name, which is gone when nobody looks at it any more.
+
+
+PARTS = ("mean", "latest", "largest")
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The rows [step, part, weight], and how often each parameter had moved after each step."""
+
+    rows: NDArray[Any]
+    moved: list[dict[str, int]]
+    flat: FlatWeights
+    device: torch.device
+
+    def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
+        """What the step of a parameter was divided by, if it was Adam's."""
+        settings, place = step.settings[name], self.flat.places[name]
+        if "betas" not in settings:
+            return None
+        second, largest = float(settings["betas"][1]), bool(settings["amsgrad"])
+        now, before = self.row(step.index, place), self.row(step.index - 1, place)
+        return Denominator(
+            second=second,
+            root=sqrt(1 - second ** self.moved[step.index][name]),
+            eps=float(settings["eps"]),
+            mean=now[0],
+            latest=now[1],
+            latest_before=before[1],
+            largest=now[2] if largest else None,
+            largest_before=before[2] if largest else None,
+        )
+
+    def row(self, index: int, place: slice) -> Tensor:
+        """What was remembered after a step: nothing before the first."""
+        if index < 0:
+            return torch.zeros_like(self.row(0, place))
+        return torch.from_numpy(np.array(self.rows[index, :, place])).to(self.device)
+
+
+def remembered(steps: AbstractSteps, flat: FlatWeights) -> Remembered | None:
+    """Walk forwards and remember, if any optimizer was an Adam."""
+    memory: dict[str, Tensor] = {}
+    times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
+    rows: NDArray[Any] | None = None
+    moved = []
+    for step, _ in steps.forwards():
+        for name in step.heard:
+            times[name] += 1
+            if "betas" in step.settings[name]:
+                memory[name] = after(step, name, memory.get(name))
+        moved.append(dict(times))
+        if memory and rows is None:
+            rows = room(len(steps), flat, next(iter(memory.values())))
+        if rows is not None:
+            for name, part in memory.items():
+                rows[step.index, :, flat.places[name]] = part.cpu().numpy()
+    return None if rows is None else Remembered(rows, moved, flat, next(iter(steps.end.values())).device)
+
+
+def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
+    """The parts of a parameter after a step, [part, weight]."""
+    p = step.linear[name].pulled(step.gradient[name], step.start[name]).reshape(-1)
+    mean, latest, largest = p.new_zeros(3, len(p)) if before is None else before
+    first, second = step.settings[name]["betas"]
+    latest = second * latest + (1 - second) * p * p
+    return torch.stack([first * mean + (1 - first) * p, latest, torch.maximum(largest, latest)])
+
+
+def room(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
+    """An empty file of rows."""
+    folder, kind = Path(gettempdir()), like.cpu().numpy().dtype
+    needed, free = steps * len(PARTS) * flat.size * kind.itemsize, disk_usage(folder).free
+    if free < needed:
+        raise NoPlace(
+            f"what Adam remembered takes {needed / 1e9:.2g} GB and {folder} has {free / 1e9:.2g} GB free; set TMPDIR "
+            "to another place"
+        )
+    with TemporaryFile(dir=folder) as file:
+        return np.memmap(file, kind, "w+", shape=(steps, len(PARTS), flat.size))
+
+
+# --- A followed loop as a training that can be differentiated.
+#
+# What its gradient was multiplied with is one factor c for all parameters. A power of two is a scale of the loss
+# that a scaler took back; any other below 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the same at
+# every step. Where several processes trained together, g is the mean of their gradients.
+
 
 ROUNDS = 1e4  # eps: a gradient summed in another order, relative to itself
 NEAR = 0.01  # a factor that may be a power of two, where much of a gradient cancels

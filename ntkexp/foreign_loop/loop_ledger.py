@@ -17,23 +17,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.effects.mean import MEANS, MeanName
-from ntkexp.effects.sweep_plan import IN_CACHE
-from ntkexp.foreign_loop.altered_loop import Again, trained_again
+from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.sweep import MEANS, MeanName
+from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
+from ntkexp.foreign_loop.effects import loss_of
+from ntkexp.foreign_loop.follow import loaded, names_in
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.kept.load import loaded, names_in
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
-from ntkexp.foreign_loop.loop_again import LoopAgain
-from ntkexp.foreign_loop.loop_effects import loss_of
 from ntkexp.foreign_loop.trace import Trace
-from ntkexp.foreign_loop.weighing import Weighing
-from ntkexp.kernel.record.inputs import part
+from ntkexp.kernel.record.tape import part
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.removal import FOLDER, Removal
-from ntkexp.removal.between import TrainingPair
-from ntkexp.removal.ledger import Ledger, joined
-from ntkexp.removal.pair import Pair
+from ntkexp.records.contributions import FOLDER, Removal
+from ntkexp.removal.between import Ledger, Pair, TrainingPair, joined
 from ntkexp.shapes import Function, Inputs
 
 AT_ONCE = 2**28 // 12

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.foreign_loop.autocast import Autocast
 from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.unmoved import named_tensors
+from ntkexp.foreign_loop.calls import Autocast
+from ntkexp.foreign_loop.moved import named_tensors
 from ntkexp.kernel.record.taping import columns
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.shapes import Inputs, Weights

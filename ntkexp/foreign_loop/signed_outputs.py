@@ -18,12 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.generators import beginning_at, states_for
-from ntkexp.kernel.record.inputs import examples, map_tensors, part
+from ntkexp.foreign_loop.calls import beginning_at, states_for
+from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.chosen_output import choose_output
-from ntkexp.model.functional import arguments
+from ntkexp.model.functional import arguments, choose_output
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 

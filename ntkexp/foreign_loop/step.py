@@ -1,17 +1,22 @@
-"""A step as it was followed: where it began, what it consumed, and how its optimizer took that in."""
+"""A step as it was followed, the steps of a loop, and the interfaces of those that store them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ntkexp.foreign_loop.model_call import ModelCall
-from ntkexp.foreign_loop.rule.base import IDLE, LinearStep
+from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.rule import IDLE, LinearStep, Signed
+from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
+
+# --- A step as it was followed: where it began, what it consumed, and how its optimizer took that in.
 
 
 @dataclass(frozen=True)
@@ -85,3 +90,165 @@ class FollowedStep:
     def spread(self, weight: Tensor, scale: Tensor | float) -> Tensor:
         """A scale in the shape of its weight."""
         return scale if isinstance(scale, Tensor) else torch.full_like(weight, scale)
+
+
+# --- The steps of a loop that was followed, wherever they are held.
+
+
+class AbstractSteps(ABC):
+    """Steps that can be walked in both directions; `end` are the weights after the last."""
+
+    @property
+    @abstractmethod
+    def end(self) -> Weights:
+        """The weights after the last step."""
+
+    def refresh(self) -> None:
+        """Look again at what is kept, to which steps may have come."""
+        return
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def start(self, index: int) -> Weights:
+        """The weights at which a step began."""
+
+    @abstractmethod
+    def names(self) -> Iterator[str]:
+        """The names of the examples of all steps, in order of their use."""
+
+    @property
+    def outside(self) -> Outside:
+        """What changed after the last step, and was none."""
+        return Outside()
+
+    @property
+    def processes(self) -> int:
+        """How many took these steps together, over whose losses gradients were averaged."""
+        return 1
+
+    @property
+    def autocast(self) -> Autocast | None:
+        """The first autocast in which a call was made."""
+        found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)
+        return next((each for each in found if each is not None), None)
+
+    @abstractmethod
+    def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
+        """Each step, and the weights after it."""
+
+    @abstractmethod
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        """The same from the last step to the first; or from the last one before some step."""
+
+
+# --- Who keeps the steps that are seen: in memory, or on disk; or nothing but their ends.
+
+
+class AbstractKeeper(ABC):
+    """Takes in steps as they happen; `optimizers` are those that take them."""
+
+    @property
+    @abstractmethod
+    def folder(self) -> RunFolder | None:
+        """Where the steps are kept, if on disk."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many steps there are so far."""
+
+    @abstractmethod
+    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        """Watching begins, at these weights, which may be written to later; parameters go by their names."""
+
+    @abstractmethod
+    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+        """Keep a step that one of the optimizers took; its tensors, and those after it, may be written to
+        later, its signatures not."""
+
+    @abstractmethod
+    def end(self, outside: Outside, *, whole: bool) -> None:
+        """Watching ends, if it has begun, with the loop, after whose last step this changed, or in the midst of it."""
+
+    @abstractmethod
+    def steps_of(self, module: nn.Module) -> AbstractSteps:
+        """The steps that are kept, of a module of the kind that is watched."""
+
+
+def placed(step: FollowedStep, moved: frozenset[str], count: int) -> tuple[int, frozenset[str]]:
+    """The index of what an optimizer did, after so many steps of which the last moved these parameters, and all that
+    the step moved by now: several optimizers that take in the same gradients make one step."""
+    if count and not moved & step.linear.keys() and all(call.at < count for call in step.calls):
+        return count - 1, moved | step.linear.keys()
+    return count, frozenset(step.linear)
+
+
+# --- The ends of a loop that is carried out again are kept, and who was seen at which step; all else is forgotten.
+
+
+@dataclass
+class ForgottenSteps(AbstractSteps):
+    """Steps of which nothing is known but who was seen, and where the first began and the last ended."""
+
+    seen: list[tuple[str, ...]] = field(default_factory=list)
+    first: Weights = field(default_factory=dict)
+    latest: Weights = field(default_factory=dict)
+
+    @property
+    def end(self) -> Weights:
+        return self.latest
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    @property
+    def autocast(self) -> Autocast | None:
+        return None  # it is the loop that was carried out again, which tells it
+
+    def start(self, index: int) -> Weights:
+        if index:
+            raise ValueError(f"nobody kept where step {index} began")
+        return self.first
+
+    def names(self) -> Iterator[str]:
+        return (name for names in self.seen for name in names)
+
+    def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
+        raise ValueError("nobody kept these steps")
+
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        raise ValueError("nobody kept these steps")
+
+
+@dataclass
+class KeeperOfEnds(AbstractKeeper):
+    """Forgets each step once it was proved."""
+
+    kept: ForgottenSteps = field(default_factory=ForgottenSteps)
+    moved: frozenset[str] = frozenset()
+
+    @property
+    def folder(self) -> RunFolder | None:
+        return None
+
+    @property
+    def count(self) -> int:
+        return len(self.kept)
+
+    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        self.kept.first = self.kept.latest = {name: weight.clone() for name, weight in weights.items()}
+        self.moved = frozenset(weights)  # whatever comes next is a step of its own
+
+    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+        index, self.moved = placed(step, self.moved, self.count)
+        if index == self.count:
+            self.kept.seen.append(tuple(name for call in step.calls for name in call.names))
+        self.kept.latest = after
+
+    def end(self, outside: Outside, *, whole: bool) -> None:
+        """Nothing is left to do."""
+
+    def steps_of(self, module: nn.Module) -> AbstractSteps:
+        return self.kept

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
+    from ntkexp.init.base import NTK as NTK
     from ntkexp.init.base import AbstractInit as AbstractInit
-    from ntkexp.init.mean_field import MeanField as MeanField
-    from ntkexp.init.ntk import NTK as NTK
-    from ntkexp.init.standard import Standard as Standard
+    from ntkexp.init.base import MeanField as MeanField
+    from ntkexp.init.base import Standard as Standard
 else:
     __getattr__ = classes_of(__name__)

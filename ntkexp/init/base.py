@@ -1,11 +1,4 @@
-"""How weights are scaled at the start, and how the network's output is read.
-
-With h the network that the layers make, W_std and b_std their scales (see `layer.affine`):
-
-    plain           f = α h
-    antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start, so that f_0 = 0 and K_0 is that of h
-    centred         f = α (h(θ) − h(θ_0)), with the loss divided by α² (Chizat, Oyallon & Bach 2019): α → ∞ is lazy
-"""
+"""How weights are scaled at the start, and how the network's output is read."""
 
 from __future__ import annotations
 
@@ -15,6 +8,15 @@ from pydantic import Field
 
 from ntkexp.component import Component
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
+
+# --- How weights are scaled at the start, and how the network's output is read.
+#
+# With h the network that the layers make, W_std and b_std their scales (see `layer.affine`):
+#
+#     plain           f = α h
+#     antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start, so that f_0 = 0 and K_0 is that of h
+#     centred         f = α (h(θ) − h(θ_0)), with the loss divided by α² (Chizat, Oyallon & Bach 2019): α → ∞ is lazy
+
 
 LARGEST = 1e20
 """A scale, beyond which kernels of deep networks are no numbers."""
@@ -58,3 +60,42 @@ class AbstractInit(Component):
     def readout(self, features: int) -> Dense:
         """Make the last layer."""
         return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param_readout)
+
+
+class Standard(AbstractInit):
+    """Standard parametrisation: what deep learning libraries do.
+
+    Weights of variance W_std²/fan_in, used as they are: the kernel grows with the width.
+    """
+
+    @property
+    def param(self) -> Parametrisation:
+        return "standard"
+
+
+class NTK(AbstractInit):
+    """NTK parametrisation (Jacot, Gabriel & Hongler 2018).
+
+    Unit weights, scaled by 1/√fan_in in the forward pass: the kernel has a limit as the width grows.
+    """
+
+    @property
+    def param(self) -> Parametrisation:
+        return "ntk"
+
+
+class MeanField(AbstractInit):
+    """Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout is an average over neurons.
+
+    Hidden layers as under NTK parametrisation, the readout scaled by 1/width instead of 1/√width.
+
+    Features then move at any width, once the step size is measured against the largest stable one.
+    """
+
+    @property
+    def param(self) -> Parametrisation:
+        return "ntk"
+
+    @property
+    def param_readout(self) -> Parametrisation:
+        return "mean_field"

@@ -9,32 +9,32 @@ if TYPE_CHECKING:
     from ntkexp.layer.affine import Conv as Conv
     from ntkexp.layer.affine import Dense as Dense
     from ntkexp.layer.base import AbstractLayer as AbstractLayer
-    from ntkexp.layer.concatenation import Concatenation as Concatenation
-    from ntkexp.layer.entire import GELU as GELU
-    from ntkexp.layer.entire import AbstractEntire as AbstractEntire
-    from ntkexp.layer.entire import AbstractWave as AbstractWave
-    from ntkexp.layer.entire import Cos as Cos
-    from ntkexp.layer.entire import Erf as Erf
-    from ntkexp.layer.entire import Sin as Sin
-    from ntkexp.layer.generic import Generic as Generic
+    from ntkexp.layer.base import Concatenation as Concatenation
+    from ntkexp.layer.base import Residual as Residual
+    from ntkexp.layer.linear import AbstractPool as AbstractPool
+    from ntkexp.layer.linear import AvgPool as AvgPool
+    from ntkexp.layer.linear import BatchNorm as BatchNorm
     from ntkexp.layer.linear import Flatten as Flatten
     from ntkexp.layer.linear import GlobalAvgPool as GlobalAvgPool
-    from ntkexp.layer.norm import BatchNorm as BatchNorm
-    from ntkexp.layer.norm import GroupNorm as GroupNorm
-    from ntkexp.layer.norm import LayerNorm as LayerNorm
+    from ntkexp.layer.linear import GroupNorm as GroupNorm
+    from ntkexp.layer.linear import LayerNorm as LayerNorm
+    from ntkexp.layer.linear import MaxPool as MaxPool
+    from ntkexp.layer.pointwise import GELU as GELU
     from ntkexp.layer.pointwise import Abs as Abs
     from ntkexp.layer.pointwise import AbstractBent as AbstractBent
+    from ntkexp.layer.pointwise import AbstractEntire as AbstractEntire
     from ntkexp.layer.pointwise import AbstractPointwise as AbstractPointwise
+    from ntkexp.layer.pointwise import AbstractWave as AbstractWave
+    from ntkexp.layer.pointwise import Cos as Cos
+    from ntkexp.layer.pointwise import Erf as Erf
     from ntkexp.layer.pointwise import LeakyReLU as LeakyReLU
     from ntkexp.layer.pointwise import Linear as Linear
     from ntkexp.layer.pointwise import ReLU as ReLU
-    from ntkexp.layer.polynomial import Hermite as Hermite
-    from ntkexp.layer.polynomial import Polynomial as Polynomial
-    from ntkexp.layer.pooling import AbstractPool as AbstractPool
-    from ntkexp.layer.pooling import AvgPool as AvgPool
-    from ntkexp.layer.pooling import MaxPool as MaxPool
-    from ntkexp.layer.residual import Residual as Residual
+    from ntkexp.layer.pointwise import Sin as Sin
     from ntkexp.layer.smooth import AbstractSmooth as AbstractSmooth
+    from ntkexp.layer.smooth import Generic as Generic
+    from ntkexp.layer.smooth import Hermite as Hermite
+    from ntkexp.layer.smooth import Polynomial as Polynomial
     from ntkexp.layer.smooth import SiLU as SiLU
     from ntkexp.layer.smooth import Tanh as Tanh
 else:

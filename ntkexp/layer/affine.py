@@ -1,19 +1,4 @@
-"""Affine layers, dense or convolutional, and what their weights are drawn from. With n the number of inputs of a unit:
-
-    ntk           z = W_std/√n · W x + b_std · b     W, b ~ N(0, 1)
-    standard      z = W x + b                        W ~ N(0, W_std²/n), b ~ N(0, b_std²)
-    mean_field    z = W_std/n · W x + b_std · b      W, b ~ N(0, 1)
-
-The factors multiply the inputs or the result, never the weight itself: a scaled weight would be a new tensor made of
-parameters, and its tangent kernel would no longer factorise. There is no bias where b_std is zero.
-
-At infinite width, with m the mean over a window in which both pixels move (a dense layer has none) and N the channels
-that come in, counted at the width that is written down:
-
-    K′ = W_std² m(K) + b_std²,    Θ′ = W_std² m(Θ) + source,    source = K′                               ntk
-                                                                         N·|window|·m(K) + [b_std > 0]     standard
-                                                                         0                                 if frozen
-"""
+"""Affine layers, dense or convolutional, what their weights are drawn from, and their modules."""
 
 from __future__ import annotations
 
@@ -22,20 +7,90 @@ from math import prod, sqrt
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.component import LARGEST, Depth
-from ntkexp.covariance.coarse import Coarse, needed
-from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.operation import Operation, Operations, clear, coarsen, weigh, wrap
-from ntkexp.covariance.pairs import Pairs
-from ntkexp.covariance.signal import Signal
-from ntkexp.covariance.window import box
-from ntkexp.layer.affine_module import CONVOLUTIONS, Affine, Convolution
-from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.scale import NotNegative, Positive, number
+from ntkexp.covariance.pairs import Coarse, Pairs, box, needed
+from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, number
 from ntkexp.mistake import Mistake
+
+# --- The modules of affine layers: weights as they are drawn, and factors that multiply the inputs or the result.
+
+
+CONVOLUTIONS = {1: nn.functional.conv1d, 2: nn.functional.conv2d, 3: nn.functional.conv3d}
+
+
+class Affine(nn.Module):
+    """z = gain · x Wᵀ + shift · b."""
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "features inputs"],
+        bias: Float[Tensor, " features"] | None,
+        gain: float = 1.0,
+        shift: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.gain, self.shift = gain, shift
+
+    def forward(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row features"]:
+        if self.bias is None:
+            return torch.mm(self.gain * x, self.weight.t())
+        return torch.addmm(self.bias, x, self.weight.t(), beta=self.shift, alpha=self.gain)
+
+
+class Convolution(nn.Module):
+    """z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
+
+    Computed as shift · (W ∗ (gain/shift · x) + b), so that weight and bias are used by the same operation.
+    """
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "features channels *window"],
+        bias: Float[Tensor, " features"] | None,
+        gain: float = 1.0,
+        shift: float = 1.0,
+        stride: int = 1,
+        circular: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.gain, self.shift, self.stride = gain, shift, stride
+        self.mode = "circular" if circular else "constant"
+        self.borders = [w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)]
+
+    def forward(self, x: Float[Tensor, "example channels *pixels"]) -> Float[Tensor, "example features *pixels_"]:
+        convolve = CONVOLUTIONS[x.dim() - 2]
+        padded = nn.functional.pad(self.gain / self.shift * x, self.borders, self.mode)
+        z: Tensor = convolve(padded, self.weight, self.bias, stride=self.stride)
+        return z if self.shift == 1 else self.shift * z
+
+
+# --- Affine layers, dense or convolutional, and what their weights are drawn from. With n the number of inputs of a
+# unit:
+#
+#     ntk           z = W_std/√n · W x + b_std · b     W, b ~ N(0, 1)
+#     standard      z = W x + b                        W ~ N(0, W_std²/n), b ~ N(0, b_std²)
+#     mean_field    z = W_std/n · W x + b_std · b      W, b ~ N(0, 1)
+#
+# The factors multiply the inputs or the result, never the weight itself: a scaled weight would be a new tensor
+# made of parameters, and its tangent kernel would no longer factorise. There is no bias where b_std is zero.
+#
+# At infinite width, with m the mean over a window in which both pixels move (a dense layer has none) and N the
+# channels that come in, counted at the width that is written down:
+#
+#     K′ = W_std² m(K) + b_std²,    Θ′ = W_std² m(Θ) + source,    source = K′                               ntk
+#                                                                          N·|window|·m(K) + [b_std > 0]     standard
+#                                                                          0                                 if frozen
+
 
 Parametrisation = Literal["ntk", "standard", "mean_field"]
 

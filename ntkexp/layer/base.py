@@ -1,25 +1,90 @@
-"""A layer as a value: one description with two readings, a module of finite width and a step of the kernel's recursion.
+"""A layer as a value: one description with two readings, a module of finite width and a step of the kernel's
+recursion; layers in a chain or in branches, by name.
 
-Layers compose by shape: each says what shape it gives to an example of a given shape, so that a list of layers is an
-architecture for inputs of any shape. The kernels of infinite width are read from the same list: `carry` says whether
-there is a limit, `need` is asked from the last layer to the first, which pairs of pixels must be known, and `push`
-takes the kernels through the layer. A layer may also say its form for the engine that is fused for CPUs, `fused`.
+Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
+
+>>> import torch
+>>> positive(single(torch.tensor([2.0])))
+tensor(2.)
+
+Layers by their names in a configuration, wherever a field takes one.
+
+>>> named("activation", {"relu": "R", "tanh": "T"})("tanh")
+'T'
+>>> named("activation", {"relu": "R", "tanh": "T"})("tahn")
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: 'tahn' is no activation; choose from relu, tanh; did you mean 'tanh'?
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Annotated, ClassVar
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from pydantic import AfterValidator, Field
+from torch import Tensor, nn
 
 from ntkexp.component import Component
-from ntkexp.covariance.covariance import Covariance
-from ntkexp.covariance.operation import NoFusedForm, Operations
+from ntkexp.covariance.covariance import Covariance, Signal
+from ntkexp.covariance.operation import NoFusedForm, Operations, add, copy, weigh
 from ntkexp.covariance.pairs import Pairs
-from ntkexp.covariance.signal import Signal
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, nearest
+
+LARGEST = 1e150
+
+
+def single(value: Tensor | float) -> Tensor | float:
+    """A tensor without axes, if it is one."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1 or not value.is_floating_point():
+        raise Mistake(f"a scale is one number, not a tensor of shape {list(value.shape)} and {value.dtype}")
+    return value.reshape(())
+
+
+def number(value: Tensor | float) -> float:
+    """The number itself, without what it takes for derivatives."""
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def representable(value: Tensor | float) -> Tensor | float:
+    """The value, whose square has to be a number as well."""
+    if number(value) > LARGEST:
+        raise Mistake(f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {number(value):g}")
+    return value
+
+
+def positive(value: Tensor | float) -> Tensor | float:
+    """The value, which has to be more than zero."""
+    if not number(value) > 0:
+        raise Mistake(f"it takes a number > 0, not {number(value):g}")
+    return value
+
+
+def not_negative(value: Tensor | float) -> Tensor | float:
+    """The value, which has to be zero or more."""
+    if not number(value) >= 0:
+        raise Mistake(f"it takes a number ≥ 0, not {number(value):g}")
+    return value
+
+
+Scale = Annotated[Tensor | float, AfterValidator(single)]
+Positive = Annotated[Scale, AfterValidator(positive), AfterValidator(representable)]
+NotNegative = Annotated[Scale, AfterValidator(not_negative), AfterValidator(representable)]
+
+
+# --- A layer as a value: one description with two readings, a module of finite width and a step of the kernel's
+# recursion.
+#
+# Layers compose by shape: each says what shape it gives to an example of a given shape, so that a list of layers
+# is an architecture for inputs of any shape. The kernels of infinite width are read from the same list: `carry`
+# says whether there is a limit, `need` is asked from the last layer to the first, which pairs of pixels must be
+# known, and `push` takes the kernels through the layer. A layer may also say its form for the engine that is
+# fused for CPUs, `fused`.
 
 
 class AbstractLayer(Component):
@@ -67,3 +132,241 @@ def build(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], generator: 
         modules.append(layer.build(shape, generator))
         shape = layer.shape(shape)
     return nn.Sequential(*modules)
+
+
+# --- Layers one after the other, each asked with the shape that reaches it.
+
+
+Layers = tuple[AbstractLayer, ...]
+FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
+"""The methods of layers that say what a fused form is the form of."""
+
+
+def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Find the shape before each layer, and after the last.
+
+    >>> from ntkexp.layer.linear import Flatten
+    >>> shapes((Flatten(),), (3, 4))
+    [(3, 4), (12,)]
+    """
+    found = [shape]
+    for layer in layers:
+        found.append(layer.shape(found[-1]))
+    return found
+
+
+def carry(layers: Layers, signal: Signal) -> Signal:
+    """What is known of the signal after all layers."""
+    for layer in layers:
+        signal = layer.carry(signal)
+    return signal
+
+
+def need(layers: Layers, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    """Find the pairs before the layers, of those wanted after them."""
+    for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
+        wanted = layer.need(wanted, before)
+    return wanted
+
+
+def need_own(layers: Layers, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+    """Find the pairs of examples with themselves before the layers, of those wanted after them."""
+    for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
+        wanted = layer.need_own(wanted, before)
+    return wanted
+
+
+def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    """Take the covariances through all layers."""
+    for layer, before in zip(layers, shapes(layers, shape), strict=False):
+        covariance = layer.push(covariance, before)
+    return covariance
+
+
+def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    """The operations on a tile that the layers say they are; they leave as many pixels as the layers do."""
+    found: Operations = ()
+    for layer, before in zip(layers, shapes(layers, shape), strict=False):
+        if not says_itself(layer, "fused"):
+            raise NoFusedForm(type(layer).__name__)
+        said = layer.fused(before, register, free)
+        if layer.shape(before)[1:] != pixels_after(said, register, before[1:]):
+            raise NoFusedForm(type(layer).__name__)
+        found = (*found, *said)
+    return found
+
+
+def pixels_after(operations: Operations, register: int, pixels: tuple[int, ...]) -> tuple[int, ...]:
+    """Find the pixels along each axis that operations leave in a register."""
+    for operation in operations:
+        if operation.register == register and operation.coarse:
+            pixels = tuple(len(one.members) for one in operation.coarse[-len(pixels) :])
+    return pixels
+
+
+def says_itself(layer: AbstractLayer, form: str) -> bool:
+    """Whether this form is that of the layer's formula, and not of one that its class inherited and replaced."""
+    found = next(kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind)))
+    return form in vars(found)
+
+
+class Residual(AbstractLayer):
+    """Residual layers: the sum of two branches, whose kernels add up if one of them ends in weights of its own.
+
+    branch(x) + shortcut(x); an empty shortcut is the identity.
+
+    >>> Residual(branch=()).shape((4, 8))
+    (4, 8)
+    """
+
+    branch: tuple[AbstractLayer, ...]
+    shortcut: tuple[AbstractLayer, ...] = ()
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        ends = [shapes(layers, shape)[-1] for layers in (self.branch, self.shortcut)]
+        if ends[0] != ends[1]:
+            raise Mistake(f"the branches of a residual layer disagree: {list(ends[0])} and {list(ends[1])}")
+        return ends[0]
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        self.shape(shape)
+        return Sum(build(self.branch, shape, generator), build(self.shortcut, shape, generator))
+
+    def carry(self, signal: Signal) -> Signal:
+        ends = [carry(layers, signal.branch()) for layers in (self.branch, self.shortcut)]
+        ends[0].refuse_beside(ends[1])
+        whole = [carry(layers, signal) for layers in (self.branch, self.shortcut)]
+        return Signal(
+            gaussian=all(end.gaussian for end in ends),
+            fresh=all(end.fresh for end in whole),
+            wide=all(end.wide for end in ends),
+            uneven=any(end.uneven for end in ends),
+        )
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        branch, shortcut = (need(layers, wanted, shape) for layers in (self.branch, self.shortcut))
+        return branch.union(shortcut)
+
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+        branch, shortcut = (need_own(layers, wanted, shape) for layers in (self.branch, self.shortcut))
+        return branch.union(shortcut) if branch and shortcut else branch or shortcut
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        branch = push(self.branch, covariance, shape)
+        return branch.plus(push(self.shortcut, covariance.following(branch), shape))
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        branch = fused(self.branch, shape, register, free + 1)
+        taken = max((max(operation.register, operation.other) for operation in branch), default=0)
+        shortcut = fused(self.shortcut, shape, free, max(free, taken) + 1)
+        return copy(register, free), *branch, *shortcut, add(register, free)
+
+
+class Sum(nn.Module):
+    """Two modules stand side by side, and their outputs are added."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut = branch, shortcut
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
+        total: Tensor = self.branch(x) + self.shortcut(x)
+        return total
+
+
+class Concatenation(AbstractLayer):
+    """Concatenations: the channels of several branches behind each other, whose kernels are averaged by their shares.
+
+    The channels of two or more branches, the first branch's first; an empty branch is the identity.
+
+    >>> from ntkexp.layer.affine import Dense
+    >>> layer = Concatenation(branches=((Dense(features=6),), ()))
+    >>> layer.shape((2,)), layer.shares((2,))
+    ((8,), (0.75, 0.25))
+
+    What follows sees the mean over all channels, of which branch i has the share p_i = c_i/Σ_j c_j:
+
+        K′ = Σ_i p_i K_i,    Θ′ = Σ_i p_i Θ_i
+
+    Channels of different branches meet different weights, so that it does not matter whether they are independent. They
+    may have different variances, so that no activation follows, nor a norm.
+    """
+
+    branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
+
+    def ends(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The shapes that the branches give to an example."""
+        found = [shapes(layers, shape)[-1] for layers in self.branches]
+        if len({end[1:] for end in found}) > 1:
+            raise Mistake(
+                f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in found)}"
+            )
+        return found
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        ends = self.ends(shape)
+        return (sum(end[0] for end in ends), *ends[0][1:])
+
+    def shares(self, shape: tuple[int, ...]) -> tuple[float, ...]:
+        """The share that each branch has of the channels, p."""
+        channels = [end[0] for end in self.ends(shape)]
+        return tuple(one / sum(channels) for one in channels)
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        self.shape(shape)
+        return SideBySide(build(layers, shape, generator) for layers in self.branches)
+
+    def carry(self, signal: Signal) -> Signal:
+        ends = [carry(layers, signal) for layers in self.branches]
+        for end in ends:
+            end.refuse_narrow()
+        return Signal(fresh=all(end.fresh for end in ends), wide=True, uneven=True)
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        return reduce(Pairs.union, (need(layers, wanted, shape) for layers in self.branches))
+
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+        asked = [found for layers in self.branches if (found := need_own(layers, wanted, shape))]
+        return reduce(Pairs.union, asked) if asked else None
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        shares = self.shares(shape)
+        total = weighted(push(self.branches[0], covariance, shape), shares[0])
+        for layers, share in zip(self.branches[1:], shares[1:], strict=True):
+            total = total.plus(weighted(push(layers, covariance.following(total), shape), share))
+        return total
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        registers = (register, *range(free, free + len(self.branches) - 1))
+        free += len(registers) - 1
+        found = tuple(copy(register, other) for other in registers[1:])
+        for layers, here, share in zip(self.branches, registers, self.shares(shape), strict=True):
+            branch = fused(layers, shape, here, free)
+            free = max([free, *(1 + max(operation.register, operation.other) for operation in branch)])
+            found = (*found, *branch, weigh(here, share))
+        return (*found, *(add(register, other) for other in registers[1:]))
+
+
+class SideBySide(nn.ModuleList):
+    """Several modules stand side by side, and their channels are put behind each other."""
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
+        return torch.cat([branch(x) for branch in self], dim=1)
+
+
+def weighted(covariance: Covariance, share: float) -> Covariance:
+    """The covariance and the tangent kernel, as part of a mean over channels."""
+    return covariance.affine(lambda values, _: values, share, 0.0, lambda mixed, nngp: 0.0)
+
+
+def named(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
+    """A validator that puts a layer in place of its name, and leaves a layer as it is."""
+
+    def layer(name: object) -> object:
+        if not isinstance(name, str):
+            return name
+        if name not in known:
+            raise Mistake(f"'{name}' is no {kind}; choose from {', '.join(known)}{nearest(name, known)}")
+        return known[name]
+
+    return layer

@@ -1,25 +1,30 @@
-"""Linear maps without weights: flattening, and the mean over an image.
-
-An affine layer sees of a flattened image the mean over equal pixels, K′ = mean_p K[p, p], and after global average
-pooling the mean over all pairs, K′ = mean_pq K[p, q]; Θ goes the same way. The pixels of a flattened image may have
-different variances, so that no activation follows it.
-"""
+"""Layers between those with weights: flattening, pooling over windows, and normalisation."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
-from ntkexp.covariance.coarse import Coarse
-from ntkexp.covariance.covariance import Covariance
-from ntkexp.covariance.pairs import Pairs
-from ntkexp.covariance.signal import Signal
-from ntkexp.layer.base import AbstractLayer
+from ntkexp.component import Count, Depth
+from ntkexp.covariance.covariance import Covariance, Signal
+from ntkexp.covariance.operation import Operations, coarsen, norm
+from ntkexp.covariance.pairs import Coarse, Pairs, needed
+from ntkexp.layer.base import AbstractLayer, named
 from ntkexp.mistake import Mistake
+
+# --- Linear maps without weights: flattening, and the mean over an image.
+#
+# An affine layer sees of a flattened image the mean over equal pixels, K′ = mean_p K[p, p], and after global
+# average pooling the mean over all pairs, K′ = mean_pq K[p, q]; Θ goes the same way. The pixels of a flattened
+# image may have different variances, so that no activation follows it.
 
 
 class Flatten(AbstractLayer):
@@ -79,3 +84,177 @@ class MeanOverPixels(nn.Module):
 
     def forward(self, x: Float[Tensor, "example channel *pixels"]) -> Float[Tensor, "example channel"]:
         return x.flatten(2).mean(2)
+
+
+# --- Pooling over windows: by averages, or by the largest, which has no known limit of infinite width.
+#
+# An average is K′[p′, q′] = mean of K[p, q] over the pixels p in window p′ and q in window q′, and Θ goes the
+# same way.
+
+
+class AbstractPool(AbstractLayer):
+    """Windows that do not overlap; what does not fill a window is left out."""
+
+    window: Depth | tuple[Depth, ...] = 2
+
+    @property
+    @abstractmethod
+    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
+        """torch's pooling of a window, in one, two and three dimensions."""
+
+    def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Lay out one window for each axis of pixels."""
+        return (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        windows = self.windows(shape)
+        if len(shape) == 1:
+            raise Mistake(f"a pool takes [channels, *pixels], and was given {list(shape)}; put it before the Flatten")
+        if len(windows) != len(shape) - 1 or not 1 <= len(windows) <= len(self.modules):
+            raise Mistake(f"a pooling window {list(windows)} does not fit examples of shape {list(shape)}")
+        pixels = tuple(n // window for n, window in zip(shape[1:], windows, strict=True))
+        if 0 in pixels:
+            raise Mistake(f"a pooling window of {self.window} does not fit into examples of shape {list(shape)}")
+        return (shape[0], *pixels)
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        dimensions = len(self.shape(shape)) - 1
+        return self.modules[dimensions - 1](self.windows(shape))
+
+
+class AvgPool(AbstractPool):
+    """The mean of each window.
+
+    >>> AvgPool(window=2).shape((3, 8, 7))
+    (3, 4, 3)
+    """
+
+    @property
+    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
+        return (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+
+    def carry(self, signal: Signal) -> Signal:
+        return signal
+
+    def coarse(self, shape: tuple[int, ...]) -> list[Coarse]:
+        """The windows, as a map of pixels."""
+        return [Coarse.windows(n, window) for n, window in zip(shape[1:], self.windows(shape), strict=True)]
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        return needed(self.coarse(shape), wanted, shape[1:])
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance.coarse(self.coarse(shape))
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (coarsen(register, self.coarse(shape)),)
+
+
+class MaxPool(AbstractPool):
+    """The largest of each window.
+
+    >>> MaxPool(window=2).shape((3, 8, 7))
+    (3, 4, 3)
+    """
+
+    @property
+    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
+        return (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
+
+POOLINGS: dict[str, AvgPool | MaxPool | None] = {"none": None, "average": AvgPool(), "max": MaxPool()}
+
+Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(named("pooling", POOLINGS))]
+"""A pooling layer, its name, or none."""
+
+
+# --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (from one) and a bias (from zero).
+#
+# Layer norm takes its means over channels, pixel by pixel; group norm over groups of channels and all pixels;
+# batch norm in evaluation, the only way in which it couples no examples, over nothing: it keeps the statistics it
+# starts with.
+#
+# Of these only a layer norm without gain and bias has a kernel at infinite width, where the mean vanishes after
+# weights: K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances q at both pixels, and Θ′ = Θ/√((q₁ + ε)(q₂ + ε)).
+
+
+EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
+
+
+class LayerNorm(AbstractLayer):
+    """Layer norm over channels; `affine` if gain and bias are there, and trained."""
+
+    eps: float = Field(1e-12, gt=0)
+    affine: bool = False
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        return ChannelNorm(shape[0], self.eps, self.affine)
+
+    def carry(self, signal: Signal) -> Signal:
+        signal.refuse_unmixed("LayerNorm")
+        if self.affine:
+            raise Mistake(
+                "a layer norm whose gain is trained has no known limit of infinite width; choose affine=false "
+                "(norm=layer_plain in a model)"
+            )
+        return signal
+
+    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs:
+        return wanted or Pairs.equal(shape[1:])
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        return covariance.normalised(self.eps)
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (norm(register, self.eps),)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm on the first axis of an example."""
+
+    def __init__(self, channels: int, eps: float, affine: bool) -> None:
+        super().__init__(channels, eps, affine, dtype=torch.float64)
+
+    def forward(self, x: Float[Tensor, "example channel *pixels"]) -> Float[Tensor, "example channel *pixels"]:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class GroupNorm(AbstractLayer):
+    """Group norm over groups of channels: the most, up to `groups`, that divide them."""
+
+    groups: Count = 8
+    eps: float = Field(1e-5, gt=0)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        groups = next(g for g in range(min(self.groups, shape[0]), 0, -1) if shape[0] % g == 0)
+        return nn.GroupNorm(groups, shape[0], self.eps, dtype=torch.float64)
+
+
+class BatchNorm(AbstractLayer):
+    """Batch norm in evaluation, which is an affine map of each channel."""
+
+    eps: float = Field(1e-5, gt=0)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        return EVALUATED[len(shape)](shape[0], self.eps, dtype=torch.float64).eval()
+
+
+NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {
+    "none": None,
+    "layer": LayerNorm(eps=1e-5, affine=True),
+    "layer_plain": LayerNorm(eps=1e-5),
+    "group": GroupNorm(),
+    "batch": BatchNorm(),
+}
+
+Norm = Annotated[LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(named("norm", NORMS))]
+"""A normalisation, its name, or none."""

@@ -1,4 +1,16 @@
-"""Any smooth activation, by Mehler's series in Hermite polynomials.
+"""Smooth activations by Mehler's series in Hermite polynomials: any of them, by name, or polynomials, for which the
+series ends.
+
+Functions of many variances, by Chebyshev sums in their roots.
+
+Where there are more variances than it takes nodes, a function that is costly is evaluated at nodes alone. The sum is
+taken if its last terms say that it has converged and some of the variances agree; else the function itself.
+
+>>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
+>>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
+True
+
+Any smooth activation, by Mehler's series in Hermite polynomials.
 
 With h_k = He_k/√k! and z ~ N(0, 1), a function of a Gaussian of variance q has coefficients a_k(q) = E σ(√q z) h_k(z),
 and with ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016)
@@ -9,7 +21,7 @@ The expectations are trapezoid sums, which converge exponentially for analytic f
 takes for Σ a_k² to reach E σ²; a kink would take millions.
 
 >>> from math import exp, sinh
->>> from ntkexp.layer.generic import Generic
+>>> from ntkexp.layer.smooth import Generic
 >>> kappa, slope = Generic(fn="sin").dual(*torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64))
 >>> abs(float(kappa) - exp(-1.5) * sinh(0.5)) < 1e-14
 True
@@ -17,24 +29,67 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import pi, sqrt
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from ntkexp.component import CountOrNone
 from ntkexp.covariance.covariance import PairEnd
 from ntkexp.covariance.operation import Operations, roots, series
-from ntkexp.layer.interpolation import interpolated
 from ntkexp.layer.pointwise import AbstractPointwise
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, nearest
+
+Function = Callable[[Float[Tensor, " node"]], Float[Tensor, "term node"]]
+CHEBYSHEV_NODES = (48, 96)
+CLOSE = 1e-14
+"""The share of the largest value that the last terms of a sum may have."""
+PROBES = 9
+
+
+def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "term *q"]:
+    """The function at all variances."""
+    x, low, high = q.flatten().double(), float(q.min().sqrt()), float(q.max().sqrt())
+    for count in CHEBYSHEV_NODES if high > low else ():
+        if 2 * count > len(x):
+            break
+        angles = (torch.arange(count, dtype=torch.float64) + 0.5) * (pi / count)
+        place = torch.arange(count, dtype=torch.float64)[:, None] * angles
+        values = function(((low + high) / 2 + (high - low) / 2 * angles.cos()).square())
+        sums = values @ place.cos().t() * (2 / count)
+        sums[:, 0] /= 2
+        room = CLOSE * float(values.abs().max())
+        if float(sums[:, -4:].abs().max()) <= room and agrees(function, sums, x, low, high, room):
+            return chebyshev_sum(sums, x, low, high).view(-1, *q.shape).to(q.dtype)
+    return function(x).view(-1, *q.shape).to(q.dtype)
+
+
+def chebyshev_sum(
+    sums: Float[Tensor, "term degree"], q: Float[Tensor, " q"], low: float, high: float
+) -> Float[Tensor, "term q"]:
+    """The Chebyshev sums between two roots."""
+    angle = ((2 * q.sqrt() - (low + high)) / (high - low)).clamp(-1, 1).acos()
+    return sums @ (torch.arange(sums.shape[1], dtype=torch.float64)[:, None] * angle).cos()
+
+
+def agrees(function: Function, sums: Tensor, q: Tensor, low: float, high: float, room: float) -> bool:
+    """Whether the sums are the function at some of the variances."""
+    some = q[torch.linspace(0, len(q) - 1, PROBES).long()]
+    return float((chebyshev_sum(sums, some, low, high) - function(some)).abs().max()) <= 2 * room
+
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
 ENOUGH, TOO_FEW = 1e-14, 1e-6
 """Shares of E σ² that the series may leave out, and that it may not."""
-REACH, NODES = 12.5, 2048  # a normal density is less than 1e-34 beyond; poles at a distance of 0.05 are resolved
+REACH, QUADRATURE_NODES = (
+    12.5,
+    2048,
+)  # a normal density is less than 1e-34 beyond; poles at a distance of 0.05 are resolved
 ROWS = 4096  # variances at a time
 SHARES = {torch.float64: ENOUGH, torch.float32: 1e-8}
 """What the fused form may leave out of E σ′², by Cauchy and Schwarz the most by which κ̇ is off."""
@@ -71,7 +126,7 @@ class AbstractSmooth(AbstractPointwise):
         one, two = (self.coefficients(end.variance, order) for end in (first, second))
         root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
         rho = c / torch.where(root > 0, root, 1.0)
-        value, slope = (summed(a, b, rho, first, second) for a, b in zip(one, two, strict=True))
+        value, slope = (series_sum(a, b, rho, first, second) for a, b in zip(one, two, strict=True))
         return value, slope
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +197,7 @@ def squares(f: Float[Tensor, "row node"]) -> Float[Tensor, " row"]:
     return f.square().sum(1)
 
 
-def summed(a: Tensor, b: Tensor, rho: Tensor, first: PairEnd, second: PairEnd) -> Tensor:
+def series_sum(a: Tensor, b: Tensor, rho: Tensor, first: PairEnd, second: PairEnd) -> Tensor:
     """Σ_k a_k b_k ρᵏ, from the last term on."""
     total = torch.zeros_like(rho)
     for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
@@ -153,14 +208,14 @@ def summed(a: Tensor, b: Tensor, rho: Tensor, first: PairEnd, second: PairEnd) -
 @cache
 def nodes() -> Float[Tensor, " node"]:
     """The nodes at which expectations are taken."""
-    return torch.linspace(-REACH, REACH, NODES + 1, dtype=torch.float64)
+    return torch.linspace(-REACH, REACH, QUADRATURE_NODES + 1, dtype=torch.float64)
 
 
 @cache
 def densities() -> Float[Tensor, " node"]:
     """Find the normal density at the nodes, times their distance."""
     z = nodes()
-    return torch.exp(-z * z / 2) * (2 * REACH / NODES / sqrt(2 * pi))
+    return torch.exp(-z * z / 2) * (2 * REACH / QUADRATURE_NODES / sqrt(2 * pi))
 
 
 @cache
@@ -185,3 +240,85 @@ class SiLU(AbstractSmooth):
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return torch.nn.functional.silu(z)
+
+
+MOST = 16  # degrees, at which the trapezoid sums of squares still end before their nodes do
+
+
+class Polynomial(AbstractSmooth):
+    """Polynomial activations: Mehler's series ends, so that their kernels are exact.
+
+    σ(z) = Σ_k powers[k] zᵏ, from the constant on.
+
+    >>> kappa, slope = Hermite(degree=2).dual(*torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64))
+    >>> abs(float(kappa) - 0.25) < 1e-14, abs(float(slope) - 2 * 0.5) < 1e-14
+    (True, True)
+    """
+
+    powers: Annotated[tuple[float, ...], Field(min_length=1, max_length=MOST + 1)]
+
+    def order(self, variance: float) -> int:
+        return len(self.powers) - 1
+
+    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        total = torch.full_like(z, self.powers[-1])
+        for power in reversed(self.powers[:-1]):
+            total = total * z + power
+        return total
+
+
+class Hermite(AbstractSmooth):
+    """σ(z) = He_d(z)/√d!, of degree d."""
+
+    degree: int = Field(2, ge=0, le=MOST)
+
+    def order(self, variance: float) -> int:
+        return self.degree
+
+    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        before, value = torch.zeros_like(z), torch.ones_like(z)
+        for k in range(self.degree):
+            before, value = value, (z * value - sqrt(k) * before) / sqrt(k + 1)
+        return value
+
+
+FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "arctan": torch.arctan,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "gelu": torch.nn.functional.gelu,
+    "mish": torch.nn.functional.mish,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+    "sin": torch.sin,
+    "softplus": torch.nn.functional.softplus,
+    "tanh": torch.tanh,
+}
+KINKED = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
+"""The layers of functions with a kink."""
+
+
+def smooth(name: str) -> str:
+    """The name of a function that has a series."""
+    if name in KINKED:
+        raise Mistake(f"fn={name} has a kink, which Mehler's series never meets; choose the layer {KINKED[name]}")
+    if name not in FUNCTIONS:
+        raise Mistake(f"fn={name} is none of {', '.join(FUNCTIONS)}{nearest(name, [*FUNCTIONS, *KINKED])}")
+    return name
+
+
+class Generic(AbstractSmooth):
+    """Smooth activations by the names of their functions.
+
+    σ by its name; `deg` is read by others, and plays no part here.
+
+    >>> Generic(fn="tanh").apply(torch.zeros(1))
+    tensor([0.])
+    """
+
+    fn: Annotated[str, AfterValidator(smooth)]
+    deg: CountOrNone = 0
+
+    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return FUNCTIONS[self.fn](z)

@@ -1,23 +1,92 @@
-"""A list of layers as plain data: `{"layer": NAME, …}` each, whose keys are the fields of the layer's class.
+"""Layers as plain data, `{"layer": NAME, …}` each: which there are, by name, and lists of them made wider.
+
+The layers that there are, by name: those in the files of this chapter, and those that were imported from elsewhere.
+
+>>> kinds()["Dense"], can_be_built(kinds()["Dense"])
+(<class 'ntkexp.layer.affine.Dense'>, True)
+
+Activations by their names: every pointwise layer that is known without a number.
+
+>>> activation("leaky_relu")
+LeakyReLU(slope=0.1)
+
+A list of layers as plain data: `{"layer": NAME, …}` each, whose keys are the fields of the layer's class.
 
 >>> parse('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
 (Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
 >>> parse([{"layer": "Dence", "features": 8}])
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: layers[0]: there is no layer 'Dence'; did you mean 'Dense'?
+
+A list of layers is made wider or narrower, each in proportion.
+
+>>> from ntkexp.layer.affine import Dense
+>>> [layer.features for layer in at_width((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]
+[4, 8, 1]
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
-from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.kinds import kinds
+from ntkexp.chapter import files, option, public
+from ntkexp.component import can_be_built
+from ntkexp.layer.affine import AbstractAffine
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, named
+from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
+
+CHAPTER = __name__.rpartition(".")[0]
+
+
+def kinds() -> dict[str, type[AbstractLayer]]:
+    """Find the classes by their names; two that go by the same words are told from one another by nobody."""
+    read()
+    found: dict[str, type[AbstractLayer]] = {}
+    for kind in below(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here
+        if not can_be_built(kind):
+            continue
+        known = found.setdefault(option(kind.__name__), kind)
+        if public(known) != public(kind):
+            raise Mistake(f"{public(kind)}: there is a layer of this name, {public(known)}; call the class otherwise")
+    return {kind.__name__: kind for kind in found.values()}
+
+
+@cache
+def read() -> None:
+    """Import the files of this chapter."""
+    for name in files(sys.modules[CHAPTER]):
+        import_module(f"{CHAPTER}.{name}")
+
+
+def below(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
+    """The classes that are made from one, and from these."""
+    for child in kind.__subclasses__():
+        yield child
+        yield from below(child)
+
+
+def activations() -> dict[str, AbstractPointwise]:
+    """Find the layers by the words of their classes."""
+    pointwise = [kind for kind in kinds().values() if issubclass(kind, AbstractPointwise)]
+    usual = [kind() for kind in pointwise if not any(field.is_required() for field in kind.model_fields.values())]
+    return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
+
+
+def activation(name: object) -> object:
+    """Put a layer in place of its name; a layer stays as it is."""
+    return named("activation", activations())(name)
+
+
+Activation = Annotated[AbstractPointwise, BeforeValidator(activation)]
+"""A pointwise layer, or its name."""
 
 Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 """A list of layers, or the same as JSON."""
@@ -104,3 +173,37 @@ def refusal(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mi
     if first["type"] == "missing":
         return Mistake(f"{place}: {name} is missing; its keys are {', '.join(kind.model_fields)}")
     return Mistake(f"{place}: {name}={first['input']!r}: {said}" if name else f"{place}: {said}")
+
+
+Layers = tuple[AbstractLayer, ...]
+
+
+def at_width(layers: Layers, width: int) -> Layers:
+    """The widest hidden layer has `width` features, the others in proportion; the last layer keeps its own."""
+    *hidden, last = layers
+    widest = max((layer.features for layer in affine(tuple(hidden))), default=width)
+    return (*(scaled(layer, width / widest) for layer in hidden), last)
+
+
+def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
+    """Give a layer so many times the features."""
+    if isinstance(layer, AbstractAffine):
+        return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
+    if isinstance(layer, Residual):
+        branch, shortcut = (tuple(scaled(one, factor) for one in side) for side in (layer.branch, layer.shortcut))
+        return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
+    if isinstance(layer, Concatenation):
+        branches = tuple(tuple(scaled(one, factor) for one in branch) for branch in layer.branches)
+        return layer.model_copy(update={"branches": branches})
+    return layer
+
+
+def affine(layers: Layers) -> Iterator[AbstractAffine]:
+    """Find the layers with weights, those of branches included."""
+    for layer in layers:
+        if isinstance(layer, AbstractAffine):
+            yield layer
+        if isinstance(layer, Residual):
+            yield from affine(layer.branch + layer.shortcut)
+        if isinstance(layer, Concatenation):
+            yield from affine(tuple(one for branch in layer.branches for one in branch))

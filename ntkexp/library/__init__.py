@@ -10,10 +10,9 @@ tensor([[ 6.,  7.],
 
 from __future__ import annotations
 
-from ntkexp.kernel.record.full_precision import full_precision
-from ntkexp.library.finite_step import ascend, finite_step_kernel
+from ntkexp.kernel.record.taping import full_precision
 from ntkexp.library.module import reader_of
-from ntkexp.library.secant import secant_kernel
+from ntkexp.library.secant import ascend, finite_step_kernel, secant_kernel
 from ntkexp.library.tangent import tangent_kernel
 from ntkexp.limit import infinite_kernel as infinite
 

@@ -1,24 +1,29 @@
-"""The secant kernel of any module."""
+"""The secant kernel of any module, and the kernel of one finite step on one output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from warnings import warn
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read.batches import batches
+from ntkexp.kernel.read.known_point import work
 from ntkexp.kernel.read.outputs import Outputs
-from ntkexp.kernel.read.threads import work
-from ntkexp.kernel.record.casts import Casts
-from ntkexp.kernel.record.full_precision import full_precision
-from ntkexp.kernel.record.inputs import examples
-from ntkexp.kernel.secant.closure import Closure, explained
-from ntkexp.library.blocks import KernelSide, kernel, refuse_pairs, side
+from ntkexp.kernel.record.tape import examples, part
+from ntkexp.kernel.record.taping import Casts, columns, full_precision, refuse_dependence
+from ntkexp.kernel.secant.segment import Closure, explained
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
-from ntkexp.shapes import Inputs
+from ntkexp.library.tangent import KernelSide, kernel, refuse_pairs, side
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import function_of, weights_of
+from ntkexp.shapes import Function, Inputs, Weights
+
+# --- The secant kernel of any module.
 
 
 @of_module
@@ -69,3 +74,119 @@ def secant_kernel(
     if (missed := explained(closures, left.eps)) is not None:
         warn(missed, stacklevel=3)
     return finite(found)
+
+
+# --- The kernel of one finite step on one output, and the weights that such steps lead to.
+#
+#     k̃_η(x, x′) = (f(x; θ + η ∇f(x′; θ)) − f(x; θ))/η  →  k(x, x′)    as η → 0, with an error of O(η)
+#
+# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the tangent kernel as this limit. It
+# is a kernel of the secant, K̃ = J̄(x) J(x′)ᵀ, and unlike k it is not symmetric.
+
+
+LARGEST = 1e100
+"""The size of a step, beyond which its square is no number."""
+
+
+@of_module
+def finite_step_kernel(
+    module: nn.Module,
+    x1: Float[Tensor, "probe *shape"],
+    x2: Float[Tensor, "train *shape"],
+    step_size: float,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Float[Tensor, "probe out train out_"]:
+    """k̃_η for all outputs, a step at a time; of weights that are not given, the module's own. Axes of the outputs but
+    the first are flattened.
+
+    A function that is linear in its weights has the kernel of its tangent at any step:
+
+    >>> line = torch.nn.Linear(1, 1).double()
+    >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
+    >>> finite_step_kernel(line, x, x[:1], step_size=0.5)[:, 0, 0, 0].round(decimals=9).tolist()
+    [101.0, -9.0]
+    """
+    if not (isinstance(x1, Tensor) and isinstance(x2, Tensor)):
+        raise Mistake("x1 and x2 are tensors here, with examples along their first axis")
+    if not isinstance(step_size, int | float) or not 0 < abs(step_size) <= LARGEST:
+        raise Mistake(
+            f"step_size={step_size!r:.20}: a finite step is a number that is not 0; tangent_kernel is its limit"
+        )
+    function, start = partial(columns, function_of(module)), start_of(module, weights)
+    apart = each_apart(module, function, start, x1)
+    before = apart(start, x1)
+    found = [
+        torch.stack(
+            [(apart(moved(start, step_size, g), x1) - before) / step_size for g in gradients(function, start, x)]
+        )
+        for x in torch.split(x2, 1)
+    ]
+    refuse_unlike_outputs(before.shape[1], len(found[0]))
+    return finite(torch.stack(found).permute(2, 3, 0, 1))
+
+
+def each_apart(module: nn.Module, function: Function, start: Weights, x: Float[Tensor, "probe *shape"]) -> Function:
+    """The function, if no example changes another's outputs; example by example where these choose what Python does,
+    which they may do otherwise after a step.
+    """
+    reader, own = reader_of(module)
+    tape = reader.record(own | start, x)
+    refuse_dependence(reader.function, tape)
+    if not tape.chooses:
+        return function
+
+    def one_by_one(weights: Weights, inputs: Inputs) -> Tensor:
+        return torch.cat([function(weights, part(inputs, slice(k, k + 1))) for k in range(examples(inputs))])
+
+    return one_by_one
+
+
+def ascend(
+    module: nn.Module,
+    point: Float[Tensor, "one *shape"],
+    steps: int,
+    step_size: float,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Weights:
+    """The weights after steps θ ← θ + η ∇f(point; θ), which raise the one output at one point.
+
+    >>> line = torch.nn.Linear(1, 1).double()
+    >>> ascended = ascend(line, torch.tensor([[2.0]], dtype=torch.float64), steps=3, step_size=1.0)
+    >>> [round((ascended[name] - weight).item(), 9) for name, weight in line.named_parameters()]
+    [6.0, 3.0]
+    """
+    function, reached = partial(columns, function_of(module)), start_of(module, weights)
+    for _ in range(steps):
+        (gradient,) = gradients(function, reached, point)
+        reached = moved(reached, step_size, gradient)
+    return reached
+
+
+def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights:
+    """The trained weights, of which some may be given."""
+    own = weights_of(module)
+    return own | {
+        name: weight
+        for name, weight in named(module, {} if weights is None else weights, "weights").items()
+        if name in own
+    }
+
+
+def gradients(function: Function, weights: Weights, x: Float[Tensor, "one *shape"]) -> list[Weights]:
+    """The gradient of each output at one point."""
+    known = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    outputs = function(known, x)[0]
+    if not outputs.requires_grad:
+        raise Mistake("the outputs depend on no parameter that requires gradients, so the kernel is zero")
+    found = [
+        torch.autograd.grad(output, list(known.values()), retain_graph=True, materialize_grads=True)
+        for output in outputs
+    ]
+    return [dict(zip(known, each, strict=True)) for each in found]
+
+
+def moved(weights: Weights, step_size: float, direction: Weights) -> Weights:
+    """The weights after a step in a direction."""
+    return {name: weight + step_size * direction[name] for name, weight in weights.items()}

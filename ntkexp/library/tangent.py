@@ -1,23 +1,211 @@
-"""The tangent kernel of any module."""
+"""The tangent kernel of any module: by points, in blocks of outputs, by strips of parameters, or from sketches.
+
+A kernel that this machine cannot hold is refused before anything of it is computed.
+
+>>> refuse_large("kernel", 10**6, 10**6, outputs=1000, needed=8e18)  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: the kernel of 1000000 × 1000000 examples with 1000 outputs each takes 8e+09 GB, and this ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import overload
+from warnings import warn
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.read.batches import batches
-from ntkexp.kernel.read.outputs import Outputs
-from ntkexp.kernel.read.sketched import SketchedKernel
-from ntkexp.kernel.record.casts import Casts
-from ntkexp.kernel.record.full_precision import full_precision
-from ntkexp.library.blocks import kernel, refuse_pairs, side
+from ntkexp.kernel.features.blocks import Features, in_few_uses
+from ntkexp.kernel.features.gram import gram, trace
+from ntkexp.kernel.features.use_by_use import UseByUse, of_features
+from ntkexp.kernel.read.batches import (
+    FITS,
+    Batches,
+    InTurns,
+    SketchedKernel,
+    SketchedPoints,
+    batches,
+    fits,
+    kernel_by_strips,
+    remark,
+    sketched_kernel,
+)
+from ntkexp.kernel.read.known_point import Work, threads_for, work
+from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
+from ntkexp.kernel.read.program_cache import outline
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
+from ntkexp.kernel.record.taping import Casts, full_precision
+from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
-from ntkexp.library.sketched import sketched_tangent
-from ntkexp.library.strips import tangent_by_strips
-from ntkexp.shapes import Inputs
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Inputs, Weights
+
+
+def refuse_large(
+    what: str, probe: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
+) -> None:
+    """Refuse what takes more bytes than the machine has; fewer outputs are had by a `choice`."""
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > room:
+        raise Mistake(
+            f"the {what} of {probe} × {train} examples with {outputs} outputs each takes {needed / 1e9:.3g} GB, and "
+            f"this machine has {room / 1e9:.3g}; choose some by {choice}, or have the module give fewer, such "
+            "as the log-likelihood of a text"
+        )
+
+
+# --- The kernel of features that are read for some outputs at a time.
+
+
+MANY = 10**8  # numbers, of which it is asked how long they are
+
+
+@dataclass(frozen=True)
+class KernelSide:
+    """One side of a kernel: how the features of some outputs are read, and how much there is of it."""
+
+    read: Callable[[Sequence[int]], Features]
+    examples: int
+    outputs: int
+    work: Work
+    record: Callable[[], Tape]  # some of the examples
+
+
+def side(batches: Batches) -> KernelSide:
+    """A point."""
+    tape = batches.tape
+    return KernelSide(
+        lambda chosen: tangent(batches, chosen), batches.examples, tape.outputs.shape[1], work(tape), lambda: tape
+    )
+
+
+def tangent(batches: Batches, chosen: Sequence[int]) -> Features:
+    """The features of a point; where no rules lead through the module, it is said why, and Jacobians are taken."""
+    try:
+        return batches.read(batches.reader.factored, chosen)
+    except NoRule as error:
+        warn(error.remark, stacklevel=6)
+        return batches.read(lambda tape, chosen, _: batches.reader.dense(tape, chosen), chosen)
+
+
+def kernel(left: KernelSide, right: KernelSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
+    """The kernel of features that are read for some outputs at a time."""
+    chosen = wanted(outputs, left.outputs)
+    with threads_for(left.work.of_kernel((left.examples, right.examples), len(chosen))):
+        if outputs != "trace":
+            return between(left, right, chosen, gram)
+        some = chunks(left.record(), max(left.examples, right.examples), left.outputs, left.read)
+        return reduce(torch.add, (between(left, right, chunk, trace) for chunk in some))
+
+
+def refuse_pairs(left: KernelSide, right: KernelSide, outputs: Outputs) -> None:
+    """Refuse blocks of so many outputs that the machine has no memory for them."""
+    if outputs == "trace":
+        return
+    count = len(wanted(outputs, left.outputs))
+    numbers = left.examples * right.examples * count**2
+    if numbers > MANY:
+        choice, needed = "outputs=[0], their sum by outputs='trace'", numbers * left.record().outputs.element_size()
+        refuse_large("kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice)
+
+
+def between(
+    left: KernelSide, right: KernelSide, chosen: Sequence[int], inner: Callable[[Features, Features], Tensor]
+) -> Tensor:
+    """The kernel of some outputs; features of the same side are read once."""
+    ones = in_few_uses(left.read(chosen))
+    return inner(ones, ones if left is right else in_few_uses(right.read(chosen)))
+
+
+# --- The tangent kernel of a module whose features would not fit, by strips of its parameters.
+
+
+def tangent_by_strips(
+    subject: tuple[Reader, Weights],
+    x1: Inputs,
+    x2: Inputs | None,
+    left: KernelSide,
+    right: KernelSide,
+    outputs: Outputs,
+) -> Float[Tensor, "probe out train out_"] | None:
+    """The kernel, or None where features fit at once, or no rules lead through the module."""
+    (reader, weights), chosen = subject, wanted(outputs, left.outputs)
+    trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
+    if trained * len(chosen) * (left.examples + right.examples) <= FITS:
+        return None
+
+    def read(tape: Tape) -> UseByUse:
+        return reader.use_by_use(tape, chosen)
+
+    record = partial(reader.record, weights)
+    one = InTurns(record, read, as_inputs(x1))
+    question = outline(part(one.inputs, slice(0, 1))), left.examples, right.examples, len(chosen), trained
+    if reader.found.fits.to(question, lambda: looks_small(one, right.examples)):
+        return None
+    return kernel_by_strips(one, one if x2 is None else InTurns(record, read, as_inputs(x2)))
+
+
+def looks_small(side: InTurns, train: int) -> bool:
+    """Whether features fit, by the first examples; where no rules lead through the module, nothing else is known."""
+    few = slice(0, min(2, side.examples))
+    try:
+        some = side.jacobian(side.places[0] if len(side.places) > 1 else few)
+    except NoRule:
+        return True
+    return fits(some, side.examples, train)
+
+
+# --- The tangent kernel of any module from sketches of its Jacobian.
+
+
+def sketched_tangent(
+    reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, outputs: Outputs, size: int, seed: int
+) -> SketchedKernel:
+    """K̂ of the chosen outputs, by so many dimensions."""
+    refuse_size(size)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise Mistake(f"seed={seed!r:.40}: give a whole number")
+    if outputs == "trace":
+        raise Mistake("sketch, with outputs='trace': a trace is not sketched; give 'all' or a list of outputs")
+    some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
+    chosen = wanted(outputs, some.shape[1])
+    if x2 is not None:
+        refuse_unlike_outputs(some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1])
+    probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
+    needed = some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
+    refuse_large("sketched kernel", probe, train, outputs=len(chosen), needed=needed)
+    record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
+    left = SketchedPoints(record, read, as_inputs(x1))
+    right = left if x2 is None else SketchedPoints(record, read, as_inputs(x2))
+    if why := remark(left.jacobian(left.places[0]), probe, 0 if x2 is None else train, size):
+        warn(why, stacklevel=4)
+    trained = {name: weight for name, weight in weights.items() if name in reader.trained}
+    found = sketched_kernel(left, right, trained, size, seed)
+    return found._replace(kernel=finite(found.kernel))
+
+
+def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:
+    """The Jacobian of some examples; where no rules lead through the module, it is said why."""
+    try:
+        return reader.use_by_use(tape, chosen)
+    except NoRule as error:
+        warn(error.remark, stacklevel=2)
+        return of_features(reader.dense(tape, chosen))
+
+
+def refuse_size(size: int) -> None:
+    """Refuse what is no number of dimensions."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
+        raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")
+
+
+# --- The tangent kernel of any module.
 
 
 @overload

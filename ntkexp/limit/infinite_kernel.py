@@ -1,4 +1,20 @@
-"""The kernels of an infinitely wide network, as a function.
+"""The kernels of an infinitely wide network, as a function: block by block, each by the engine that suits it.
+
+Kernels of many examples, block by block, in bounded memory.
+
+    for block in blocks(network(layers, shape), x1, memory_gb=4):
+        store(block.place.rows, block.place.columns, block.nngp, block.ntk)
+
+The places of the blocks follow from shapes alone, and each block from its own examples: they can be computed in any
+order, by any process, and again after a kill, to the same bits. Without x2 the kernel is symmetric, and only the blocks
+on and above the diagonal are computed; `mirrored` gives the others.
+
+>>> from ntkexp.layer.affine import Dense
+>>> net = network((Dense(features=1),), (2,))
+>>> [(place.rows, place.columns) for place in places(net, 5, None, side=3)]
+[(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None)), (slice(3, 5, None), slice(3, 5, None))]
+
+The kernels of an infinitely wide network, as a function.
 
 >>> import torch
 >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
@@ -10,16 +26,158 @@ tensor([[1.5000, 1.0000],
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from typing import Literal, TypeAlias
+
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from ntkexp.covariance.portions import portions
-from ntkexp.layer.spec import Spec, parse
-from ntkexp.limit.blocks import blocks
-from ntkexp.limit.engine import Engine
-from ntkexp.limit.network import network
-from ntkexp.mistake import Mistake
+from ntkexp.covariance.covariance import portions
+from ntkexp.covariance.operation import NoFusedForm
+from ntkexp.layer.spec import Spec, affine, parse
+from ntkexp.limit import network as limit_network
+from ntkexp.limit.fused.program import TileProgram, program
+from ntkexp.limit.network import Kernels, Network, Side, cuts, network
+from ntkexp.mistake import Mistake, nearest
+
+# --- An engine computes a block: which one is chosen by what it knows and by shapes, never by clocks.
+
+
+ENGINES = ("auto", "torch", "fused")
+Engine: TypeAlias = Literal["auto", "torch", "fused"]
+Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
+"""Two sides, and whether they are the same ↦ the kernels of a block, whose entries are finite."""
+ENOUGH = 3e7  # pairs of pixels times layers: a tenth of a second in torch, against the second that numba takes to load
+
+
+def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None) -> Run:
+    """The engine that is asked for, or the faster one for so many pairs of examples."""
+    if not isinstance(engine, str) or engine not in ENGINES:
+        raise Mistake(f"engine={engine} is none of {', '.join(ENGINES)}{nearest(str(engine), ENGINES)}")
+    by_torch = partial(limit_network.kernels, net, memory_gb=memory_gb)
+    if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
+        return by_torch
+    reason = why_not(net, x)
+    try:
+        known = None if reason else program(net.layers, net.shape)
+    except NoFusedForm as missing:
+        known, reason = None, f"{missing} has no fused form"
+    if known:
+        return partial(by_tiles, known, net, threads or torch.get_num_threads(), memory_gb)
+    if engine == "fused":
+        raise Mistake(f"engine=fused: {reason}; choose torch")
+    return by_torch
+
+
+def why_not(net: Network, x: Tensor) -> str:
+    """What the fused engine does not do, whatever the layers are."""
+    if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
+        return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
+    scales = [scale for layer in affine(net.layers) for scale in (layer.W_std, layer.b_std)]
+    if x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):
+        return "it has no derivatives"
+    return ""
+
+
+def by_tiles(
+    known: TileProgram, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
+) -> Kernels:
+    """The kernels by numba, which is loaded when it is first needed."""
+    from ntkexp.limit.fused.run import kernels  # noqa: PLC0415
+
+    return kernels(known, net, left, right, same, threads, memory_gb)
+
+
+WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
+SIDES = (16, 2048)
+
+__all__ = ["BlockPlace", "KernelBlock", "blocks", "compute", "network", "places"]
+
+
+@dataclass(frozen=True)
+class BlockPlace:
+    """A block has this place; the rows and columns of a `same` block are the same examples."""
+
+    rows: slice
+    columns: slice
+    same: bool
+
+
+@dataclass(frozen=True)
+class KernelBlock:
+    """Both kernels are known at a place."""
+
+    place: BlockPlace
+    nngp: Float[Tensor, "row column"]
+    ntk: Float[Tensor, "row column"]
+
+    @property
+    def mirrored(self) -> KernelBlock:
+        """The block on the other side of the diagonal is this one, transposed."""
+        place = BlockPlace(self.place.columns, self.place.rows, self.place.same)
+        return KernelBlock(place, self.nngp.t(), self.ntk.t())
+
+
+def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockPlace]:
+    """Find the places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the
+    diagonal.
+    """
+    size = side or usual_side(net)
+    return [
+        BlockPlace(row, column, columns is None and row == column)
+        for row in cuts(rows, size)
+        for column in cuts(rows if columns is None else columns, size)
+        if columns is not None or column.start >= row.start
+    ]
+
+
+def usual_side(net: Network) -> int:
+    """Choose the side of a block: what is done once per example costs little beside it, and little is lost with a
+    block.
+    """
+    least, most = SIDES
+    return min(most, max(least, isqrt(WORK // net.work)))
+
+
+def compute(
+    net: Network,
+    place: BlockPlace,
+    x1: Float[Tensor, "row *shape"],
+    x2: Float[Tensor, "column *shape"] | None = None,
+    *,
+    memory_gb: float = 4.0,
+    engine: Engine = "auto",
+    threads: int | None = None,
+) -> KernelBlock:
+    """Compute one block of both kernels between `x1` and `x2` (or `x1` itself), by the engine that suits it, in about
+    `memory_gb`.
+    """
+    left = net.side(x1[place.rows])
+    right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
+    run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
+    return KernelBlock(place, *run(left, right, place.same))
+
+
+def blocks(
+    net: Network,
+    x1: Float[Tensor, "row *shape"],
+    x2: Float[Tensor, "column *shape"] | None = None,
+    *,
+    memory_gb: float = 4.0,
+    engine: Engine = "auto",
+    threads: int | None = None,
+    side: int | None = None,
+) -> Iterator[KernelBlock]:
+    """Compute all blocks of both kernels, one at a time; `side` is how many examples long they are, if not as long as
+    usual.
+    """
+    for place in places(net, len(x1), None if x2 is None else len(x2), side):
+        yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
+
 
 MOST = 1e9  # GB
 

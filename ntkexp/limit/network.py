@@ -1,7 +1,10 @@
-"""Layers as a network whose limit is taken: they fit the inputs, have a limit, and end in vectors.
+"""Layers as a network whose limit is taken, and the readable engine: the recursion in torch, on any device,
+differentiable.
+
+Layers as a network whose limit is taken: they fit the inputs, have a limit, and end in vectors.
 
 >>> from ntkexp.layer.linear import Flatten
->>> from ntkexp.layer.pooling import MaxPool
+>>> from ntkexp.layer.linear import MaxPool
 >>> network((MaxPool(), Flatten()), (3, 8, 8))
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: MaxPool has no known limit of infinite width
@@ -9,19 +12,18 @@ ntkexp.mistake.Mistake: MaxPool has no known limit of infinite width
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isqrt, prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.covariance.cross import Cross, Variances
-from ntkexp.covariance.own import Own
+from ntkexp.covariance.covariance import Cross, Own, Signal, Variances
 from ntkexp.covariance.pairs import Pairs
-from ntkexp.covariance.signal import Signal
-from ntkexp.layer import chain
+from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
 from ntkexp.mistake import Mistake
@@ -39,10 +41,10 @@ def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Networ
         raise Mistake(f"examples of shape {list(shape)} have no kernel; give them a channel and a pixel at least")
     if isinstance(layers[0], Flatten):  # of inputs: their kernel is that of vectors
         return network((*layers[1:],), (prod(shape),)) if len(layers) > 1 else Network((), (prod(shape),))
-    after = chain.shapes(layers, shape)[-1]
+    after = base.shapes(layers, shape)[-1]
     if len(after) > 1:
         raise Mistake(f"the layers end in {list(after)}, an image; end them with Flatten or GlobalAvgPool, and Dense")
-    chain.carry(layers, Signal())
+    base.carry(layers, Signal())
     return Network(layers, shape)
 
 
@@ -56,7 +58,7 @@ class Network:
     @cached_property
     def pairs(self) -> Pairs:
         """These pairs of pixels of two inputs play a part."""
-        return chain.need(self.layers, Pairs((), ()), self.shape)
+        return base.need(self.layers, Pairs((), ()), self.shape)
 
     @property
     def work(self) -> int:
@@ -66,7 +68,7 @@ class Network:
     @cached_property
     def own(self) -> Pairs:
         """These pairs of pixels of an input and itself play a part."""
-        found = chain.need_own(self.layers, None, self.shape)
+        found = base.need_own(self.layers, None, self.shape)
         return found or Pairs.equal(self.shape[1:])
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
@@ -77,12 +79,12 @@ class Network:
 
     def variances(self, x: Float[Tensor, "example *shape"]) -> Variances:
         """The variances that nonlinear layers ask for."""
-        return chain.push(self.layers, Own.of(x, self.own), self.shape).variances
+        return base.push(self.layers, Own.of(x, self.own), self.shape).variances
 
     def cross(self, left: Side, right: Side, same: bool) -> Kernels:
         """NNGP and tangent kernel of two sides, in one piece."""
         start = Cross.of(left.x, right.x, self.pairs, left.variances, right.variances, same)
-        end = chain.push(self.layers, start, self.shape)
+        end = base.push(self.layers, start, self.shape)
         return end.nngp, end.ntk
 
 
@@ -96,3 +98,82 @@ class Side:
     def part(self, rows: slice) -> Side:
         """Take the side of some of the examples."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))
+
+
+# --- What goes out is finite: kernels of which an entry is not are refused.
+
+
+def finite(kernels: Kernels) -> Kernels:
+    """The same kernels, if all entries are finite."""
+    for name, values in zip(("NNGP", "tangent"), kernels, strict=True):
+        if not is_finite(values):
+            kind = str(values.dtype).removeprefix("torch.")
+            raise Mistake(f"the {name} kernel has entries beyond {kind}; lower W_std, or scale the inputs down")
+    return kernels
+
+
+def is_finite(values: Float[Tensor, "..."]) -> bool:
+    """Whether all entries are; a sum is quick, and not finite if one of them is not.
+
+    >>> import torch
+    >>> is_finite(torch.tensor([1e308, 1e308], dtype=torch.float64)), is_finite(torch.tensor([torch.inf, -torch.inf]))
+    (True, False)
+    """
+    return bool(values.detach().sum().isfinite()) or bool(values.isfinite().all())
+
+
+# --- The readable engine: the recursion in torch, on any device and in any precision, differentiable.
+#
+# A block is cut into chunks so that memory is bounded, and so that on a CPU a chunk's tensors stay in the cache.
+# Where both sides are the same, each pair of chunks is computed once, and the kernels are symmetric to the last
+# bit.
+
+
+COPIES = 32  # tensors of a chunk's size that live at once: 19 to 29 on dense, pooled, residual and GELU networks
+
+
+def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: float) -> Kernels:
+    """Compute both kernels of a block."""
+    rows, columns = chunk(network, left, right, memory_gb)
+    shape = (len(left.x), len(right.x))
+    nngp, ntk = left.x.new_empty(shape), left.x.new_empty(shape)
+    for row in cuts(shape[0], rows):
+        for column in cuts(shape[1], rows if same else columns):
+            if same and column.start < row.start:
+                continue
+            part = network.cross(left.part(row), right.part(column), same and row == column)
+            for whole, values in zip((nngp, ntk), part, strict=True):
+                whole[row, column] = symmetric(values) if same and row == column else values
+                if same and row != column:
+                    whole[column, row] = values.t()
+    return finite((nngp, ntk))
+
+
+def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[int, int]:
+    """The number of rows, and of columns, that are computed at a time."""
+    if any(values.requires_grad for side in (left, right) for values in (side.x, *side.variances)):
+        return len(left.x), len(right.x)  # the graph keeps everything, however it is cut
+    pairs = network.pairs.count
+    most = int(memory_gb * 1e9 / (COPIES * left.x.element_size()))
+    if most < pairs:
+        needed = COPIES * left.x.element_size() * pairs / 1e9
+        said = f"one pair of these examples needs {1.05 * needed:.2g} GB"  # rounded, it is still enough
+        raise Mistake(f"{said}, and a block may take {memory_gb:g}; raise memory_gb")
+    if left.x.device.type == "cpu":
+        most = min(most, max(CHUNK, pairs))
+    rows = min(len(left.x), max(1, isqrt(most // pairs)))
+    return rows, max(1, most // (pairs * rows))
+
+
+def cuts(count: int, size: int) -> Iterator[slice]:
+    """The slices into which a length is cut.
+
+    >>> list(cuts(5, 3))
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    return (slice(start, min(start + size, count)) for start in range(0, count, max(1, size)))
+
+
+def symmetric(values: Tensor) -> Tensor:
+    """A matrix whose upper triangle is put on both sides."""
+    return values.triu() + values.triu(1).t()

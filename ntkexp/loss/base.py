@@ -1,8 +1,4 @@
-"""A loss ℓ(f, y) of one example, its derivative in the outputs, and how class labels become targets.
-
-The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ) with wᵢ = 1/M for a mean over M examples and 1 for a sum. Weights are
-the experiment's business; everything here is per example and unweighted.
-"""
+"""A loss ℓ(f, y) of one example, its derivative in the outputs, and how class labels become targets."""
 
 from __future__ import annotations
 
@@ -17,6 +13,12 @@ from torch import Tensor
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
+
+# --- A loss ℓ(f, y) of one example, its derivative in the outputs, and how class labels become targets.
+#
+# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ) with wᵢ = 1/M for a mean over M examples and 1 for a sum.
+# Weights are the experiment's business; everything here is per example and unweighted.
+
 
 TRIED = 16
 """Examples at whose targets a loss is held against differences."""
@@ -142,3 +144,115 @@ def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "examp
     if classes == 2:
         return (2.0 * labels.double() - 1.0)[:, None]
     return 2.0 * torch.nn.functional.one_hot(labels, classes).double() - 1.0
+
+
+class Squared(AbstractLoss):
+    """Squared error ℓ = ½‖f − y‖², summed over outputs.
+
+    Two classes become ±1 at one output; more become one-hot vectors, centred so that each row sums to zero.
+
+    >>> f, y = torch.tensor([[3.0]]), torch.tensor([[1.0]])
+    >>> Squared().value(f, y), Squared().output_gradient(f, y)
+    (tensor([2.]), tensor([[2.]]))
+    """
+
+    curvature: ClassVar[float] = 1.0
+    is_quadratic: ClassVar[bool] = True
+
+    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+        if classes == 2:
+            return signs(labels, classes)
+        return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
+
+    def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
+        return values
+
+    def value(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, " example"]:
+        return (outputs - targets).square().sum(1) / 2
+
+    def output_gradient(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, "example out"]:
+        return outputs - targets
+
+
+class CrossEntropy(AbstractLoss):
+    """Cross-entropy ℓ = log Σ_c exp f_c − f_y, with one output per class.
+
+    The Hessian diag(p) − ppᵀ has no eigenvalue above ½.
+
+    >>> f, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    >>> CrossEntropy().output_gradient(f, y).tolist()
+    [[-0.5, 0.5]]
+    """
+
+    curvature: ClassVar[float] = 0.5
+
+    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+        return torch.nn.functional.one_hot(labels, classes).double()
+
+    def value(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, " example"]:
+        return -(targets * outputs.log_softmax(1)).sum(1)
+
+    def output_gradient(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, "example out"]:
+        return outputs.softmax(1) - targets
+
+
+class Hinge(AbstractLoss):
+    """Hinge loss ℓ = max(0, 1 − y f) with y = ±1, one-vs-rest and summed over outputs.
+
+    Piecewise linear, so ℓ″ bounds nothing; 1 is taken by convention, as for the squared error.
+
+    >>> import torch
+    >>> f, y = torch.tensor([[0.5, 2.0]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
+    >>> Hinge().value(f, y).item(), Hinge().output_gradient(f, y).tolist()
+    (0.5, [[-1.0, -0.0]])
+    """
+
+    curvature: ClassVar[float] = 1.0
+    smooth: ClassVar[bool] = False
+
+    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+        return signs(labels, classes)
+
+    def value(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, " example"]:
+        return (1 - targets * outputs).clamp(min=0).sum(1)
+
+    def output_gradient(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, "example out"]:
+        return -targets * (targets * outputs < 1)
+
+
+class Logistic(AbstractLoss):
+    """Logistic loss ℓ = log(1 + exp(−y f)) with y = ±1, one-vs-rest and summed over outputs.
+
+    ℓ″ = σ(yf)σ(−yf) ≤ ¼.
+
+    >>> f, y = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    >>> Logistic().output_gradient(f, y).item()
+    -0.5
+    """
+
+    curvature: ClassVar[float] = 0.25
+
+    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+        return signs(labels, classes)
+
+    def value(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, " example"]:
+        return -torch.nn.functional.logsigmoid(targets * outputs).sum(1)
+
+    def output_gradient(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, "example out"]:
+        return -targets * torch.sigmoid(-targets * outputs)

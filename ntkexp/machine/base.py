@@ -1,19 +1,159 @@
 """A kernel machine: a prediction of the trained network from matrices alone.
 
-A machine sees the evidence of a run and never a network, so it can be tried on matrices made by hand.
+The evidence is what a run leaves behind for it.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, TypeAlias
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ntkexp.component import Component
-from ntkexp.machine.evidence import DoesNotApply, Evidence
+
+
+class Repeated(NamedTuple):
+    """Where training with a fixed kernel Θ ends: f = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
+
+    coefficients: Float[Tensor, "train out"]  # a
+    remaining: Float[Tensor, ""]  # ρ, what decay leaves of the weights at the start
+
+
+Repeat: TypeAlias = Callable[
+    [Float[Tensor, "row column"], Float[Tensor, "train out"], Float[Tensor, "train out"]], Repeated
+]
+"""The steps that training took, with the matrix Θ(X, X), from f_0(X), while J(X)·θ_0 decays; or `DoesNotApply`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How training went, as far as outputs are concerned: numbers and matrices, and the steps to be taken once more.
+
+    Training is known by so much, as far as outputs are concerned.
+    """
+
+    time: float  # Σ_s η_s
+    weight: float  # wᵢℓ″ of full-batch training, where it is the same everywhere
+    is_quadratic: bool  # in the outputs, least at the targets
+    is_plain: bool  # whether the gradient of the moment, of all examples, alone moves the weights, all of them alike
+    is_flow: bool  # whether they move on a curve instead of in steps
+    mean_coefficients: Float[Tensor, "train out"] | None  # −Σ_s η_s ℓ′(s)/Σ_s η_s; none where gradients are remembered
+    repeat: Repeat
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether small steps with a fixed kernel follow the gradient of a quadratic function of f, in closed form."""
+        return self.is_quadratic and self.is_plain
+
+    @property
+    def manner(self) -> str:
+        """How a machine is trained that repeats the training of the network."""
+        return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
+
+
+class DoesNotApply(Exception):
+    """Why a machine has nothing to say about a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathKernel:
+    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics.contributions`)."""
+
+    kernel: Float[Tensor, "read integrated kept out_"]  # of all training examples, or of none
+    contributions: Float[Tensor, "read integrated train"]
+    decay: Float[Tensor, "read integrated"]
+    detail: str = ""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    half_by: Float[Tensor, "read integrated train"] | None = None  # share of the path's time, where that was seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitKernels:
+    """The kernels at infinite width are those of one output: 𝒢 of the outputs before training, and Θ."""
+
+    start: Float[Tensor, "probe train"]
+    tangent: Float[Tensor, "probe train"]
+
+    def of_all(self, outputs: int) -> Float[Tensor, "probe out train out_"]:
+        """Θ of as many outputs, which do not know of one another."""
+        each = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
+        return self.tangent[:, None, :, None] * each[:, None]
+
+    def traced(self, outputs: int) -> Float[Tensor, "probe 1 train 1"]:
+        """The trace of that over the outputs."""
+        return outputs * self.tangent[:, None, :, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The evidence: what a run leaves behind, over all points; the first `train` of them are the training examples.
+
+    What machines are made of.
+    """
+
+    inputs: Float[Tensor, "probe feature"]
+    train: int
+    start: Float[Tensor, "probe out"]
+    end: Float[Tensor, "probe out"]
+    targets: Float[Tensor, "train out"]
+    paths: Mapping[str, PathKernel]
+    kernel_start: Float[Tensor, "probe out kept out_"]
+    kernel_end: Float[Tensor, "probe out kept out_"]
+    start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
+    read: slice  # the points that 𝒦 and 𝒮 are about: all, or all but the training examples;
+    attributed: Bool[Tensor, " probe"]  # those at which they are known,
+    integrated: Sequence[int]  # and the outputs at which they are
+    limit: LimitKernels | DoesNotApply
+    training: Training
+
+    @property
+    def keeps_kernels(self) -> bool:
+        """Whether kernels of points with training examples were made, for every pair of outputs."""
+        return self.kernel_start.shape[2] > 0
+
+    @property
+    def rule(self) -> str:
+        """The first rule of the run, whose 𝒦 and 𝒮 the machines use that need one."""
+        return next(iter(self.paths))
+
+    @property
+    def path(self) -> PathKernel:
+        """𝒦 and 𝒮 by that rule."""
+        return self.paths[self.rule]
+
+    @property
+    def known_limit(self) -> LimitKernels:
+        """The kernels at infinite width, or why there are none."""
+        if isinstance(self.limit, DoesNotApply):
+            raise self.limit
+        return self.limit
+
+    def elsewhere(self, rule: str) -> Float[Tensor, "point integrated train"]:
+        """𝒮 by a rule at the points that are no training examples."""
+        return self.paths[rule].contributions[self.train - self.read.start :]
+
+    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe out"]:
+        """f_0 and a change of it at the points and outputs at which the path was integrated; NaN at others."""
+        outs = list(self.integrated)
+        known = self.start[self.read, outs] + change
+        outputs = known.new_full(self.start.shape, torch.nan)
+        outputs[self.read, outs] = known
+        return outputs
+
+    @property
+    def learned(self) -> Float[Tensor, "train out"]:
+        """f_T − f_0 on the training examples."""
+        return (self.end - self.start)[: self.train]
+
+
+# --- A kernel machine: a prediction of the trained network from matrices alone.
+#
+# A machine sees the evidence of a run and never a network, so it can be tried on matrices made by hand.
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, and not listed
 
 from ntkexp.component import Component
-from ntkexp.machine.base import AbstractMachine, Prediction
-from ntkexp.machine.evidence import DoesNotApply, Evidence
-from ntkexp.machine.path_sum import path_sum, without_machine
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.machine.machines import path_sum, without_machine
 from ntkexp.mistake import first_line
 from ntkexp.records.results import Result, at_points
 

@@ -1,20 +1,152 @@
-"""An architecture: a value from which a network of any width is built, for inputs of any shape."""
+"""An architecture: a value from which a network of any width is built, for inputs of any shape.
+
+What the data asks of a network comes first, and how its output is read.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod, sqrt
 from typing import ClassVar
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from ntkexp.component import Component, Count
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.limit.network import Network, network
-from ntkexp.mistake import Mistake
-from ntkexp.model.learning_task import LearningTask
-from ntkexp.model.output import ScaledOutput, read
+from ntkexp.mistake import Mistake, first_line
+from ntkexp.model.functional import called
+from ntkexp.shapes import Weights
+from ntkexp.stream import stream
+
+
+@dataclass(frozen=True)
+class LearningTask:
+    """What the data asks of a network: a shape of its examples, tokens or numbers in them, and a number of outputs.
+
+    Examples of a `shape` have so many `outputs`; unless `vocabulary` is 0 they are tokens, numbers below it.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    vocabulary: int = 0
+
+    def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
+        """Make up examples to try a network on.
+
+        >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
+        [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
+        """
+        if self.vocabulary:
+            tokens = torch.arange(examples * prod(self.shape)) % self.vocabulary
+            return tokens.view(examples, *self.shape).double()
+        return torch.randn(examples, *self.shape, generator=stream("trial"), dtype=torch.float64)
+
+    @property
+    def said(self) -> str:
+        """The examples are spoken of in these words."""
+        tokens = f", tokens below {self.vocabulary}" if self.vocabulary else ""
+        return f"the data has examples of shape {list(self.shape)}{tokens}"
+
+    def refuse_tokens(self, model: str) -> None:
+        """Most networks calculate with their inputs, and a token is no quantity."""
+        if self.vocabulary:
+            raise Mistake(
+                f"model={model} takes numbers, and the data has tokens; choose model=transformer, or "
+                "data.encoding=one_hot"
+            )
+
+
+# --- How a network's output is read: scaled by α, made antisymmetric, centred (the formulas stand in `init.base`).
+#
+# Each reading names the `terms` of which f is the sum.
+
+
+class ScaledOutput(nn.Module):
+    """f = α Σ terms, the terms being plus and minus what networks of the same shape give."""
+
+    def __init__(self, network: nn.Module, alpha: float) -> None:
+        super().__init__()
+        self.network, self.alpha = network, alpha
+
+    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x),)
+
+    def trained_terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        """The terms that change in training."""
+        return self.terms(x)
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
+        first, *rest = self.terms(x)
+        total = sum(rest, start=first)
+        return total if self.alpha == 1 else self.alpha * total
+
+    def sizes(self, weights: Weights, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "term example"]:
+        """α‖trained term‖ for every example at these weights: f cannot be known to better than rounding of that."""
+        there = {f"reading.{name}": weight for name, weight in weights.items()}
+        with torch.no_grad():
+            terms = called(TrainedTerms(self), there, (x,))
+        return self.alpha * torch.stack([term.norm(dim=1) for term in terms])
+
+
+class TrainedTerms(nn.Module):
+    """A module's outputs are the trained terms of a reading."""
+
+    def __init__(self, reading: ScaledOutput) -> None:
+        super().__init__()
+        self.reading = reading
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return self.reading.trained_terms(x)
+
+
+class Antisymmetric(ScaledOutput):
+    """f = α (h(θ_a) − h(θ_b))/√2, equal halves at the start."""
+
+    def __init__(self, network: nn.Module, alpha: float) -> None:
+        super().__init__(network, alpha / sqrt(2))
+        self.mirror = copied(network, "antisymmetric")
+
+    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x), -self.mirror(x))
+
+
+class Centred(ScaledOutput):
+    """f = α (h(θ) − h(θ_0)), θ_0 kept as constants."""
+
+    def __init__(self, network: nn.Module, alpha: float) -> None:
+        super().__init__(network, alpha)
+        self.origin = copied(network, "centred").requires_grad_(False)
+
+    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x), -self.origin(x))
+
+    def trained_terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+        return (self.network(x),)
+
+
+def read(network: nn.Module, init: AbstractInit) -> ScaledOutput:
+    """The network with its output read as `init` says."""
+    if init.antisymmetric:
+        return Antisymmetric(network, init.alpha)
+    return Centred(network, init.alpha) if init.centred else ScaledOutput(network, init.alpha)
+
+
+def copied(network: nn.Module, key: str) -> nn.Module:
+    """Copy a network."""
+    try:
+        return deepcopy(network)
+    except Exception as error:  # what a module of the user's does when it is copied
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise Mistake(f"init.{key}=true needs a copy of the network, which cannot be copied: {said}") from None
+
+
+# --- An architecture: a value from which a network of any width is built, for inputs of any shape.
 
 
 class AbstractArchitecture(Component):

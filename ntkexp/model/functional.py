@@ -1,10 +1,19 @@
-"""A module as a function of its weights."""
+"""A module as a function of its weights, and what must be put right first: checkpoints of activations, several
+outputs, batch norm of one example.
+
+A module's answer: the tensor that is read, where a module gives several in a mapping, a dataclass or a tuple.
+
+>>> import torch
+>>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
+tensor([1., 1.])
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -12,16 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
-from ntkexp.kernel.record.inputs import examples
-from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.checkpoints import without_checkpoints
-from ntkexp.model.foreign.chosen_output import choose_output
-from ntkexp.model.foreign.single_example import InOrder
-from ntkexp.records.seal import Damaged
+from ntkexp.kernel.record.tape import examples
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.records.atomic import Damaged
 from ntkexp.shapes import Function, Inputs, Weights
+
+# --- A module as a function of its weights.
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -134,3 +145,108 @@ def hooked(module: nn.Module) -> Iterator[str]:
     for name, weight in module.named_parameters():
         if weight.requires_grad and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
             yield name
+
+
+def choose_output(answer: object, output: str | int | None) -> Tensor:
+    """Choose the answer itself, or the part of it that `output` names."""
+    if output is None and isinstance(answer, Tensor):
+        return answer
+    kind, found = type(answer).__name__, parts(answer)
+    known = [name for name, value in found.items() if isinstance(value, Tensor)]
+    listed = f"its tensors are {', '.join(map(repr, known))}" if known else "it holds no tensor"
+    if output is None:
+        raise Mistake(f"the module gives a {kind}, not a tensor: {listed}; say which is meant with output=")
+    if not found:
+        raise Mistake(f"output={output!r}: the module gives a {kind}, which has no parts; leave output out")
+    value = found.get(output)
+    if not isinstance(value, Tensor):
+        hint = nearest(output, [name for name in known if isinstance(name, str)]) if isinstance(output, str) else ""
+        raise Mistake(f"output={output!r} is no tensor of the {kind} that the module gives{hint}; {listed}")
+    return value
+
+
+def parts(answer: object) -> dict[str | int, object]:
+    """Take the answer apart, by name or by place."""
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    if is_dataclass(answer):
+        return {field.name: getattr(answer, field.name) for field in fields(answer)}
+    if isinstance(answer, tuple | list):
+        return {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
+    return {}
+
+
+# --- Checkpoints of activations: a module that computes parts of itself again on its way back computes them once.
+#
+# That saves memory and changes no value. Computed again, a part would take the weights that the module holds by
+# then, and not those that it was given.
+
+
+class Forgetful:
+    """Takes the place of torch's function that forgets at once."""
+
+    @staticmethod
+    def apply(part: Callable[..., Any], _: bool, *args: Any) -> Any:
+        """Compute the part, as if nobody had asked to forget it."""
+        return part(*args)
+
+
+def nothing(*_: Any, **__: Any) -> Iterator[None]:
+    """Do nothing before and after a part."""
+    yield
+
+
+INSTEAD = {"CheckpointFunction": Forgetful, "_checkpoint_without_reentrant_generator": nothing}
+"""What is asked instead of torch's two ways to forget what is in a part."""
+
+
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Everything is computed once.
+
+    >>> import torch
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> with without_checkpoints():
+    ...     y = checkpoint.checkpoint(torch.sin, x, use_reentrant=True)
+    >>> type(y.grad_fn).__name__
+    'SinBackward0'
+    """
+    before = {name: getattr(checkpoint, name) for name in INSTEAD}
+    for name, other in INSTEAD.items():
+        setattr(checkpoint, name, other)
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(checkpoint, name, own)
+
+
+# --- Batch norm of a single example, of which torch finds wrong gradients on CPUs.
+#
+# What comes back to it may lie with its channels last in memory, as from x.flatten(2).transpose(1, 2). Of one
+# image torch 2.13 then takes numbers of one channel for those of another; of several it does not, nor where they
+# lie in order.
+
+
+BATCH_NORMS = (torch.batch_norm, functional.batch_norm)
+
+
+class InOrder(TorchFunctionMode):
+    """Gradients come back in order to the batch norm of one example.
+
+    >>> x = torch.zeros(1, 2, 2, 2, requires_grad=True)
+    >>> with InOrder():
+    ...     y = functional.batch_norm(x, torch.zeros(2), torch.tensor([1.0, 4.0]), eps=0.0)
+    >>> turned = torch.arange(0.0, 16.0, 2.0).view(4, 2).t().view(1, 2, 2, 2)
+    >>> torch.autograd.grad(y, x, turned)[0].flatten().tolist()
+    [0.0, 4.0, 8.0, 12.0, 1.0, 3.0, 5.0, 7.0]
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return in_order(found) if func in BATCH_NORMS and len(found) == 1 else found
+
+
+def in_order(value: Tensor) -> Tensor:
+    """The same, but that no gradient comes back to it in another order in memory than that of its axes."""
+    return value.flatten().view(value.shape)

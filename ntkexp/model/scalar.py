@@ -1,19 +1,22 @@
-"""Functions of one number with one value: small enough that every parameter and every kernel can be looked at.
-
-Their parameters start where their fields say, whatever the seed; `width` and the scales of `init` play no part.
-"""
+"""Functions of one number with one value: small enough that every parameter and every kernel can be looked at."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Annotated, Literal, Self
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
-from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.learning_task import LearningTask
+from ntkexp.model.base import AbstractArchitecture, LearningTask
+
+# --- Functions of one number with one value: small enough that every parameter and every kernel can be looked at.
+#
+# Their parameters start where their fields say, whatever the seed; `width` and the scales of `init` play no part.
 
 
 class AbstractScalar(AbstractArchitecture):
@@ -36,3 +39,161 @@ class AbstractScalar(AbstractArchitecture):
 def parameter(*values: float) -> nn.Parameter:
     """Parameters with these values at the start."""
     return nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+class ScalarLinear(AbstractScalar):
+    """A straight line with two parameters, whose kernel tells the origin from every other place:
+
+    A line starts with this slope and this offset.
+
+        f(x) = θ₁ x + θ₂,    k(x, x′) = x x′ + 1
+
+    An observation at x′ = 10 moves values at x < −0.1 the other way (Huszár 2020).
+
+    >>> from ntkexp.library import tangent_kernel
+    >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
+    >>> tangent_kernel(ScalarLinear().function(), x)[:, 0, 0, 0].tolist()
+    [101.0, -9.0]
+    """
+
+    slope: float = 3.0
+    offset: float = 1.0
+
+    def function(self) -> nn.Module:
+        return Line(self.slope, self.offset, 1.0)
+
+
+class Line(nn.Module):
+    """f(x) = θ₁ x + gain · θ₂."""
+
+    def __init__(self, slope: float, offset: float, gain: float) -> None:
+        super().__init__()
+        self.slope, self.offset, self.gain = parameter(slope), parameter(offset), gain
+
+    def forward(self, x: Float[Tensor, "example one"]) -> Float[Tensor, "example one"]:
+        return torch.mul(x, self.slope) + self.gain * self.offset
+
+
+class ReparametrisedLinear(AbstractScalar):
+    """The straight line of `scalar_linear` with its offset in another unit: the same function, with another kernel.
+
+    The line starts with this slope and this parameter, of which the offset is `gain` times as much.
+
+        f(x) = θ₁ x + gain · θ₂,    k(x, x′) = x x′ + gain²
+
+    So the kernel, and how training generalises, depends on the parametrisation and not on the functions that there are
+    (Huszár 2020).
+
+    >>> import torch
+    >>> from ntkexp.library import tangent_kernel
+    >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
+    >>> tangent_kernel(ReparametrisedLinear().function(), x)[:, 0, 0, 0].tolist()
+    [200.0, 90.0]
+    """
+
+    slope: float = 3.0
+    parameter: float = 0.1
+    gain: float = 10.0
+
+    def function(self) -> nn.Module:
+        return Line(self.slope, self.parameter, self.gain)
+
+
+class RadialBasis(AbstractScalar):
+    """Two bumps and an offset, five numbers whose kernel is worth a picture:
+
+    Five numbers, of which the first and the third are centres or amplitudes.
+
+        f(x) = a₁ exp(−(x − c₁)²/30) + a₂ exp(−(x − c₂)²/30) + b
+
+    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers (4, −10, 25, 10, 50), and a
+    formula in which the first of each pair is the amplitude. His text and his pictures are of the other reading:
+    only if the first is the centre does the kernel with x′ = 10 change its sign, and is the kernel of a finite
+    step largest at x = 7.
+
+        reading            (c₁, a₁, c₂, a₂, b)      k(10, 10)    k/k(10, 10) over −10 … 20
+        centre_first       (4, −10, 25, 10, 50)     2.542236     −0.2785 (at 0) … 1.2042 (at 8), left tail 0.387
+        amplitude_first    (−10, 4, 10, 25, 50)     2.000000      0.5 … 1 (at 10): never negative
+
+    >>> from ntkexp.library import tangent_kernel
+    >>> x = torch.tensor([[10.0], [0.0]], dtype=torch.float64)
+    >>> kernel = tangent_kernel(RadialBasis().function(), x)[:, 0, 0, 0]
+    >>> round(kernel[0].item(), 6), round((kernel[1] / kernel[0]).item(), 4)
+    (2.542236, -0.2785)
+    """
+
+    numbers: tuple[float, float, float, float, float] = (4.0, -10.0, 25.0, 10.0, 50.0)
+    reading: Literal["centre_first", "amplitude_first"] = "centre_first"
+
+    def function(self) -> nn.Module:
+        first, second, third, fourth, offset = self.numbers
+        if self.reading == "centre_first":
+            return Bumps((first, third), (second, fourth), offset)
+        return Bumps((second, fourth), (first, third), offset)
+
+
+class Bumps(nn.Module):
+    """f(x) = Σ_j a_j exp(−(x − c_j)²/30) + b."""
+
+    def __init__(self, centre: tuple[float, float], amplitude: tuple[float, float], offset: float) -> None:
+        super().__init__()
+        self.centre, self.amplitude, self.offset = parameter(*centre), parameter(*amplitude), parameter(offset)
+
+    def forward(self, x: Float[Tensor, "example one"]) -> Float[Tensor, "example one"]:
+        bumps = torch.exp(-1 / 30 * torch.square(x - self.centre))
+        return torch.mm(bumps, self.amplitude[:, None]) + self.offset
+
+
+Entry = Annotated[int, Field(ge=-(10**6), le=10**6)]
+
+
+class LookupTable(AbstractScalar):
+    """A table with a parameter for every whole number, which generalises to none:
+
+    The table has the numbers from `first` to `last`.
+
+        f(i) = θᵢ,    θᵢ = slope · i + offset at the start,    k(i, j) = 1 if i = j, else 0
+
+    Descent on the error at one number leaves all others where they were (Huszár 2020).
+
+    >>> table = LookupTable().function()
+    >>> table(torch.tensor([[10.0], [-10.0]])).flatten().tolist()
+    [32.0, -28.0]
+    """
+
+    first: Entry = -10
+    last: Entry = 20
+    slope: float = 3.0
+    offset: float = 2.0
+
+    @model_validator(mode="after")
+    def refuse_empty(self) -> Self:
+        """There is at least one entry."""
+        if self.last < self.first:
+            raise Mistake(f"model.last={self.last}: the table starts at model.first={self.first}; raise it")
+        return self
+
+    def function(self) -> nn.Module:
+        keys = torch.arange(self.first, self.last + 1, dtype=torch.float64)
+        return TableOfEntries(keys, self.slope * keys + self.offset)
+
+
+class TableOfEntries(nn.Module):
+    """f(x) is the entry whose key is x."""
+
+    key: Tensor
+
+    def __init__(self, key: Float[Tensor, " entry"], entry: Float[Tensor, " entry"]) -> None:
+        super().__init__()
+        self.register_buffer("key", key)
+        self.entry = nn.Parameter(entry[:, None].clone())
+
+    def forward(self, x: Float[Tensor, "example one"]) -> Float[Tensor, "example one"]:
+        place = (x[:, 0] - self.key[0]).round().long()
+        known = (place >= 0) & (place < len(self.key)) & (x[:, 0] == x[:, 0].round())
+        if not known.all():
+            raise Mistake(
+                f"model=lookup_table has no entry for {float(x[~known][0, 0]):g}; its keys are the whole numbers from "
+                f"{int(self.key[0])} to {int(self.key[-1])}, which model.first and model.last say"
+            )
+        return nn.functional.embedding(place, self.entry)

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from ntkexp.component import Count, Depth
 from ntkexp.init.base import AbstractInit
 from ntkexp.mistake import Mistake
-from ntkexp.model.base import AbstractArchitecture
-from ntkexp.model.learning_task import LearningTask
+from ntkexp.model.base import AbstractArchitecture, LearningTask
 
 
 class Transformer(AbstractArchitecture):

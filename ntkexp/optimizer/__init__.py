@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
-    from ntkexp.optimizer.adam import Adam as Adam
-    from ntkexp.optimizer.adamw import AdamW as AdamW
-    from ntkexp.optimizer.adaptive import AbstractAdam as AbstractAdam
+    from ntkexp.optimizer.base import AbstractBatched as AbstractBatched
     from ntkexp.optimizer.base import AbstractOptimizer as AbstractOptimizer
-    from ntkexp.optimizer.batches import AbstractBatched as AbstractBatched
+    from ntkexp.optimizer.base import AbstractPlain as AbstractPlain
+    from ntkexp.optimizer.base import AbstractStable as AbstractStable
+    from ntkexp.optimizer.descent import GD as GD
+    from ntkexp.optimizer.descent import SGD as SGD
+    from ntkexp.optimizer.descent import AbstractAdam as AbstractAdam
+    from ntkexp.optimizer.descent import Adam as Adam
+    from ntkexp.optimizer.descent import AdamW as AdamW
+    from ntkexp.optimizer.descent import Momentum as Momentum
+    from ntkexp.optimizer.descent import Nesterov as Nesterov
     from ntkexp.optimizer.flow import Flow as Flow
-    from ntkexp.optimizer.gd import GD as GD
-    from ntkexp.optimizer.momentum import Momentum as Momentum
-    from ntkexp.optimizer.nesterov import Nesterov as Nesterov
-    from ntkexp.optimizer.plain import AbstractPlain as AbstractPlain
-    from ntkexp.optimizer.sgd import SGD as SGD
-    from ntkexp.optimizer.stable_step import AbstractStable as AbstractStable
 else:
     __getattr__ = classes_of(__name__)

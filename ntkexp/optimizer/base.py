@@ -1,31 +1,69 @@
-"""How the weights move: step by step forwards, and backwards as a sum of all gradients so far.
-
-Forwards a step follows PyTorch: the gradient is clipped, coupled decay is added, the memory of past gradients takes it
-in, the weights move. With the optimizer's own scalings along the run taken as given, every step is linear in past
-gradients. Summed backwards, from the last step to the first, one vector U(x) per output carries all that (J̄(r) the
-secant Jacobian of step r, η_r a size for every weight, ⊙ weight by weight):
-
-    U ← scale ⊙ J̄(r) + carry · U        V = past · U + now ⊙ J̄(r)
-
-    contribution of example i at step r     −⟨V, Jᵢ(r)⟩ ℓ′ᵢ(r)
-    decay                                   −λ V·θ_r  if coupled,  −λ (η_r ⊙ J̄(r))·θ_r  if not
-"""
+"""How the weights move: step by step forwards, and backwards as a sum of all gradients so far."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Int
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from torch import Tensor
 
-from ntkexp.component import Component
+from ntkexp.component import Component, Count
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.optimizer.arc import Arc, VectorField
 from ntkexp.shapes import Weights
+from ntkexp.stream import stream
+
+VectorField: TypeAlias = Callable[[Weights], Weights]
+"""A direction at every point of weight space."""
+
+
+@dataclass(frozen=True)
+class Arc:
+    """An arc of a curve in weight space: a polynomial of degree 4 between two ends, at which it has the curve's
+    slopes.
+
+    An arc leads from `start`, over `length` of a training step.
+
+    θ(u) = θ₀ + u(c₁ + (1−u)(c₂ + u(c₃ + (1−u)c₄)))        (Hairer, Nørsett & Wanner 1993, II.6)
+    """
+
+    start: Weights
+    coefficients: tuple[Weights, Weights, Weights, Weights]
+    length: float
+
+    def at(self, position: float) -> Weights:
+        """Find the weights θ(u).
+
+        >>> one, zero = {"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}
+        >>> Arc(zero, (one, one, zero, zero), 1.0).at(0.5)
+        {'w': tensor(0.7500)}
+        """
+        u, v = position, 1 - position
+        first, second, third, fourth = self.coefficients
+        return {
+            name: torch.add(
+                weight, first[name] + v * (second[name] + u * (third[name] + v * fourth[name])), alpha=position
+            )
+            for name, weight in self.start.items()
+        }
+
+
+# --- How the weights move: step by step forwards, and backwards as a sum of all gradients so far.
+#
+# Forwards a step follows PyTorch: the gradient is clipped, coupled decay is added, the memory of past gradients
+# takes it in, the weights move. With the optimizer's own scalings along the run taken as given, every step is
+# linear in past gradients. Summed backwards, from the last step to the first, one vector U(x) per output carries
+# all that (J̄(r) the secant Jacobian of step r, η_r a size for every weight, ⊙ weight by weight):
+#
+#     U ← scale ⊙ J̄(r) + carry · U        V = past · U + now ⊙ J̄(r)
+#
+#     contribution of example i at step r     −⟨V, Jᵢ(r)⟩ ℓ′ᵢ(r)
+#     decay                                   −λ V·θ_r  if coupled,  −λ (η_r ⊙ J̄(r))·θ_r  if not
+
 
 GUARD = 1e-6
 """What PyTorch adds to the norm of a gradient before it divides by it, for clipping."""
@@ -113,7 +151,7 @@ class AbstractOptimizer(Component):
     def factors(self, weights: Weights) -> dict[str, float]:
         """What the step size of every weight is multiplied with: by the longest beginning of its name.
 
-        >>> from ntkexp.optimizer.gd import GD
+        >>> from ntkexp.optimizer.descent import GD
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
         {'body.weight': 1.0, 'head.weight': 0.1}
         """
@@ -157,3 +195,66 @@ def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
 def filled(weights: Weights, sizes: Sizes) -> Weights:
     """Spread the weights' factors: a number for each, in its shape."""
     return {name: torch.full_like(weight, sizes[name]) for name, weight in weights.items()}
+
+
+# --- Mini-batches: which training examples a step is taken on, a function of (seed, step) alone, so that a run that
+# is resumed draws the same ones.
+
+
+class AbstractBatched(AbstractOptimizer):
+    """Mini-batches, or all examples if `batch` is null.
+
+    Without replacement, each epoch passes over a new permutation and its last batch may be short.
+    """
+
+    batch: Count | None = None
+    replacement: bool = False
+
+    def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
+        if self.batch is None:
+            return None
+        if self.replacement:
+            return torch.randint(examples, (self.batch,), generator=stream("batches", seed, step))
+        epoch, turn = divmod(step, -(-examples // self.batch))
+        order = torch.randperm(examples, generator=stream("batches", seed, epoch))
+        return order[turn * self.batch : (turn + 1) * self.batch]
+
+
+# --- A step size that may be given as a fraction of the largest stable one.
+
+
+class AbstractStable(AbstractOptimizer):
+    """A step size, given outright or as a fraction of the largest one at which gradient descent is stable at the
+    start; half of it by default.
+    """
+
+    step_size: PositiveFloat | None = None
+    stable_fraction: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def refuse_both(self) -> AbstractStable:
+        """One step cannot have two sizes."""
+        if self.step_size is not None and self.stable_fraction is not None:
+            raise Mistake(
+                f"optimizer.step_size={self.step_size:g} optimizer.stable_fraction={self.stable_fraction:g}: both set "
+                "the step size; give one of them"
+            )
+        return self
+
+    def chosen_step(self, largest_stable: float) -> float:
+        return self.step_size or (self.stable_fraction or 0.5) * largest_stable
+
+
+# --- A step along the gradient of the moment: θ ← θ − η (g + λθ), which remembers nothing.
+
+
+class AbstractPlain(AbstractStable):
+    """U = V = η ⊙ J̄."""
+
+    def update(
+        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+    ) -> tuple[Weights, Memory]:
+        return moved(weights, self.with_decay(gradient, weights), sizes), {}
+
+    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
+        return Recursion(filled(weights, sizes))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
-    from ntkexp.path.kernel import Kernel as Kernel
+    from ntkexp.path.settings import Kernel as Kernel
     from ntkexp.path.settings import Path as Path
 else:
     __getattr__ = classes_of(__name__)

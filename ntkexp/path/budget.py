@@ -1,15 +1,4 @@
-"""The memory of a run: what it needs whatever happens, and how many points may be read at once with the rest.
-
-program         Python, torch and what else is loaded
-weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
-kernels         K_0, K_T, one that is put together; 𝒦 by every rule, and snapshots; the ladder's square matrices
-contributions   𝒮 by every rule at the end of every phase, and its error; where they lie on disk, what is looked at of
-                them at once
-totals          per rule what came of each step, or of each stretch of a long path
-features        of the training examples, kept through a step: of all outputs, or of what ℓ′ mixes of them
-block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
-                rows of kernels
-"""
+"""The memory of a run, how many points may be read at once with it, and how long the run takes."""
 
 from __future__ import annotations
 
@@ -18,9 +7,24 @@ from dataclasses import dataclass
 from ntkexp.kernel.read.outputs import AT_ONCE
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import AT_ONCE as LOOKED_AT
-from ntkexp.path.accumulate.step_totals import FEWEST, MOST
-from ntkexp.path.backward.half_times import STRETCHES
-from ntkexp.path.kernel import Kernels
+from ntkexp.path.integrals import FEWEST, MOST
+from ntkexp.path.recording import STRETCHES
+from ntkexp.path.settings import Kernels
+from ntkexp.text import YEAR, duration
+
+# --- The memory of a run: what it needs whatever happens, and how many points may be read at once with the rest.
+#
+# program         Python, torch and what else is loaded
+# weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
+# kernels         K_0, K_T, one that is put together; 𝒦 by every rule, and snapshots; the ladder's square matrices
+# contributions   𝒮 by every rule at the end of every phase, and its error; where they lie on disk, what is looked at
+#                 of
+#                 them at once
+# totals          per rule what came of each step, or of each stretch of a long path
+# features        of the training examples, kept through a step: of all outputs, or of what ℓ′ mixes of them
+# block           per point a tape at every position inside a step, the replay's differences and slopes, C pull-backs,
+#                 rows of kernels
+
 
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
@@ -158,3 +162,43 @@ class Budget:
         """Whether the tapes of all points at both ends of a step may be kept."""
         free = self.memory_gb * 1e9 - self.fixed - self.block * self.per_point
         return 2 * self.points * self.tape_bytes < free
+
+
+# --- How long a run takes, from shapes alone: the same experiment is estimated the same on every machine and day.
+#
+# seconds   on one core of an ordinary processor: START + steps · positions · (BASE + points · work · RATE) work
+# of one point: its weights, and for every number on its tape what the features cost
+#
+# What would outlast its user is refused before it begins; a run that ends at a loss is not known by its steps.
+
+
+START, BASE, RATE = 3.0, 0.003, 8e-11
+PER_NUMBER = 64  # of a tape, in weights: rows of the features are multiplied with those of the training examples
+PATIENCE = {"cpu": 10.0, "cuda": 10_000.0}  # years of such a core: of many cores, a year; a GPU is a thousand of them
+
+
+def core_seconds(budget: Budget, steps: int, passes: int) -> float:
+    """The seconds of a run that goes over its path once, or there and back."""
+    work = budget.points * (budget.parameters + PER_NUMBER * budget.tape_bytes / budget.number_bytes)
+    return START + steps * budget.tapes * passes * (BASE + work * RATE)
+
+
+def refuse_endless(seconds: float, steps: int, device: str) -> None:
+    """Refuse a run that would outlast its user."""
+    remedy = "steps, model.width, data.train or path.pieces, or end at a loss with stop_at_loss"
+    refuse_years(seconds, f"steps={steps}", device, remedy)
+
+
+def refuse_years(seconds: float, what: str, device: str, remedy: str) -> None:
+    """Years are a mistake; `remedy` says which keys make them fewer.
+
+    >>> refuse_years(1e9, "steps=9", "cpu", "steps")
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: steps=9: this would take about 32 years on one core, more than 10 years; lower steps
+    """
+    patience = PATIENCE.get(device.partition(":")[0], PATIENCE["cuda"])
+    if seconds > patience * YEAR:
+        raise Mistake(
+            f"{what}: this would take about {duration(seconds)} on one core, more than {patience:g} years; "
+            f"lower {remedy}"
+        )

@@ -1,18 +1,183 @@
-"""What is accumulated along a path, and when kernels are kept."""
+"""What is accumulated along a path, how its kernels are made, and at which steps they are kept."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
+from jaxtyping import Float
 from pydantic import Field, PositiveFloat, model_validator
+from torch import Tensor
 
-from ntkexp.component import LONGEST, Component, Count, CountOrNone, Steps
-from ntkexp.effects.mean import Effects, MeanName
-from ntkexp.kernel.record.casts import Casts
+from ntkexp.component import LARGEST, LONGEST, Component, Count, CountOrNone, Steps
+from ntkexp.effects.sweep import Effects, MeanName
+from ntkexp.kernel.record.taping import Casts
 from ntkexp.mistake import Mistake
-from ntkexp.path.kernel import Kernels
 from ntkexp.path.rule.base import AbstractRule, Piece
-from ntkexp.path.timetable import MOST_KERNELS, AbstractTimetable, Adaptive, AtSwitches, Planned
+
+# --- How kernels are made from Jacobians, and for which outputs.
+#
+# `all` makes blocks [out, out_] for every pair of points; `trace` makes Σ_c K[x, c, x′, c], and only where a
+# kernel is kept; `none` makes none. Contributions are found by each.
+
+
+Kernels: TypeAlias = Literal["all", "trace", "none"]
+
+
+class Kernel(Component):
+    """Exactly, or from random projections of gradients to so many dimensions."""
+
+    sketch: int | None = Field(None, ge=1, le=LARGEST)
+
+
+# --- The steps at which kernels are taken: planned before the first step, or as the kernel is seen to change.
+#
+# An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖, K among the training examples, from one kernel to the
+# next, and goes `change`/δ times as far to the one after, at most four times, at least a quarter. It goes no less
+# far than what remains of `count` would, log-spaced, so that these are not used up before the end.
+#
+# Where training switches from one phase to the next, a kernel is due as well, whatever the timetable says.
+
+
+FARTHEST = 4.0
+MOST_KERNELS = 10**5  # each is a file
+
+
+class AbstractTimetable(ABC):
+    """When a kernel is due. The first is taken at step 0, the last when training is over."""
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """How many kernels there are at most."""
+
+    @abstractmethod
+    def due(self, step: int) -> bool:
+        """Whether a kernel is taken at this step."""
+
+    @abstractmethod
+    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+        """Take note of a kernel that was taken."""
+
+    @property
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Planned(AbstractTimetable):
+    """Steps that are known in advance, in order."""
+
+    steps: tuple[int, ...]
+
+    @property
+    def room(self) -> int:
+        return len(self.steps)
+
+    def due(self, step: int) -> bool:
+        place = bisect_left(self.steps, step)
+        return place < len(self.steps) and self.steps[place] == step
+
+    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+        pass
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+@dataclass
+class Adaptive(AbstractTimetable):
+    """Steps after which the kernel is expected to have changed by a given share."""
+
+    steps: int
+    count: int
+    change: float
+    ahead: int = 0  # from the latest kernel to the next
+    next: int = 0
+    taken: int = 0
+    latest: Float[Tensor, "train out train out_"] | None = None
+
+    @property
+    def room(self) -> int:
+        return min(self.count, self.steps + 1)
+
+    def due(self, step: int) -> bool:
+        return step == self.next
+
+    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+        self.taken += 1
+        wanted = step + (1 if self.latest is None else round(self.ahead * self.stretch(kernel, self.latest)))
+        self.next = max(step + 1, wanted, self.soonest(step))
+        self.ahead = self.next - step
+        self.latest = kernel.clone()
+
+    def stretch(self, kernel: Tensor, before: Tensor) -> float:
+        """How many times as far the next kernel may be."""
+        changed = float((kernel - before).norm() / before.norm())
+        if not isfinite(changed):
+            return 1 / FARTHEST
+        return min(max(self.change / changed, 1 / FARTHEST), FARTHEST) if changed else FARTHEST
+
+    def soonest(self, step: int) -> int:
+        """Where the next kernel would be if all that remain were log-spaced; the last of them is at the end.
+
+        >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).soonest(1)
+        10
+        """
+        left = self.count - self.taken
+        if left <= 1:
+            return self.steps
+        return ceil(step * (self.steps / step) ** (1 / left) - 1e-9) if step else 1
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"ahead": self.ahead, "next": self.next, "taken": self.taken, "latest": self.latest}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.ahead, self.next, self.taken = state["ahead"], state["next"], state["taken"]
+        self.latest = state["latest"]
+
+
+@dataclass(frozen=True)
+class AtSwitches(AbstractTimetable):
+    """Some steps more; of what is seen there the timetable learns nothing."""
+
+    timetable: AbstractTimetable
+    switches: tuple[int, ...]
+
+    @property
+    def room(self) -> int:
+        return self.timetable.room + len(self.switches)
+
+    def due(self, step: int) -> bool:
+        return step in self.switches or self.timetable.due(step)
+
+    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+        if self.timetable.due(step):
+            self.timetable.saw(step, kernel)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.timetable.state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.timetable.restore(state)
+
+
+# --- What is accumulated along a path, and when kernels are kept.
 
 
 class Path(Component):
@@ -97,7 +262,7 @@ class Path(Component):
     def positions(self, finer: tuple[Piece, ...]) -> frozenset[float]:
         """Where in a step the network is read by all rules and by finer pieces, both ends included.
 
-        >>> from ntkexp.path.rule.secant import Secant
+        >>> from ntkexp.path.rule.base import Secant
         >>> path = Path(rule=(Secant(),))
         >>> sorted(path.positions(())), sorted(path.positions(path.finer))
         ([0.0, 1.0], [0.0, 0.5, 1.0])
@@ -108,7 +273,7 @@ class Path(Component):
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
         """The outputs, of so many, at which the path is integrated, in their order.
 
-        >>> from ntkexp.path.rule.left import Left
+        >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),)).chosen_outputs(3), Path(rule=(Left(),), outputs=(2, 0)).chosen_outputs(3)
         ((0, 1, 2), (0, 2))
         """
@@ -139,7 +304,7 @@ class Path(Component):
     def plan(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
         """The steps of a schedule; the first and the last are always among them.
 
-        >>> from ntkexp.path.rule.left import Left
+        >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),), count=5).plan("log", 1000)
         (0, 1, 10, 100, 1000)
         >>> Path(rule=(Left(),)).plan(40, 100)

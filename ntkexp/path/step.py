@@ -1,28 +1,69 @@
-"""One step of training, which is all that a reading of the path sees, whoever takes it.
+"""One step of training, which is all that a reading of the path sees, and the descent as a stream of steps.
 
-From θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s). ℓ′ᵢ includes the weight wᵢ of its example and the factor
-by which the gradient was shortened, and is zero for an example outside the step's batch. Every weight has a step size
-of its own, the step's times its factor.
+Phases of training: stretches of steps, in each of which some of the training examples alone carry gradient.
+
+>>> first, second = phases_of((300, 200), (20, 30))
+>>> second
+Phase(start=300, stop=500, examples=slice(20, 50, None))
+>>> second.count, phase_at((first, second), 299) is first, phase_at((first, second), 500) is second
+(30, True, True)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.secant.segment import Segment
-from ntkexp.optimizer.base import Memory, Sizes
-from ntkexp.path.curve import Curve
-from ntkexp.path.gradient import summed, total, unit
-from ntkexp.path.network_view import NetworkView
-from ntkexp.path.right_side import AbstractRightSide, right_side
+from ntkexp.loss.base import AbstractLoss
+from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Move, Sizes
+from ntkexp.path.points import AbstractRightSide, NetworkView, Points, right_side, summed, total, unit
+from ntkexp.path.rule.base import Gauss
+from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.shapes import Weights
+
+# --- The way of a step that is not straight: arcs in weight space, with Gauss nodes on them.
+
+
+class Node(NamedTuple):
+    """A place on an arc, how much of the step the arc takes and how much of the arc the place counts."""
+
+    length: float
+    weight: float
+    view: NetworkView
+    output_gradient: Float[Tensor, "train out"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The arcs of a step, and ℓ′ as a function of the outputs at the training examples."""
+
+    arcs: tuple[Arc, ...]
+    points: Points
+    output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
+
+    def nodes(self, count: int) -> Iterator[Node]:
+        """So many Gauss nodes on every arc, in the order of time."""
+        quadrature = Gauss().quadrature(count, 1, 0)
+        for arc in self.arcs:
+            for piece in quadrature:
+                view = NetworkView(self.points, arc.at(piece.start))
+                yield Node(arc.length, piece.weight, view, self.output_gradient(view.train_outputs))
+
+
+# --- One step of training, which is all that a reading of the path sees, whoever takes it.
+#
+# From θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s). ℓ′ᵢ includes the weight wᵢ of its example and the
+# factor by which the gradient was shortened, and is zero for an example outside the step's batch. Every weight
+# has a step size of its own, the step's times its factor.
+
 
 IMPULSE_NODES = 3  # of order 6, above that of the arcs
 
@@ -127,3 +168,129 @@ def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None
     if not weight_decay:
         return None
     return {name: weight * (weight_decay * sizes[name]) for name, weight in weights.items()}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """These training examples are learned from step `start` until before step `stop`."""
+
+    start: int
+    stop: int
+    examples: slice
+
+    @property
+    def count(self) -> int:
+        """How many examples these are."""
+        return int(self.examples.stop - self.examples.start)
+
+
+def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...]:
+    """Phases one after the other, with so many steps and so many examples each."""
+    found: list[Phase] = []
+    step = example = 0
+    for taken, learned in zip(steps, examples, strict=True):
+        found.append(Phase(step, step + taken, slice(example, example + learned)))
+        step, example = step + taken, example + learned
+    return tuple(found)
+
+
+def phase_at(phases: Sequence[Phase], step: int) -> Phase:
+    """The phase that a step belongs to; what comes after the last step belongs to the last phase."""
+    return next((phase for phase in phases if step < phase.stop), phases[-1])
+
+
+# --- The descent: training by small steps on a fixed set of examples, as a stream of steps.
+#
+# The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same features that make the right side of the
+# kernel. Where there are phases, ℓ′ᵢ is zero for examples of another phase than the step's; each phase draws its
+# batches, and takes its means, as if its examples were all. What the optimizer remembers is carried over from
+# phase to phase.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """What is trained on what, and how."""
+
+    points: Points
+    targets: Float[Tensor, "train out"]
+    loss: AbstractLoss
+    scale: float  # multiplies the loss: 1/α² where the network is centred
+    optimizer: AbstractOptimizer
+    factors: Mapping[str, float]  # of the step size, by weight
+    schedule: AbstractSchedule
+    step_size: float
+    steps: int
+    seed: int
+    phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
+
+    def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
+        """The steps from these weights on, when so many are done."""
+        for index in range(done, self.steps):
+            step = self.step(index, weights, memory or {})
+            yield step
+            weights, memory = step.end, step.memory
+
+    def step(self, index: int, weights: Weights, memory: Memory) -> Step:
+        """One step."""
+        view = NetworkView(self.points, weights)
+        output_gradient = self.output_gradient(index, view.train_outputs)
+        gradient = summed(view.pulled(output_gradient), weights)
+        clipping = self.optimizer.clipping(gradient)
+        if clipping < 1:
+            gradient = {name: part * clipping for name, part in gradient.items()}
+            output_gradient = output_gradient * clipping
+        move = self.move(index, weights, gradient, memory)
+        return Step(
+            index=index,
+            view=view,
+            end=move.weights,
+            output_gradient=output_gradient,
+            step_size=self.size(index),
+            factors=self.factors,
+            weight_decay=self.optimizer.weight_decay,
+            memory=move.memory,
+            clipping=clipping,
+            curve=self.curve(index, move.arcs),
+        )
+
+    def move(self, index: int, weights: Weights, gradient: Weights, memory: Memory) -> Move:
+        """Where the optimizer takes the weights with this gradient."""
+        field, sizes = partial(self.gradient, index), sizes_of(weights, self.factors, self.size(index))
+        return self.optimizer.move(index, weights, gradient, field, sizes, memory)
+
+    def curve(self, index: int, arcs: tuple[Arc, ...]) -> Curve | None:
+        """The way of a step that is made of arcs."""
+        return Curve(arcs, self.points, partial(self.output_gradient, index)) if arcs else None
+
+    def gradient(self, index: int, weights: Weights) -> Weights:
+        """∇L at other weights than those at which a step begins."""
+        view = NetworkView(self.points, weights)
+        return summed(view.pulled(self.output_gradient(index, view.train_outputs)), weights)
+
+    def size(self, index: int) -> float:
+        """η_s."""
+        return self.step_size * self.schedule.factor(index, self.steps)
+
+    @property
+    def weight(self) -> float:
+        """wᵢ of full-batch training on all examples."""
+        return self.weight_of(self.points.train)
+
+    def weight_of(self, examples: int) -> float:
+        """wᵢ of a step on so many examples."""
+        return self.loss.weight(examples) * self.scale
+
+    def phase(self, index: int) -> Phase:
+        """What is learned in a step."""
+        return phase_at(self.phases or (Phase(0, self.steps, slice(0, self.points.train)),), index)
+
+    def output_gradient(self, index: int, outputs: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
+        """ℓ′ᵢ, with its weight; an example drawn twice counts twice, one of another phase not at all."""
+        derivative, phase = self.loss.output_gradient(outputs, self.targets), self.phase(index)
+        batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
+        if batch is None and phase.count == self.points.train:
+            return derivative * self.weight
+        times = derivative.new_zeros(self.points.train)
+        times[phase.examples] = 1.0 if batch is None else torch.bincount(batch, minlength=phase.count).to(derivative)
+        size = phase.count if batch is None else len(batch)
+        return derivative * times[:, None] * self.weight_of(size)

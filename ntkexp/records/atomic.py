@@ -1,13 +1,49 @@
-"""A file is there whole, or not at all: it is written beside its place and moved into it."""
+r"""Files that are whole or not there: written beside their place and moved into it, sealed, locked, as JSON or as a
+log.
+
+JSON as the run folder writes it: keys in the order given, two blanks of indentation, a newline at the end.
+
+JSON has no infinity and no NaN: a number that is not finite becomes null.
+
+>>> to_text({"loss": float("nan"), "step": 3})
+'{\n  "loss": null,\n  "step": 3\n}\n'
+
+A seal tells whether bytes are those that were written, and whether they were written for this place.
+
+    seal(content, of) = sha256(of ‖ 0 ‖ content),   `of` a file of a run, a kernel, a row: bytes that lie elsewhere
+                                                    have another
+
+It is looked at before anything is made of the bytes: no parser sees what is not as it was written.
+
+>>> seal(b"numbers", "one run") == seal(b"numbers", "another")
+False
+"""
 
 from __future__ import annotations
 
 import errno
+import json
+import math
+import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import inf
 from pathlib import Path
-from typing import BinaryIO
+from stat import S_ISREG
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
+
+from ntkexp.mistake import Mistake, NoPlace, refuse_special
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+# --- A file is there whole, or not at all: it is written beside its place and moved into it.
+
 
 PARTIAL = ".partial"  # how the name of a file ends that is not yet in its place
 
@@ -60,3 +96,380 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write text (UTF-8) or bytes, whole or not at all."""
     with being_written(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+
+LARGEST = 1 << 30
+"""Bytes of a JSON file."""
+
+
+def to_text(value: Json) -> str:
+    """Write a value as JSON text."""
+    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object."""
+    return as_object(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds."""
+    try:
+        refuse_special(path, str(path), LARGEST)
+        return path.read_bytes()
+    except OSError as error:
+        raise Mistake(f"{path} cannot be read ({error.strerror})") from error
+
+
+def as_object(content: bytes, path: Path) -> dict[str, Any]:
+    """The object that a file holds as JSON."""
+    try:
+        value = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"{path} is not JSON; the file is damaged") from error
+    if not isinstance(value, dict):
+        raise Mistake(f"{path} holds a JSON {type(value).__name__}, not an object; the file is damaged")
+    return value
+
+
+def finite(value: Json) -> Json:
+    """The value with null for every number that JSON cannot write."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite(item) for item in value]
+    return value
+
+
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+BLOCK = 1 << 20  # bytes that are read at once
+WIDTH = 32  # bytes of a seal by itself
+SEAL = "seal"
+AGAIN = "the command that wrote it writes it again"
+
+Seals: TypeAlias = Mapping[str, tuple[int, str]]
+"""By the names of files, relative to their folder: how many bytes they have, and their seal."""
+
+
+class Damaged(Mistake):
+    """A file is not as it was written."""
+
+
+class Sealing:
+    """Takes in bytes that are written, one after the other; `position` is how many there were."""
+
+    def __init__(self, of: str = "") -> None:
+        self.found, self.position = sha256(of.encode() + b"\0"), 0
+
+    def take(self, content: ReadableBuffer) -> None:
+        """Take in the next bytes."""
+        self.found.update(content)
+        self.position += memoryview(content).nbytes
+
+    @property
+    def digest(self) -> bytes:
+        """Seal all so far."""
+        return self.found.digest()
+
+    @property
+    def mark(self) -> tuple[int, str]:
+        """The mark of a file as `Seals` have it."""
+        return self.position, self.found.hexdigest()
+
+
+def seal(content: ReadableBuffer, of: str = "") -> bytes:
+    """Seal bytes at hand."""
+    sealing = Sealing(of)
+    sealing.take(content)
+    return sealing.digest
+
+
+def taken(path: Path | str, size: int, of: str = "") -> Sealing:
+    """Take in the first bytes of a file."""
+    sealing, left = Sealing(of), size
+    with open(path, "rb", buffering=0) as file:  # the blocks are large enough
+        while left > 0 and (block := file.read(min(BLOCK, left))):
+            sealing.take(block)
+            left -= len(block)
+    return sealing
+
+
+def sealed(folder: Path, names: Iterable[str]) -> Seals:
+    """The seals of files that were written, those in folders among them."""
+    found = (place for name in names for place in ((folder / name).rglob("*"), [folder / name]))
+    files = sorted(file for place in found for file in place if file.is_file())
+    return {file.relative_to(folder).as_posix(): taken(file, file.stat().st_size).mark for file in files}
+
+
+def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
+    """The files that are not as they were sealed; those that are larger than that are only measured."""
+    place = str(folder)  # names are joined as text: there are many, and paths take longer than their files
+    return [name for name, (size, mark) in seals.items() if not holds(os.path.join(place, name), size, mark, largest)]
+
+
+def holds(path: str, size: int, mark: str, largest: float) -> bool:
+    """Whether a file has the length and the seal that it should have."""
+    try:
+        found = os.stat(path)
+        right = S_ISREG(found.st_mode) and found.st_size == size
+        return right and (size > largest or taken(path, size).mark[1] == mark)
+    except OSError as error:
+        if error.errno not in NOTHING_THERE:
+            raise
+        return False
+
+
+class SealedFile:
+    """A file whose seal is written behind its content."""
+
+    def __init__(self, file: BinaryIO, of: str) -> None:
+        self.file, self.sealing = file, Sealing(of)
+
+    def write(self, content: ReadableBuffer) -> int:
+        """Write the next bytes."""
+        self.sealing.take(content)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+@contextmanager
+def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
+    """A file that is there whole, with its seal at its end, or not at all; it can be written to, and nothing else."""
+    with being_written(path) as file:
+        content = SealedFile(file, of)
+        yield cast(BinaryIO, content)
+        file.write(content.sealing.digest)
+
+
+def sealed_for(path: Path, of: str) -> bool:
+    """Whether a file that `being_sealed` wrote is as it was."""
+    size = path.stat().st_size - WIDTH
+    with path.open("rb") as file:
+        file.seek(max(0, size))
+        return size >= 0 and taken(path, size, of).digest == file.read()
+
+
+def sealed_text(value: Mapping[str, Json], of: str) -> str:
+    """Write an object as JSON text, its seal on a line of its own: without that, it is the text that was sealed."""
+    return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
+
+
+def read_sealed(path: Path, of: str) -> dict[str, Any]:
+    """A JSON file that holds an object and its seal, which is taken off: it was written for this place."""
+    content = read_bytes(path)  # once: what is judged is what is given
+    value = as_object(content, path)
+    mark = value.pop(SEAL, None)
+    if mark is None:
+        raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {AGAIN}")
+    line = f',\n  "{SEAL}": "{mark}"\n}}\n'.encode(errors="replace")
+    if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n", of).hex() != mark:
+        raise Damaged(f"{path} is damaged: it is not as it was written for this place; {AGAIN}")
+    return value
+
+
+# --- One process writes a run folder: it holds an exclusive flock on the folder's `.lock`, which dies with the
+# process.
+
+
+try:
+    import fcntl
+except ImportError as error:  # not a POSIX system
+    raise Mistake("run folders are locked with flock, which this system lacks; use Linux, macOS or WSL") from error
+
+ATTEMPTS, PAUSE = 10, 0.01  # `is_held` takes the lock for an instant, which must not make a claim fail
+
+
+def acquire(lock: Path) -> int:
+    """Hold the lock until the descriptor that is returned is closed, or raise BlockingIOError if another does."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    for attempt in range(ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == ATTEMPTS - 1:
+                os.close(descriptor)
+                raise
+            time.sleep(PAUSE)
+        else:
+            break
+    return descriptor
+
+
+@contextmanager
+def waited_for(lock: Path) -> Iterator[None]:
+    """Hold the lock, however long it takes until others let go of it."""
+    make_folder(lock.parent)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether someone holds the lock; a file that is not there is not held."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)  # lest a pipe of that name wait for a writer
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+# --- A file that only grows: entries, each behind its length, its seal behind it.
+#
+#     length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
+#
+#     mark = of the log, of the entry's place, of the length
+#     seal = of the log, of the entry's place, of the seal before it, of the content
+#
+# An entry is whole before the next begins, so a killed process leaves at most its last one unfinished: that is
+# none, and is cut off when the log goes on. An entry before the last that is not as it was written is a damage,
+# and so is a length: without its mark, one that is too large would make all entries behind it an unfinished one.
+
+
+LENGTH = 8
+HEAD = 2 * LENGTH  # a length and its mark
+SMALL = 1 << 16  # bytes, which are copied sooner than written part by part
+
+
+@dataclass
+class SealedLog:
+    """The log `of` a run, in a file; `ends` are the positions behind its entries, `seals` those of each."""
+
+    path: Path
+    of: str
+    ends: list[int] = field(default_factory=list)
+    seals: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def opened(cls, path: Path, of: str) -> SealedLog:
+        """The log as far as it is whole, every byte looked at; one that is not there is empty."""
+        log = cls(path, of)
+        content = log.content()
+        while (end := log.whole(content)) is not None:
+            log.ends.append(end)
+            log.seals.append(bytes(content[end - WIDTH : end]))
+        return log
+
+    def content(self) -> memoryview:
+        """All bytes of the file, read when they are looked at; to write to them changes no file."""
+        if not self.path.is_file() or not self.path.stat().st_size:
+            return memoryview(b"")
+        with self.path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+    def whole(self, content: memoryview) -> int | None:
+        """Where the next entry ends, if it is there as it was written."""
+        begin = self.end + HEAD
+        head = bytes(content[self.end : begin])
+        if len(head) < HEAD:
+            return None
+        if head != self.head(int.from_bytes(head[:LENGTH], "little")):
+            if len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD:  # a power cut may leave room that was never filled
+                return None
+            raise Damaged(self.damaged)
+        end = begin + int.from_bytes(head[:LENGTH], "little") + WIDTH
+        if end > len(content):
+            return None
+        if self.seal(content[begin : end - WIDTH]) == content[end - WIDTH : end]:
+            return end
+        if end == len(content):
+            return None
+        raise Damaged(self.damaged)
+
+    @property
+    def damaged(self) -> str:
+        """What is said of an entry that is not as it was written."""
+        return f"{self.path} is damaged at entry {len(self)}: it is not as it was written; follow anew"
+
+    @property
+    def end(self) -> int:
+        """Where the last whole entry ends."""
+        return self.ends[-1] if self.ends else 0
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def entries(self) -> list[memoryview]:
+        """What every entry holds."""
+        content, begins = self.content(), [0, *self.ends]
+        return [content[begin + HEAD : end - WIDTH] for begin, end in zip(begins, self.ends, strict=False)]
+
+    def append(self, *content: bytes | memoryview) -> int:
+        """Write an entry, which may be given in parts; its place. A full disk leaves the log as it was."""
+        size, seal = sum(map(len, content)), self.seal(*content)
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                if file.tell() < self.end:
+                    raise Damaged(f"{self.path} was cut while it was being written; follow anew")
+                file.truncate(self.end)  # of an entry that was left unfinished
+                parts = [self.head(size), *content, seal]
+                for part in [b"".join(parts)] if size <= SMALL else parts:
+                    if file.write(part) != len(part):
+                        raise OSError(None, "no room")
+        except OSError as error:
+            self.cut(len(self))
+            raise NoPlace(f"{self.path} cannot grow ({error.strerror}); choose another place") from error
+        self.ends.append(self.end + HEAD + size + WIDTH)
+        self.seals.append(seal)
+        return len(self) - 1
+
+    def secure(self) -> None:
+        """Entries that were written survive a power cut."""
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def cut(self, length: int) -> None:
+        """Forget all entries but the first ones."""
+        del self.ends[length:], self.seals[length:]
+        if self.path.is_file():
+            os.truncate(self.path, self.end)
+
+    def head(self, size: int) -> bytes:
+        """What stands before the next entry, if it has this size."""
+        length = size.to_bytes(LENGTH, "little")
+        return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
+
+    def seal(self, *content: memoryview | bytes) -> bytes:
+        """Seal the next entry, in its place behind those before."""
+        sealing = Sealing(f"{self.of} {len(self)}")
+        for part in (*self.seals[-1:], *content):
+            sealing.take(part)
+        return sealing.digest
+
+
+# --- How much lies in a place: a folder counts as all the files in it.
+
+
+def size_of(path: Path) -> int | None:
+    """Find the bytes of a file, or of all files in a folder; None if there is neither."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size if S_ISREG(found.st_mode) else in_folder(str(path))
+
+
+def in_folder(path: str) -> int:
+    """Add up the files in a folder; a link to a folder is not followed, and counts as the folder itself."""
+    found = 0
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # a link to nothing
+                found += in_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
+    return found

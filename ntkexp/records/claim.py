@@ -1,27 +1,27 @@
-"""claims/<name>-<digest>/verdict.json: what was found of a claim, each time the same bytes.
-
-{"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
- "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …, "expected": …,
-                    "seeds": […], "draws": …, "note": …}, "control": …, "second": …}, "seal": of all this}
-
-Of several parts that are expected the one whose figure is given, which decides, stands first.
-"""
+"""claims/<name>-<digest>/: verdict.json, what was found of a claim, and picture.json, what stands below its picture."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import write_atomically
-from ntkexp.records.json_file import Json
-from ntkexp.records.seal import read_sealed, sealed_text
-from ntkexp.records.timings import Took, read_timings
-from ntkexp.records.version import results_version
+from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
+from ntkexp.records.folder import results_version
+from ntkexp.records.results import Took, read_timings
+
+# --- claims/<name>-<digest>/verdict.json: what was found of a claim, each time the same bytes.
+#
+# {"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
+#  "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …, "expected": …,
+#                     "seeds": […], "draws": …, "note": …}, "control": …, "second": …}, "seal": of all this}
+#
+# Of several parts that are expected the one whose figure is given, which decides, stands first.
+
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 WHOLE = "runs"
@@ -137,3 +137,39 @@ def claim_records(folder: Path) -> list[ClaimRecord]:
             continue  # the command that wrote it writes it again
         found[record.name, record.size] = record
     return [found[key] for key in sorted(found)]
+
+
+# --- claims/<name>-<digest>/picture.json: what is said below the picture of a claim, and the table that belongs to
+# it.
+#
+# {"caption": …, "columns": [NAME, …], "rows": [[NUMBER, WORD or null, …], …], "seal": of all this}    none: both
+# are []
+
+
+EXHIBIT = "picture.json"
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A picture is shown with these words and this table."""
+
+    caption: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[float | str | None, ...], ...] = ()
+
+
+def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
+    """Write it whole, or not at all."""
+    rows: Sequence[Sequence[float | str | None]] = exhibit.rows
+    fields = {"caption": exhibit.caption, "columns": list(exhibit.columns), "rows": [list(row) for row in rows]}
+    write_atomically(folder / EXHIBIT, sealed_text(fields, of_claim(folder, EXHIBIT)))
+
+
+def read_exhibit(folder: Path) -> Exhibit:
+    """Read it; one that is not there, or is damaged, says nothing."""
+    try:
+        found = read_sealed(folder / EXHIBIT, of_claim(folder, EXHIBIT))
+        rows = tuple(tuple(row) for row in found["rows"])
+        return Exhibit(str(found["caption"]), tuple(map(str, found["columns"])), rows)
+    except (Mistake, KeyError, TypeError):
+        return Exhibit()

@@ -1,36 +1,48 @@
-"""contributions.zarr: what made each output at each point.
-
-    contribution   [probe, out, example]   𝒮(x, xᵢ), what each training example added; attributes: the `rule` it is by,
-                                           and what is known of it, as `error_bar` and `cancellation`
-    half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps are
-                                           understood from the end
-    decay          [probe, out]            what decay of the weights took away, where they decay
-    outside        [probe, out]            what changes after the last step of a followed loop did, if any
-    by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are many:
-                                           what came of the gradients and the decay of these steps
-    step           [step]                  the first step of each stretch
-    last_step      [step]                  and the last
-    effect         [probe, out, example]   by how much the output would change without the example, as a sweep back over
-                                           training foretells it, or trainings have found; attributes: `kind`
-                                           (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
-                                           `agreement`
-
-The first four are by the rule that explains best; what others say has their names behind, as `contribution_left`.
-Attributes of the store say who the examples are (`example`: their numbers in the source, their names, or what they
-hold, digested) and which of the network's outputs were read (`out`: nothing is kept of others).
-"""
+"""contributions.zarr, in all and by phase; leave_out.zarr; and removal/KEY.zarr."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.records.store import Facts, ManyRows, create_store, open_store, put_array
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import Json, broken, sealed
+from ntkexp.records.folder import RunFolder
+from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, open_store, put_array, put_stacked
+
+# --- contributions.zarr: what made each output at each point.
+#
+#     contribution   [probe, out, example]   𝒮(x, xᵢ), what each training example added; attributes: the `rule` it is
+#                    by,
+#                                            and what is known of it, as `error_bar` and `cancellation`
+#     half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps
+#                    are
+#                                            understood from the end
+#     decay          [probe, out]            what decay of the weights took away, where they decay
+#     outside        [probe, out]            what changes after the last step of a followed loop did, if any
+#     by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are
+#                    many:
+#                                            what came of the gradients and the decay of these steps
+#     step           [step]                  the first step of each stretch
+#     last_step      [step]                  and the last
+#     effect         [probe, out, example]   by how much the output would change without the example, as a sweep back
+#                    over
+#                                            training foretells it, or trainings have found; attributes: `kind`
+#                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
+#                                            `agreement`
+#
+# The first four are by the rule that explains best; what others say has their names behind, as
+# `contribution_left`. Attributes of the store say who the examples are (`example`: their numbers in the source,
+# their names, or what they hold, digested) and which of the network's outputs were read (`out`: nothing is kept
+# of others).
+
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 OUTSIDE = "outside"
@@ -107,3 +119,195 @@ def write_contributions(
 def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
     """Write what leaving each example out would change, beside contributions that are written."""
     put_array(open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)
+
+
+# --- What contributions.zarr holds beside contributions where data come in phases, the axis `phase` counted from 1:
+#
+#     by_phase        [phase, probe, out, example]   what each training example added while each phase was learned;
+#                     their
+#                                                    sum over phases is `contribution`
+#     decay_by_phase  [phase, probe, out]            what decay of the weights took away then, where they decay
+#     change          [phase, probe, out]            how the outputs changed then: the sum of both over examples
+#     example_phase   [example]                      the phase in which each example is learned
+#     point_phase     [probe]                        the phase that each point is of
+#     phase_name      [phase]                        what it is called
+#
+# What an example adds outside its own phase it does by what an optimizer remembers of it.
+
+
+BY_PHASE, DECAY_BY_PHASE, CHANGE = "by_phase", "decay_by_phase", "change"
+EXAMPLE_PHASE, POINT_PHASE = "example_phase", "point_phase"
+PHASES = "phases"
+"""The attribute of the store that holds the names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributionsByPhase:
+    """What each rule says of every phase; phases of examples and points are counted from 1."""
+
+    names: tuple[str, ...]
+    examples: NDArray[np.int64]
+    points: NDArray[np.int64]
+    change: NDArray[np.float64]
+    parts: Mapping[str, Sequence[ManyRows]]  # an array for each phase
+    decay: Mapping[str, NDArray[np.float64]]
+
+
+def add_phases(path: Path, found: ContributionsByPhase) -> None:
+    """Write what happened in each phase, beside contributions that are written."""
+    store, first = open_store(path, write=True), explained_rule(found.parts)
+    store.attrs[PHASES] = list(found.names)
+    put_array(store, CHANGE, np.asarray(found.change, dtype=np.float64), ("phase", "probe", "out"), {})
+    put_array(store, EXAMPLE_PHASE, found.examples, ("example",), {})
+    put_array(store, POINT_PHASE, found.points, ("probe",), {})
+    for rule, parts in found.parts.items():
+        put_stacked(store, called(BY_PHASE, rule, first or rule), parts, ("phase", "probe", "out", "example"))
+    for rule, decay in found.decay.items():
+        put_array(store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {})
+
+
+# --- leave_out.zarr: predicted changes of outputs held against those of trainings that really left examples out.
+#
+# predicted, actual    [removal, probe, out]   at the outputs of contributions.zarr example              [place]
+# who was left out, one removal after another count, influential   [removal]               how many, and whether
+# the most influential ones or random ones
+
+
+STORE = "leave_out.zarr"
+CHANGES = ("removal", "probe", "out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """One group was left out: the most influential examples, or random ones."""
+
+    influential: bool
+    examples: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeaveOut:
+    """Several groups were left out, one at a time."""
+
+    removals: tuple[LeftOut, ...]
+    probe: tuple[int, ...]
+    predicted: NDArray[np.float64]
+    actual: NDArray[np.float64]
+
+    def alone(self, examples: int) -> NDArray[np.float64] | None:
+        """The actual changes when each example is left out by itself, [probe, out, example], if all of them were."""
+        singles = {each.examples[0]: k for k, each in enumerate(self.removals) if len(each.examples) == 1}
+        if len(singles) < examples:
+            return None
+        return np.moveaxis(self.actual[[singles[k] for k in range(examples)]], 0, -1)
+
+
+def write_leave_out(path: Path, found: LeaveOut) -> None:
+    """Write what was predicted and what came of it."""
+    store = create_store(path)
+    put_array(store, "predicted", np.asarray(found.predicted, dtype=np.float64), CHANGES, {})
+    put_array(store, "actual", np.asarray(found.actual, dtype=np.float64), CHANGES, {})
+    put_array(store, "probe", np.array(found.probe, dtype=np.int64), ("probe",), {})
+    everyone = np.array([k for each in found.removals for k in each.examples], dtype=np.int64)
+    put_array(store, "example", everyone, ("place",), {})
+    counts = np.array([len(each.examples) for each in found.removals], dtype=np.int64)
+    put_array(store, "count", counts, ("removal",), {})
+    put_array(store, "influential", np.array([each.influential for each in found.removals]), ("removal",), {})
+
+
+def read_leave_out(path: Path) -> LeaveOut:
+    """Read it as it was written."""
+    store = open_store(path)
+    parts = ("example", "count", "influential", "probe", "predicted", "actual")
+    everyone, counts, kinds, probe, predicted, actual = (np.asarray(get_array(store, part)[...]) for part in parts)
+    groups = np.split(everyone, np.cumsum(counts)[:-1])
+    removals = tuple(
+        LeftOut(influential=bool(kind), examples=tuple(group.tolist()))
+        for kind, group in zip(kinds, groups, strict=True)
+    )
+    return LeaveOut(removals=removals, probe=tuple(probe.tolist()), predicted=predicted, actual=actual)
+
+
+# --- removal/KEY.zarr beside a finished run: what leaving out a group of examples changed, and how that splits over
+# them.
+#
+#     actual     [probe, out]            the change of the output, trained again without the group
+#     shares     [probe, out, example]   of each example of the group; they add up to `actual`
+#     by_step    [probe, out, step]      of each step; they add up to it as well
+#     probe, out, example                which points, outputs and training examples these are
+#
+# KEY tells group and points; KEY.json, written last, seals the store and holds what else is known. DONE.json does
+# not speak of it: a run is the same run whatever is asked of it later. But it is sealed for that run and this
+# key: what was found of another run, or of another group, is not read.
+
+
+FOLDER = "removal"
+NUMBERS = {"actual": ("probe", "out"), "shares": ("probe", "out", "example"), "by_step": ("probe", "out", "step")}
+PLACES = ("probe", "out", "example")
+FACTS = ("growth", "repeated", "emptied")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Removal:
+    """A group was left out, and this is what that changed at some points."""
+
+    probe: tuple[int, ...]  # along the axis of this name in contributions.zarr
+    out: tuple[int, ...]
+    example: tuple[int, ...]  # who was left out, by place among the training examples
+    actual: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    by_step: NDArray[np.float64]
+    growth: float  # of the sweep backwards
+    repeated: float  # how far the training without a removal was from the run, relative to what the removal changed
+    emptied: int  # steps of whose batch nothing was left
+
+    @property
+    def closure(self) -> float:
+        """How far the shares are from adding up, relative to what they add up to."""
+        size = float(np.linalg.norm(self.actual))
+        missed = float(np.linalg.norm(self.shares.sum(2) - self.actual))
+        return missed / size if size else missed
+
+    @property
+    def cancellation(self) -> NDArray[np.float64]:
+        """How many times larger shares are than their sum, Σ|s|/|Σs|: where that is much, a share means little."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.abs(self.shares).sum(2) / np.abs(self.shares.sum(2)))
+
+
+def key(example: Sequence[int], probe: Sequence[int]) -> str:
+    """Name the removal of these examples, looked at from these points.
+
+    >>> key([3, 17], [0]) == key([17, 3], [0]), key([3], [0]) == key([3], [1])
+    (True, False)
+    """
+    return sha256(json.dumps([sorted(example), list(probe)]).encode()).hexdigest()[:12]
+
+
+def write_removal(run: Path, found: Removal) -> None:
+    """Keep what was found beside the run, whole or not at all."""
+    folder, name = run / FOLDER, key(found.example, found.probe)
+    folder.mkdir(exist_ok=True)
+    store = create_store(folder / f"{name}.zarr")
+    for part, dims in NUMBERS.items():
+        put_array(store, part, np.asarray(getattr(found, part), dtype=np.float64), dims, {})
+    for part in PLACES:
+        put_array(store, part, np.array(getattr(found, part), dtype=np.int64), (part,), {})
+    known: dict[str, Json] = {part: getattr(found, part) for part in FACTS}
+    known["seals"] = sealed(folder, [f"{name}.zarr"])
+    RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", known)
+
+
+def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Removal | None:
+    """What was found of this group at these points, if it was and is as it was written."""
+    folder, name = run / FOLDER, key(example, probe)
+    try:
+        known = RunFolder(run).read_sealed(f"{FOLDER}/{name}.json")
+    except Mistake:
+        return None
+    if broken(folder, known.pop("seals")):
+        return None
+    store = open_store(folder / f"{name}.zarr")
+    found: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
+    found |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}
+    return Removal(**found, **known)

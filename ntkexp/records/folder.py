@@ -1,26 +1,19 @@
-"""A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole.
+"""A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole; which program
+and command made it.
 
-    .lock        held by the process that writes
-    BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of what is written before the first step; goes when
-                 DONE.json comes
-    DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: with the same
-                 bytes each time
+The command that stands beside results: given again in the same folder, it asks for the same experiment.
 
-These two seal the files that they name, and say whose they are: `identity` is that of the experiment, which covers the
-files that it reads and the `results_version`. Any other sealed file is sealed for its name and this identity.
-
-A folder is `done` if every file is as it was sealed, else `running` if the lock is held, else `damaged` if it was done,
-else `interrupted` if it can go on from a checkpoint or a trace, else `dead`: an attempt that begins anew. To ask that
-of a folder, files of up to a megabyte are read and larger ones are measured; `whole` reads all, and so does `check`,
-before anything is made of a file.
+>>> command("train", ["data.path=my file.csv"])
+"ntkexp train 'data.path=my file.csv'"
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
@@ -28,12 +21,101 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.records.atomic import PARTIAL, make_folder, write_atomically
-from ntkexp.records.json_file import Json, read_object, to_text
-from ntkexp.records.lock import acquire, is_held
-from ntkexp.records.seal import Damaged, Seals, broken, read_sealed, sealed, sealed_text
-from ntkexp.records.size import size_of
+from ntkexp.records.atomic import (
+    PARTIAL,
+    Damaged,
+    Json,
+    Seals,
+    acquire,
+    broken,
+    is_held,
+    make_folder,
+    read_object,
+    read_sealed,
+    sealed,
+    sealed_text,
+    size_of,
+    to_text,
+    write_atomically,
+)
 from ntkexp.text import several
+
+# --- Which program wrote a number.
+#
+# `results_version` counts the changes that can move a result: it belongs to the identity of a run, so that a run
+# of an earlier program is never taken for one of this.
+
+
+results_version = 11
+
+
+def package_version() -> str:
+    """Look up the version of the installed package, which is slow, so it is asked for only where it is shown."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  a third of the start-up time
+
+    try:
+        return version("ntkexp")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+def command(name: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
+    """Write a command line for a shell."""
+    return shlex.join(["ntkexp", name, *words, *options])
+
+
+# --- provenance.json: which program made a run, by which command, and where.
+#
+# Every change of `results_version` may move numbers, or what they are called: a run is read by the version that
+# made it.
+
+
+PROVENANCE = "provenance.json"
+
+
+class OtherVersion(Mistake):
+    """A run was made by another version than this."""
+
+
+def refuse_other_version(run: Path) -> None:
+    """A run that another version made is of no use to this one; one that cannot tell is judged by its other files."""
+    try:
+        made = RunFolder(run).read_sealed(PROVENANCE)
+    except Mistake:
+        return
+    if made.get("results_version") != results_version:
+        by = version_of(made.get("ntkexp"), made.get("results_version"))
+        this = version_of(package_version(), results_version)
+        raise OtherVersion(f"{run} was made by {by}, and this is {this}; `{made.get('command')}` runs it anew")
+
+
+def version_of(package: object, results: object) -> str:
+    """Spell a version in words.
+
+    >>> version_of("0.1.0", 4)
+    'ntkexp 0.1.0 with results_version 4'
+    """
+    return f"ntkexp {package} with results_version {results}"
+
+
+# --- A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole.
+#
+#     .lock        held by the process that writes
+#     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of what is written before the first step; goes when
+#                  DONE.json comes
+#     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: with the
+#                  same
+#                  bytes each time
+#
+# These two seal the files that they name, and say whose they are: `identity` is that of the experiment, which
+# covers the files that it reads and the `results_version`. Any other sealed file is sealed for its name and this
+# identity.
+#
+# A folder is `done` if every file is as it was sealed, else `running` if the lock is held, else `damaged` if it
+# was done, else `interrupted` if it can go on from a checkpoint or a trace, else `dead`: an attempt that begins
+# anew. To ask that of a folder, files of up to a megabyte are read and larger ones are measured; `whole` reads
+# all, and so does `check`, before anything is made of a file.
+
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
 

@@ -1,4 +1,15 @@
-"""results.csv: the ladder of kernel machines, a row per machine and split.
+"""The CSV files of a run: metrics.csv as it trains, results.csv with the ladder, timings.csv.
+
+metrics.csv: one line per step, written as it happens and cut back to the checkpoint on resuming.
+
+`mark` is the seal of the lines so far, for the checkpoint.
+
+Floats are written with as many digits as tell them apart; a quantity that was not measured is an empty cell.
+
+>>> cell(0.1), cell(3), cell(None), cell(float("nan"))
+('0.1', '3', '', 'nan')
+
+results.csv: the ladder of kernel machines, a row per machine and split.
 
     relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
     floor           what rounding alone explains of it
@@ -17,15 +28,71 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import write_atomically
-from ntkexp.records.metrics import cell
-from ntkexp.text import of_cell
+from ntkexp.records.atomic import Sealing, taken, write_atomically
+from ntkexp.text import as_cell, of_cell
+
+RETRACED = "retraced.csv"
+"""The columns of metrics.csv that a second pass fills in, beside it."""
+
+
+class MetricsWriter:
+    """A writer appends rows to a CSV file; what was written before `keep_bytes` stays, None begins anew."""
+
+    def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
+        self.sealing = Sealing() if keep_bytes is None else taken(path, keep_bytes)
+        if keep_bytes is None:
+            path.unlink(missing_ok=True)  # a link that lies there is not followed
+        self.file = path.open("xb" if keep_bytes is None else "ab")
+        self.file.truncate(self.sealing.position)
+        self.line = io.StringIO(newline="")
+        self.rows = csv.DictWriter(self.line, columns, lineterminator="\n")
+        if keep_bytes is None:
+            self.rows.writeheader()
+            self.flush()
+
+    def write(self, row: Mapping[str, float | int | str | None]) -> None:
+        """Write one line; columns that the row lacks stay empty."""
+        self.rows.writerow({name: cell(value) for name, value in row.items()})
+        self.flush()
+
+    def flush(self) -> None:
+        """What was written goes to the file: a kill loses at most the line that was being written."""
+        content = self.line.getvalue().encode()
+        self.sealing.take(content)
+        self.file.write(content)
+        self.file.flush()
+        self.line.seek(0)
+        self.line.truncate()
+
+    @property
+    def mark(self) -> tuple[int, str]:
+        """How many bytes are in the file, for `keep_bytes`, and their seal."""
+        return self.sealing.mark
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.file.close()
+
+
+def cell(value: float | int | str | None) -> str:
+    """A value as the file holds it; `float` first, because numpy's floats name their type in `repr`."""
+    if value is None:
+        return ""
+    return repr(float(value)) if isinstance(value, float) else as_cell(str(value))
+
 
 FOLLOWED = "followed"
 """The detail of a row that is of a training loop that was followed, and no run's."""
@@ -134,3 +201,59 @@ def flag(text: str) -> bool:
 def number(text: str) -> float | None:
     """Read a cell's number; an empty cell has none."""
     return float(text) if text else None
+
+
+# --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are
+# `machine.NAME`.
+#
+# `seconds` passed on the wall, and `processor` are those of the work itself: empty where nobody counted them, as
+# in files that are older than the column. What a run took before it was resumed is its part `earlier`.
+
+
+MACHINE = "machine."
+
+
+@dataclass(frozen=True)
+class Took:
+    """Something took so many seconds; of the processor they are NaN where nobody counted them."""
+
+    wall: float
+    processor: float = math.nan
+
+    def __add__(self, other: Took) -> Took:
+        return Took(self.wall + other.wall, self.processor + other.processor)
+
+    @property
+    def cells(self) -> str:
+        """Both numbers as they are written."""
+        return f"{self.wall:.6f}," + ("" if math.isnan(self.processor) else f"{self.processor:.6f}")
+
+
+def write_timings(path: Path, parts: Mapping[str, Took]) -> None:
+    """Write the whole table, or nothing."""
+    rows = "".join(f"{what},{took.cells}\n" for what, took in parts.items())
+    write_atomically(path, f"what,seconds,processor\n{rows}")
+
+
+def read_timings(path: Path) -> dict[str, Took]:
+    """Read what each part took; nothing where the clock was not kept."""
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["what"]: Took(float(row["seconds"]), float(row.get("processor") or "nan")) for row in rows}
+
+
+def took(path: Path) -> Took:
+    """Add up what all parts took; machines of the ladder are in them already."""
+    parts = [took for what, took in read_timings(path).items() if not what.startswith(MACHINE)]
+    return sum(parts, start=Took(0.0, 0.0)) if parts else Took(math.nan)
+
+
+def of_machines(parts: Mapping[str, Took]) -> dict[str, float]:
+    """Take the seconds of the ladder, by machine.
+
+    >>> of_machines({"run": Took(2.0), "machine.left": Took(0.5)})
+    {'left': 0.5}
+    """
+    return {what.removeprefix(MACHINE): took.wall for what, took in parts.items() if what.startswith(MACHINE)}

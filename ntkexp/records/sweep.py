@@ -1,27 +1,85 @@
-"""sweeps/<name>.json: a sweep as it was resolved, and where each of its runs stands. What analyses it starts from here.
-
-    {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
-     "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
-     "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
-     "seal": of all this}
-
-A run is `done`, `failed` (it would fail again), `running` (another process is at it), or `unfinished`: the same command
-goes on with it. Nothing here depends on how often the sweep was interrupted.
-"""
+"""sweeps/<name>.json: a sweep as it was resolved, where each of its runs stands, and the power laws it looks for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from pydantic import Field
+
+from ntkexp.component import Component
 from ntkexp.mistake import Mistake, first_line
-from ntkexp.records.atomic import write_atomically
-from ntkexp.records.command import command
-from ntkexp.records.fit import Fit
-from ntkexp.records.json_file import Json
-from ntkexp.records.seal import read_sealed, sealed_text
+from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
+from ntkexp.records.folder import command
+
+# --- A power law that a sweep looks for, and what theory says of its exponent.
+#
+# An exponent is met to within a margin, or bounded: from above, or from below
+# (`ntkexp.report.analysis.estimate`).
+
+
+Bound: TypeAlias = Literal["upper", "lower"]
+
+MARGIN = 0.1
+"""How far an exponent may be from theory's, if nothing else is said: exponents in dispute are half a unit apart."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What theory says of a number, and how closely it is to be met.
+
+    >>> Expected(-0.5, bound="upper").low, Expected(-0.5, margin=0.25).high
+    (-inf, -0.25)
+    """
+
+    value: float
+    margin: float = MARGIN
+    bound: Bound | None = None
+
+    @property
+    def low(self) -> float:
+        """Where the range begins."""
+        return -math.inf if self.bound == "upper" else self.value - self.margin
+
+    @property
+    def high(self) -> float:
+        """Where the range ends."""
+        return math.inf if self.bound == "lower" else self.value + self.margin
+
+
+class Fit(Component):
+    """A number of each run (`drift`, `left.test`, …) as a power of an axis, and theory's exponent, where there is one.
+
+    >>> Fit(quantity="drift", axis="model.width", exponent=-0.5).expected
+    Expected(value=-0.5, margin=0.1, bound=None)
+    """
+
+    quantity: str
+    axis: str
+    exponent: float | None = None
+    margin: float = Field(MARGIN, gt=0)
+    bound: Bound | None = None
+
+    @property
+    def expected(self) -> Expected | None:
+        """What the exponent is compared with."""
+        return None if self.exponent is None else Expected(self.exponent, self.margin, self.bound)
+
+
+# --- sweeps/<name>.json: a sweep as it was resolved, and where each of its runs stands. What analyses it starts from
+# here.
+#
+#     {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
+#      "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
+#      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
+#      "seal": of all this}
+#
+# A run is `done`, `failed` (it would fail again), `running` (another process is at it), or `unfinished`: the same
+# command goes on with it. Nothing here depends on how often the sweep was interrupted.
+
 
 Level: TypeAlias = float | int | str | bool | None
 """What an axis is set to, as it is read: a list goes by its text."""

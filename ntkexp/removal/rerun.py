@@ -1,31 +1,48 @@
-"""A training that can be carried out again with other weights of its examples: the same start, order and step sizes.
-
-Example i of the batch B_s is drawn t_i times and weighs w_i: 1 as it was trained, 0 where it is left out. The gradient
-of step s is a mean over what is left of the batch (or a sum, where the loss is one),
-
-    g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),        κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ    (scale, for a sum)
-
-and a step of whose batch nothing is left has the gradient zero: memory and decay move the weights as they would. With
-`renormalises=False` the mean stays one over the whole batch: then who leaves makes the step smaller.
-"""
+"""A training carried out again, several runs at once, each with weights of the examples, and filmed if asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import vjp
 
-from ntkexp.effects.flat_weights import FlatWeights, flat_like
+from ntkexp.effects.curvature import at_once
+from ntkexp.effects.trajectory import FlatWeights, flat_like
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.problem import Problem
+from ntkexp.kernel.record.taping import plain_kernels, with_casts
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.mistake import Mistake
-from ntkexp.optimizer.base import AbstractOptimizer, filled
+from ntkexp.model.functional import function_of
+from ntkexp.optimizer.base import AbstractOptimizer, Memory, filled
 from ntkexp.path.step import sizes_of
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.shapes import Function, Weights
+
+# --- A training that can be carried out again with other weights of its examples: the same start, order and step
+# sizes.
+#
+# Example i of the batch B_s is drawn t_i times and weighs w_i: 1 as it was trained, 0 where it is left out. The
+# gradient of step s is a mean over what is left of the batch (or a sum, where the loss is one),
+#
+#     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),        κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ    (scale, for a sum)
+#
+# and a step of whose batch nothing is left has the gradient zero: memory and decay move the weights as they
+# would. With `renormalises=False` the mean stays one over the whole batch: then who leaves makes the step
+# smaller.
+
 
 DIRECTION = 12
 
@@ -128,3 +145,159 @@ class Rerun:
     def outputs(self, vector: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "example out"]:
         """The network at weights that are one vector."""
         return self.function(self.flat.weights(vector), inputs)
+
+
+# --- The gradient of a batch, of many runs at once.
+#
+# g(θ, κ) = Jᵀ(κ ⊙ ℓ′)
+
+
+AT_ONCE = 16
+"""How many runs are taken through the network together: more would not be faster."""
+
+
+def gradient(
+    rerun: Rerun, weights: Float[Tensor, " weight"], share: Float[Tensor, " row"], rows: Int[Tensor, " row"]
+) -> Float[Tensor, " weight"]:
+    """Find g(θ), given κ of the examples in these rows."""
+    inputs, targets = rerun.inputs[rows], rerun.targets[rows]
+    outputs, pull = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
+    found: Tensor = pull(share[:, None] * rerun.loss.output_gradient(outputs, targets))[0]
+    return found
+
+
+def gradients(
+    rerun: Rerun, weights: Float[Tensor, "run weight"], share: Float[Tensor, "run row"], rows: Int[Tensor, " row"]
+) -> Float[Tensor, "run weight"]:
+    """Find g(θ) of several runs."""
+    return at_once(lambda one, of: gradient(rerun, one, of, rows), weights, share, together=AT_ONCE)
+
+
+# --- Two trainings on film, step by step: weights, and what the optimizer remembers.
+#
+# Frame s of each run is [θ_s, memory after step s]. The film lies in a file that has no name: it takes room on
+# the disk, which is looked at first, and is gone when nobody looks at it any more, whatever ends the process.
+
+
+WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class Film:
+    """Room for so many frames; `parts` are in the order in which they lie."""
+
+    parts: tuple[str, ...]
+    frames: NDArray[Any]  # [frame, part, run, weight]
+    device: torch.device
+
+    def write(self, step: int, found: Mapping[str, Float[Tensor, "run weight"]]) -> None:
+        """Keep what a step began with, and what came of it."""
+        for part in self.parts:
+            if part in found:
+                self.frames[step, self.parts.index(part)] = found[part].detach().cpu().numpy()
+
+    def read(self, step: int, part: str, run: int) -> Float[Tensor, " weight"]:
+        """A part of a frame, of one of the runs."""
+        return torch.from_numpy(np.array(self.frames[step, self.parts.index(part), run])).to(self.device)
+
+
+def film_for(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path) -> Film:
+    """An empty film of two runs, in a file of this folder."""
+    shape, kind = (frames, len(parts), 2, len(like)), like.cpu().numpy().dtype
+    room, free = bytes_of(parts, frames, like), disk_usage(folder).free
+    if free < room:
+        raise Mistake(
+            f"two recorded trainings take {room / 1e9:.2g} GB and {folder} has {free / 1e9:.2g} GB free; make room"
+        )
+    with TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, room)
+        return Film(parts, np.memmap(file, kind, "r+", shape=shape), like.device)
+
+
+def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]) -> int:
+    """How much room a film takes."""
+    return frames * len(parts) * 2 * like.numel() * like.element_size()
+
+
+# --- Training again: several runs at once, each with its own weights of the examples.
+#
+# All begin at the same weights and see the same batches, so that what differs in the end is what the examples
+# did.
+
+
+class Taken(NamedTuple):
+    """A step was taken by all runs: what it began with, and what the optimizer made of it."""
+
+    step: int
+    found: Mapping[str, Float[Tensor, "run weight"]]  # θ before it, the memory after it
+    weights: Float[Tensor, "run weight"]
+
+
+def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]:
+    """Take step after step, with these weights of the examples."""
+    flat, runs = rerun.flat, len(weight)
+    weights = flat.vector(rerun.start).expand(runs, -1)
+    memory: Memory = {}
+    for step in range(rerun.length):
+        drawn = rerun.batch(step)
+        left = drawn.left(weight)
+        share = left * rerun.divided(drawn, left)[:, None]
+        with torch.no_grad(), plain_kernels():
+            gradient = gradients(rerun, weights, share, drawn.rows)
+        before = weights
+        weights, memory = moved(rerun, step, weights, gradient, memory)
+        parts = {name: flat.vector(dict(part)) for name, part in memory.items()}
+        yield Taken(step, {WEIGHTS: before, **parts}, weights)
+
+
+def moved(
+    rerun: Rerun, step: int, weights: Float[Tensor, "run weight"], gradient: Float[Tensor, "run weight"], memory: Memory
+) -> tuple[Float[Tensor, "run weight"], Memory]:
+    """Where the optimizer takes all runs, and what it remembers."""
+    flat = rerun.flat
+    taken = gradient * clippings(rerun, gradient)[:, None]
+    after, kept = rerun.optimizer.update(step, flat.weights(weights), flat.weights(taken), rerun.sizes(step), memory)
+    return flat.vector(after), kept
+
+
+def clippings(rerun: Rerun, gradient: Float[Tensor, "run weight"]) -> Float[Tensor, " run"]:
+    """What the gradient of each run is shortened by."""
+    return gradient.new_tensor([rerun.optimizer.clipping(rerun.flat.weights(row)) for row in gradient])
+
+
+def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "run weight"]:
+    """Find the weights at the end."""
+    weights = rerun.flat.vector(rerun.start).expand(len(weight), -1)
+    for taken in retrain(rerun, weight):
+        weights = taken.weights
+    return weights
+
+
+# --- The training of an experiment, to be carried out again.
+
+
+def again(experiment: Experiment, problem: Problem, step_size: float, length: int) -> Rerun:
+    """The training that took so many steps of this size, before its schedule."""
+    if experiment.switches:
+        raise Mistake(
+            f"data={experiment.data.option} is learned in phases, and nobody knows how to train again without some "
+            "examples of one; its contributions are known by phase: load_run(RUN).contributions.by_phase"
+        )
+    train = problem.train
+    return Rerun(
+        function=with_casts(function_of(problem.module), experiment.path.casts),
+        start=problem.weights,
+        inputs=problem.inputs[:train],
+        targets=problem.targets[:train],
+        loss=experiment.loss,
+        scale=experiment.init.alpha**-2 if experiment.init.centred else 1.0,
+        optimizer=experiment.optimizer,
+        factors=experiment.optimizer.factors(problem.weights),
+        schedule=experiment.schedule,
+        step_size=step_size,
+        steps=experiment.steps,
+        length=length,
+        seed=experiment.seed,
+        memory_gb=experiment.room_gb,
+        renormalises=experiment.path.mean == "renormalised",
+    )

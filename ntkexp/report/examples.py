@@ -1,14 +1,25 @@
-"""What a run says of its examples: which class or values they have, and when they are learned, in names for readers."""
+"""Training examples in names for readers: which somebody means, when they are learned, when they acted, when outputs
+moved.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ntkexp.mistake import WrongArgument, nearest
+from ntkexp.records.contributions import BY_STEP, HALF_BY, LAST_STEP
+from ntkexp.records.results import RETRACED
 from ntkexp.report.run import Run
-from ntkexp.text import listed, printable, short, shown_name
+from ntkexp.text import listed, percent, printable, short, shown_name
+
+# --- What a run says of its examples: which class or values they have, and when they are learned, in names for
+# readers.
+
 
 FEW = 8  # numbers of a row that are shown
 PHASE_CLASSES = "phase_classes"
@@ -83,3 +94,238 @@ def followed_example(run: Run, split: str, number: int) -> Example:
         return Example(number, name, row, " ".join(map(printable, words)))
     some = " ".join(short(float(value)) for value in row[:FEW]) if row.ndim == 1 else ""
     return Example(number, name, row, f"{some} …" if some and len(row) > FEW else some)
+
+
+# --- Which training examples somebody means: by place, number in the source, name, class or influence.
+#
+# 3        the example at this place among the training examples     20..29   all from one place to another #17
+# the one with this number in the source, as tables show    class:3  all of a class, by its name 3f9a…    the one
+# of this name (an id, or the beginning of a digest)  top:10   those of most influence
+#
+# Where examples of a loop were given numbers for ids, numbers are these, and not places.
+
+
+SHORTEST = 6  # of the beginning of a digest
+FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
+
+
+def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
+    """Find the places of the examples that are meant; `influence` is asked for where it decides."""
+    count = len(run.data["train_index"])
+    found: set[int] = set()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        found |= set(meant(run, word, count, influence))
+    if not found:
+        raise WrongArgument(f"without={text}: it names no training example; {FORMS}", "without")
+    if len(found) == count:
+        raise WrongArgument(f"without={text}: these are all {count} training examples; leave some of them", "without")
+    return sorted(found)
+
+
+def meant(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
+    """Find the places of one word."""
+    kind, _, rest = word.partition(":")
+    if kind == "class" and rest:
+        return of_class(run, rest)
+    if kind == "top" and rest:
+        return top(word, count, influence)
+    if re.fullmatch(r"\d+\.\.\d+", word):
+        first, last = map(int, word.split(".."))
+        if last < first:
+            raise WrongArgument(f"without={word}: it counts downwards; write {last}..{first}", "without")
+        return numbered(run, word, first, last) or range(first, place(last, word, count) + 1)
+    if re.fullmatch(r"\d+", word):
+        return numbered(run, word, int(word), int(word)) or [place(int(word), word, count)]
+    if re.fullmatch(r"#\d+", word):
+        return from_source(run, word)
+    return named(run, word)
+
+
+def numbered(run: Run, word: str, first: int, last: int) -> list[int]:
+    """Find the examples whose ids are numbers from the first to the last; none, if theirs are no such."""
+    if not has_names(run):
+        return []
+    names = example_names(run)
+    if not all(name.isdecimal() for name in names):
+        return [k for k, name in enumerate(names) if name == word]  # a digest may have no letters
+    found = [k for k, name in enumerate(names) if first <= int(name) <= last]
+    if not found:
+        raise WrongArgument(f"without={word}: no training example has this id, and ids here are numbers", "without")
+    return found
+
+
+def place(number: int, word: str, count: int) -> int:
+    """Take a place, if there is such a one."""
+    if number >= count:
+        said = f"without={word}: the training examples have places 0 to {count - 1}"
+        raise WrongArgument(f"{said}; write #{number} if you mean a number in the source", "without")
+    return number
+
+
+def from_source(run: Run, word: str) -> list[int]:
+    """Find the examples of a number in the source."""
+    found = [k for k, name in enumerate(example_names(run)) if name == word[1:]]
+    found = found or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
+    if not found:
+        raise WrongArgument(f"without={word}: no training example has this number in the source", "without")
+    return list(map(int, found))
+
+
+def of_class(run: Run, name: str) -> list[int]:
+    """Find the examples of a class."""
+    classes = [str(each) for each in run.data["classes"]]
+    if not classes:
+        raise WrongArgument(f"without=class:{name}: the targets of {run.name} are no classes", "without")
+    if name not in classes:
+        near = nearest(name, classes) or f"; there are {', '.join(classes[:12])}"
+        raise WrongArgument(f"without=class:{name}: there is no such class{near}", "without")
+    return [int(k) for k in np.flatnonzero(run.data["train_target"] == classes.index(name))]
+
+
+def top(word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
+    """Find the examples of most influence, most of all first."""
+    number = word.removeprefix("top:")
+    if not number.isdigit() or not 0 < int(number) <= count:
+        raise WrongArgument(f"without={word}: top takes a number from 1 to {count}", "without")
+    return [int(k) for k in np.argsort(-influence(), kind="stable")[: int(number)]]
+
+
+def named(run: Run, word: str) -> list[int]:
+    """Find the example of a name, or of a name that begins so."""
+    names = example_names(run)
+    found = [k for k, name in enumerate(names) if name == word]
+    found = found or [k for k, name in enumerate(names) if len(word) >= SHORTEST and name.startswith(word)]
+    if not found:
+        raise WrongArgument(f"without={word}: no training example is called that; {FORMS}", "without")
+    if len({names[k] for k in found}) > 1:
+        raise WrongArgument(f"without={word}: the names of {len(found)} examples begin so; write more of it", "without")
+    return found
+
+
+def example_names(run: Run) -> list[str]:
+    """Name the training examples as the contributions do, or else by their places."""
+    if has_names(run):
+        return [str(name) for name in run.contributions.coords["example"].to_numpy()]
+    return list(map(str, range(len(run.data["train_index"]))))
+
+
+def has_names(run: Run) -> bool:
+    """Whether each training example has a name of its own; numbers in the source are asked for otherwise."""
+    names = run.contributions.coords["example"].to_numpy()
+    return names.dtype.kind not in "iu" and len(set(names)) == len(names)
+
+
+# --- When in training an example acted on a point: the path time by which half of what it added had been added.
+#
+#     m_i(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    half: ∫₀ʰ m_i = ½ ∫₀ᵀ m_i
+#
+# from the tangent kernels that were kept, by the trapezoidal rule between them; where there are phases, over the
+# example's own, at whose ends kernels are kept. What an optimizer with memory makes of a gradient no kernel of a
+# moment tells: there the second pass has seen it (`path.backward`), or nothing is said.
+
+
+def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
+    """Find the share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
+    if (seen := run.by_rule(HALF_BY, rule)) is not None:
+        return seen.isel(probe=point).sel(out=out).to_numpy().astype(float)
+    gradients = run.kernels.get("output_gradient")
+    unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels
+    if unseen or gradients is None or gradients.sizes["snapshot"] < 2:
+        return np.full(run.kernels.sizes["train"], np.nan)
+    steps = run.kernels["step"].to_numpy()
+    times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
+    kernel = run.kernels["tangent"].isel(probe=point, out=out).to_numpy()
+    mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
+    known = (own_phase(run, steps, i) for i in range(mass.shape[1]))
+    return np.array([half_within(times, mass[:, i], own) for i, own in enumerate(known)])
+
+
+def own_phase(run: Run, steps: NDArray[np.int64], example: int) -> slice:
+    """Find those of the kept kernels, from where on an example is learned to where that ends: all, without phases."""
+    if "train_phase" not in run.data:
+        return slice(None)
+    own = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
+    if own.empty:
+        return slice(0, 0)
+    return slice(*np.searchsorted(steps, [own.iloc[0], own.iloc[-1] + 2]).tolist())
+
+
+def half_within(times: NDArray[np.float64], mass: NDArray[np.float64], own: slice) -> float:
+    """Find where half of an integral over some of its range lies, as a share of all of it.
+
+    >>> half_within(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 9.0]), slice(0, 2))
+    0.25
+    """
+    if not len(times[own]) or times[-1] <= times[0]:
+        return float("nan")
+    length = times[own][-1] - times[own][0]
+    return float((times[own][0] - times[0] + half(times[own], mass[own]) * length) / (times[-1] - times[0]))
+
+
+def half(times: NDArray[np.float64], mass: NDArray[np.float64]) -> float:
+    """Find where half of an integral lies, as a share of its range.
+
+    >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
+    0.5
+    """
+    gathered = np.concatenate([[0.0], np.cumsum(np.diff(times) * (mass[1:] + mass[:-1]) / 2)])
+    if not np.isfinite(gathered).all() or gathered[-1] <= 0 or times[-1] <= times[0]:
+        return float("nan")
+    return float((np.interp(gathered[-1] / 2, gathered, times) - times[0]) / (times[-1] - times[0]))
+
+
+# --- When training moved an output: what came of each step, or of each stretch of steps, and by when most of it was
+# there.
+#
+#     d(s) = f_s − f_0,      most by the first s with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
+#
+# What an optimizer remembers of a gradient counts where the gradient was taken.
+
+
+@dataclass(frozen=True, eq=False)
+class Movement:
+    """An output at a point moved by so much in each stretch of steps, up to its last step."""
+
+    by_step: NDArray[np.float64]
+    last_step: NDArray[np.int64]
+
+    @property
+    def steps(self) -> int:
+        """Training took so many."""
+        return int(self.last_step[-1]) + 1
+
+    @property
+    def most_by(self) -> int | None:
+        """The number of steps after which most of the change was there, and stayed; None where nothing has changed.
+
+        >>> Movement(np.array([1.0, -3.0, 4.0, 0.5]), np.arange(4)).most_by
+        3
+        """
+        so_far = np.cumsum(self.by_step)
+        if not so_far[-1]:
+            return None
+        away = np.flatnonzero(np.abs(so_far - so_far[-1]) > abs(so_far[-1]) / 2)
+        return int(self.last_step[away[-1] + 1 if len(away) else 0]) + 1
+
+    @property
+    def sentence(self) -> str:
+        """Say when most of the change came.
+
+        >>> Movement(np.array([3.0, 1.0, 0.5, 0.5]), np.arange(4)).sentence
+        'most of what training changed here came in the first 25 % of its steps (1 of 4)'
+        """
+        if (most := self.most_by) is None:
+            return ""
+        return (
+            f"most of what training changed here came in the first {percent(most / self.steps)} of its steps "
+            f"({most} of {self.steps})"
+        )
+
+
+def movement(run: Run, rule: str, point: int, out: int) -> Movement | None:
+    """Find how an output moved, if that is known."""
+    found = run.by_rule(BY_STEP, rule)
+    if found is None or not found.sizes["step"]:
+        return None
+    by_step = found.isel(probe=point).sel(out=out).to_numpy().astype(float)
+    return Movement(by_step, run.contributions[LAST_STEP].to_numpy()) if np.isfinite(by_step).all() else None

@@ -1,33 +1,101 @@
-"""Which training examples made a prediction: signed contributions, and what else is in it.
-
-    f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + rest
-
-`decay` is what weight decay took away, `outside` what changed after the last step of a followed loop did, `rest` what
-the rule misses. Where an output is that of a class, the one that the network gives the point is explained.
-"""
+"""Which training examples made a prediction and what would change without them, as numbers and as lines of text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
-from ntkexp.records.contributions import DECAY, OUTSIDE, explained_rule
-from ntkexp.records.json_file import Json
-from ntkexp.report.effects import effects, known_effects
-from ntkexp.report.examples import Example, example, output_name, phase_of, sharing
-from ntkexp.report.half_time import halfway
-from ntkexp.report.movement import Movement, movement
+from ntkexp.records.atomic import Json
+from ntkexp.records.contributions import DECAY, OUTSIDE, RETRAINED, STORE, LeaveOut, explained_rule, read_leave_out
+from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
+from ntkexp.report.leave_out import Agreement, held_against
 from ntkexp.report.run import Run, blocks
+from ntkexp.text import MISSING, aligned, counted, percent, short
 
 if TYPE_CHECKING:
     import xarray as xr
 
+
+# --- What would change if an example were left out, where a run has computed that.
+
+
 Array: TypeAlias = NDArray[np.float64]
+
+EFFECT = "effect"
+NOT_COMPUTED = "not computed: path.effects=true"
+
+
+def effects(run: Run) -> Array | None:
+    """Read the predicted change of the outputs that were read if an example were left out, [probe, out, example]."""
+    if EFFECT not in run.contributions:
+        return None
+    return np.asarray(run.contributions[EFFECT].to_numpy(), dtype=float)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownEffects:
+    """What would change if examples were left out, and whether that is to be believed."""
+
+    predicted: Array  # [probe, out, example]
+    outs: tuple[int, ...]  # which outputs these are
+    check: LeaveOut | None
+    agreement: Agreement | None
+    is_actual: bool = False  # whether trainings found what is `predicted`
+
+    def at(self, probe: int, out: int) -> tuple[Array, bool] | None:
+        """Find the change of an output without each example, and whether it came of trainings; None: not known."""
+        count, column = self.predicted.shape[2], self.outs.index(out)
+        actual = None if self.check is None else self.check.alone(count)
+        if self.check is not None and actual is not None and probe in self.check.probe:
+            return actual[self.check.probe.index(probe), column], True
+        found = self.predicted[probe, column]
+        return (found, self.is_actual) if np.isfinite(found).all() else None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether predictions failed where they were checked."""
+        return self.agreement is not None and not self.agreement.believed
+
+
+def known_effects(run: Run) -> KnownEffects | None:
+    """Read what a run knows of its effects."""
+    predicted = effects(run)
+    if predicted is None:
+        return None
+    facts = run.contributions[EFFECT].attrs
+    is_actual = facts.get("kind") == RETRAINED
+    if not (run.path / STORE).exists():
+        return KnownEffects(predicted, run.outs, None, None, is_actual)
+    check = read_leave_out(run.sealed(STORE))
+    growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON knows no infinity
+    return KnownEffects(predicted, run.outs, check, held_against(check, growth), is_actual)
+
+
+def influence(parts: Array) -> Array:
+    """How much each example matters to all that is known of the points, [example], given [probe, out, example].
+
+    >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
+    array([5., 0.])
+    """
+    return np.asarray(np.sqrt(np.nansum(np.square(parts), axis=(0, 1))))
+
+
+# --- Which training examples made a prediction: signed contributions, and what else is in it.
+#
+#     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + rest
+#
+# `decay` is what weight decay took away, `outside` what changed after the last step of a followed loop did,
+# `rest` what the rule misses. Where an output is that of a class, the one that the network gives the point is
+# explained.
+
+
 Split: TypeAlias = Literal["train", "probe", "test"]
 
 
@@ -234,3 +302,116 @@ def one_part(run: Run, kind: str, rule: str, point: int, out: int) -> float:
     """Read what was no example's of one output, such as what decay of the weights did; nothing where there was none."""
     found = run.by_rule(kind, rule)
     return 0.0 if found is None else float(found.isel(probe=point).sel(out=out))
+
+
+# --- Explanations as a reader sees them: lines on a terminal.
+
+
+LONGEST = 60  # letters of an example's text
+
+
+def told(explanation: Explanation, top: int) -> str:
+    """Tell one point: what its prediction is made of, and a line for each example that made most of it."""
+    head = (
+        f"{explanation.split} {explanation.number} (#{explanation.point.index}, {explanation.point.label}): "
+        f"{explanation.output} = {short(explanation.prediction)}"
+    )
+    made = aligned(
+        ("made of", ""), [(name, signed(value)) for name, value in explanation.pieces.items()], (False, True)
+    )
+    return "\n\n".join([head, made, examples(explanation, top), *notes(explanation)])
+
+
+def notes(explanation: Explanation) -> list[str]:
+    """Say what the output is for and when it moved, and what columns mean that might be taken for one another."""
+    when = "" if explanation.movement is None else explanation.movement.sentence
+    return [said for said in (explanation.sharing, when, columns(explanation), sketched(explanation)) if said]
+
+
+def sketched(explanation: Explanation) -> str:
+    """Say what no sketch tells."""
+    if explanation.sketch is None:
+        return ""
+    return (
+        f"added, by sketches (kernel.sketch={explanation.sketch}): only the sum is exact, no part and no order of parts"
+    )
+
+
+def columns(explanation: Explanation) -> str:
+    """Say what two columns mean, if there are two."""
+    if explanation.warning:
+        return f"if left out: withheld; {explanation.warning}"
+    if all(part.left_out is None for part in explanation.parts):
+        return ""
+    how = "found by training without it" if explanation.left_out_is_actual else "predicted by its effect"
+    return f"added: on the way, in this training; if left out: how much the output would change without it, {how}"
+
+
+def examples(explanation: Explanation, top: int) -> str:
+    """Tabulate the examples that added or took most, and all others in one line."""
+    parts, rest = explanation.parts[:top], explanation.parts[top:]
+    mass = explanation.mass or 1.0
+    says = any(part.example.text for part in parts)
+    tells = any(part.left_out is not None for part in explanation.parts)
+    phased = explanation.point.phase is not None
+    rows = [
+        (
+            called(part.example),
+            fitting(part.example.text or "") if says else part.example.name,
+            *([str(part.example.phase)] if phased else []),
+            signed(part.added),
+            percent(abs(part.added) / mass),
+            when(part),
+            *([without(part)] if tells else []),
+        )
+        for part in parts
+    ]
+    if rest:
+        shares = sum(abs(part.added) for part in rest) / mass
+        others = counted(len(rest), "other")
+        rows.append((others, *[""] * (1 + phased), signed(sum(part.added for part in rest)), percent(shares), MISSING))
+        rows[-1] = (*rows[-1], *([MISSING] if tells else []))
+    known = ["if left out"] if tells else []
+    named = "target" if parts and parts[0].example.text is None else "name"
+    phase = ["phase"] if phased else []
+    header = ("example", "holds" if says else named, *phase, "added", "of all parts", "half by", *known)
+    return aligned(header, rows, (False, False, *[True] * (len(header) - 2)))
+
+
+def without(part: Part) -> str:
+    """Spell by how much the output would change without an example: it adds up to nothing with others."""
+    return MISSING if part.left_out is None else signed(part.left_out)
+
+
+def called(example: Example) -> str:
+    """Name an example by its number in the source, or by its own name where it says something itself."""
+    return example.name if example.text else f"#{example.index}"
+
+
+def fitting(text: str) -> str:
+    """Shorten a text so that it stays on its line.
+
+    >>> fitting("one\\ntwo")
+    'one two'
+    """
+    words = " ".join(text.split())
+    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+
+
+def when(part: Part) -> str:
+    """Spell the share of the path by which half of a contribution was made."""
+    return percent(part.halfway) if math.isfinite(part.halfway) else MISSING
+
+
+def signed(value: float) -> str:
+    """Spell a number with its sign.
+
+    >>> signed(0.5), signed(-0.25), signed(0.0)
+    ('+0.5', '-0.25', '0')
+    """
+    return f"+{short(value)}" if value > 0 else short(value + 0.0)
+
+
+def all_told(explanations: Sequence[Explanation], top: int) -> str:
+    """Tell several points."""
+    return "\n\n".join(told(explanation, top) for explanation in explanations) + "\n"

@@ -1,16 +1,10 @@
-"""Who caused the forgetting: what a later phase did to the points of an earlier one, example by example.
-
-Measured is, with classes, the margin, y f of a single output, else f_y − f_c with c the strongest other class at the
-end of the run; with values, −½‖f − t‖². Its change is linear in that of f, with f̄ halfway between both ends:
-
-    Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
-
-so that what each example did to it adds up, to rounding, to what happened. Means are over the points.
+"""Who caused the forgetting: what a later phase did to the points of an earlier one, example by example, and what was
+foretold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,12 +12,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.records.phases import BY_PHASE, CHANGE, DECAY_BY_PHASE
-from ntkexp.report.explain import outputs_of
+from ntkexp.records.contributions import BY_PHASE, CHANGE, DECAY_BY_PHASE
+from ntkexp.report.examples import example
+from ntkexp.report.explain import outputs_of, signed
+from ntkexp.report.inventory import flat
 from ntkexp.report.run import Run, blocks
+from ntkexp.text import aligned, counted, percent, short
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+# --- Who caused the forgetting: what a later phase did to the points of an earlier one, example by example.
+#
+# Measured is, with classes, the margin, y f of a single output, else f_y − f_c with c the strongest other class
+# at the end of the run; with values, −½‖f − t‖². Its change is linear in that of f, with f̄ halfway between both
+# ends:
+#
+#     Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
+#
+# so that what each example did to it adds up, to rounding, to what happened. Means are over the points.
+
 
 Array = NDArray[np.float64]
 
@@ -188,3 +197,122 @@ def share_right(targets: Array, outputs: Array) -> float:
     if targets.shape[1] == 1:
         return float(((outputs > 0) == (targets > 0)).mean())
     return float((outputs.argmax(axis=1) == targets.argmax(axis=1)).mean())
+
+
+# --- Who caused the forgetting, as a reader sees it: a sentence for every pair of phases, and the worst examples.
+
+
+def told_of_tasks(run: Run, top: int) -> str:
+    """Tell what phases did to earlier tasks, and by which examples most was lost; nothing, if there are no phases."""
+    found = forgettings(run)
+    if not found:
+        return ""
+    worst = min(found, key=lambda each: each.change)
+    return "\n\n".join([*map(sentence, found), *([table(run, worst, top)] if worst.worst else [])]) + "\n"
+
+
+def sentence(found: Forgetting) -> str:
+    """Say what happened, and who did it."""
+    what, before, after = (
+        ("margin", found.before, found.after) if found.right else ("loss", -found.before, -found.after)
+    )
+    task, phase = f"{found.names[0]} (task {found.task})", f"{found.names[1]} was learned (phase {found.during})"
+    at = f"at {found.points} {found.split} {'point' if found.points == 1 else 'points'}"
+    right = f", and its accuracy {went(*found.right, percent)}" if found.right else ""
+    return f"While {phase}, the {what} of {task} {went(before, after, short)} {at}{right}. {blame(found)}"
+
+
+def went(before: float, after: float, said: Callable[[float], str]) -> str:
+    """Say how a number changed, as far as it is told.
+
+    >>> went(1.0, 0.71, percent), went(0.5, 0.5, short)
+    ('fell from 100 % to 71 %', 'stayed at 0.5')
+    """
+    if said(before) == said(after):
+        return f"stayed at {said(after)}"
+    return f"{'fell' if after < before else 'rose'} from {said(before)} to {said(after)}"
+
+
+def blame(found: Forgetting) -> str:
+    """Say which examples did how much of it: together all."""
+    sign = 1 if found.right else -1
+    remembered = {phase: found.of_phase(phase) for phase in sorted({*found.learned_in} - {found.during})}
+    parts = [f"examples of phase {found.during} moved it by {signed(sign * found.of_phase(found.during))}"]
+    parts += [
+        f"examples of phase {phase}, which the optimizer remembered, by {signed(sign * done)}"
+        for phase, done in remembered.items()
+        if done
+    ]
+    parts += [f"decay of the weights by {signed(sign * found.decay)}"] if found.decay else []
+    parts += (
+        [f"half of all harm was done by {found.halving} of the {found.acting} examples that acted"]
+        if found.halving
+        else []
+    )
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def table(run: Run, found: Forgetting, top: int) -> str:
+    """Tabulate the examples that did most harm, and all others in one line."""
+    what, sign = ("margin", 1) if found.right else ("loss", -1)
+    header = (f"harm to {found.names[0]} by", "phase", "target", f"{what} moved by", "of all harm")
+    rows = []
+    for k in found.worst[:top]:
+        shown = example(run, "train", k)
+        share = percent(-found.by[k] / found.harm)
+        rows.append((f"#{shown.index}", str(found.learned_in[k]), shown.name, signed(sign * found.by[k]), share))
+    if rest := found.worst[top:]:
+        done = sum(found.by[k] for k in rest)
+        rows.append((counted(len(rest), "other"), "", "", signed(sign * done), percent(-done / found.harm)))
+    return aligned(header, rows, (False, True, False, True, True))
+
+
+# --- What the kernel between two tasks, at the switch from one to the other, says of what learning the later one
+# changes:
+#
+#     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′ at the switch,    x anywhere
+#
+# with w the weight of an example of B in the loss. It is what happens where the kernel stays as it is, and it is
+# known of descent on all examples and the squared loss.
+
+
+PLAIN = {"loss": "squared", "optimizer": "gd", "optimizer.weight_decay": 0.0, "optimizer.clip_norm": None}
+"""What a run must have been told."""
+
+
+def foretold(run: Run, during: int, shift: int = 0) -> Array | None:
+    """What the kernel at the switch to a phase, counted from 1, says at all points that were read, [point, out].
+
+    Nothing where the run was told otherwise, or kept no kernel there. `shift` takes kernels with other examples of the
+    phase, so many places on, for those with each.
+    """
+    told = flat(run.config)
+    if any(told.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:
+        return None
+    steps = run.metrics[run.metrics["phase"] == during]
+    kept = np.flatnonzero(run.kernels["step"].isin(steps["step"].iloc[:1]))
+    if not len(kept):
+        return None
+    learned = np.flatnonzero(run.contributions["example_phase"].to_numpy() == during)
+    kernel = run.kernels["tangent"].isel(snapshot=kept[0]).to_numpy()[:, :, learned]
+    missed = run.kernels["output_gradient"].isel(snapshot=kept[0]).to_numpy()[learned]
+    weight = 1 / len(learned) if told["loss.reduction"] == "mean" else 1.0
+    weight /= float(told["init.alpha"]) ** 2 if told["init.centred"] else 1.0
+    own = kernel[run.points["train"]][learned]
+    sizes = steps["step_size"].dropna().to_numpy() * weight
+    return descended(np.roll(kernel, shift, axis=2), own, missed, sizes)
+
+
+def descended(across: Array, own: Array, missed: Array, sizes: Array) -> Array:
+    """Take steps of these sizes with kernels that stay.
+
+    >>> one = np.ones((1, 1, 1, 1))
+    >>> descended(2 * one, one, np.array([[4.0]]), np.array([0.5, 0.5])).tolist()  # −½·2·4 − ½·2·2
+    [[-6.0]]
+    """
+    change = np.zeros(across.shape[:2])
+    for size in sizes:
+        change = change - size * np.tensordot(across, missed, axes=2)
+        missed = missed - size * np.tensordot(own, missed, axes=2)
+    return change

@@ -1,8 +1,4 @@
-"""The run folders that there are, in whatever state, and which of them a filter keeps.
-
-KEY=VALUE   a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged, interrupted or
-            dead, which is to say that it cannot be gone on with
-"""
+"""The run folders that there are, which of them a filter keeps, and what their configurations differ in."""
 
 from __future__ import annotations
 
@@ -11,13 +7,63 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ntkexp.chapter import option
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.records.folder import CONFIG, DONE, LOCK, SMALL, RunFolder, State, looks_like_a_run
-from ntkexp.records.json_file import read_object
-from ntkexp.records.lock import acquire
-from ntkexp.records.provenance import refuse_other_version
-from ntkexp.report.configuration import flat
+from ntkexp.records.atomic import acquire, read_object
+from ntkexp.records.folder import (
+    CIRCUMSTANCES,
+    CONFIG,
+    DONE,
+    LOCK,
+    SMALL,
+    RunFolder,
+    State,
+    looks_like_a_run,
+    refuse_other_version,
+)
+
+# --- Configurations of runs as tables show them: by dotted keys, and only where they differ.
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name nested configuration by dotted keys, without circumstances; a component goes by its own name.
+
+    >>> flat({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
+    {'model': 'mlp', 'model.width': 8, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        elif key == "_target_":
+            found |= {prefix.rstrip("."): option(str(value))} if prefix else {}
+        elif prefix or key not in CIRCUMSTANCES:
+            found[prefix + key] = f"[{','.join(map(item, value))}]" if isinstance(value, list) else value
+    return found
+
+
+def item(value: object) -> str:
+    """Spell one of a list, in few letters."""
+    return option(str(value.get("_target_"))) if isinstance(value, Mapping) else str(value)
+
+
+def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
+    """Find the keys whose values differ, in the order in which they first stand; a configuration may lack some.
+
+    >>> differing([{"width": 8, "depth": 2}, {"width": 9, "depth": 2, "seed": 0}])
+    ['width', 'seed']
+    """
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+
+
+# --- The run folders that there are, in whatever state, and which of them a filter keeps.
+#
+# KEY=VALUE   a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged, interrupted
+#             or
+#             dead, which is to say that it cannot be gone on with
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from math import inf, isfinite, nan, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.records.leave_out import LeaveOut
+from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
 BELIEVED, CHAOS = 0.5, 1e3

@@ -1,12 +1,8 @@
-"""A run's pictures are drawn by a process beside the one that computes: it learns how to draw while the run goes on.
-
-That process writes no file. It hands over what it drew, and who holds the lock of the run writes it: a process that is
-killed leaves nothing, and it ends with the one that started it. Where it fails, or has left as nobody asked it for
-long, this process draws by itself, and what is wrong is raised here.
-"""
+"""A run's pictures are drawn by a process beside the one that computes."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -17,7 +13,33 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from ntkexp.report.uncollected import uncollected
+# --- Tables and pictures consist of many small objects that live to the end: to look for garbage there is in vain.
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Let nobody look for garbage, which takes a fifth of the time of a report.
+
+    >>> with uncollected():
+    ...     gc.isenabled()
+    False
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+# --- A run's pictures are drawn by a process beside the one that computes: it learns how to draw while the run goes
+# on.
+#
+# That process writes no file. It hands over what it drew, and who holds the lock of the run writes it: a process
+# that is killed leaves nothing, and it ends with the one that started it. Where it fails, or has left as nobody
+# asked it for long, this process draws by itself, and what is wrong is raised here.
+
 
 Paint: TypeAlias = Callable[[Path], Iterator[tuple[str, str]]]
 """From the folder of a run to the names and contents of the files in its `plots`."""

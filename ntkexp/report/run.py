@@ -1,14 +1,23 @@
-"""A run as a reader sees it: what was run, what was measured, and what came out.
+"""A run as a reader sees it, the numbers that it yields, each by its name, and several runs side by side.
 
-`load_run` asks for a finished and undamaged folder, `load_tables` the same but for the kernels, which it leaves closed;
-`read_run` takes the folder as it is, which is how a run draws its own pictures before it is declared finished. Arrays
-are looked at whole, by the seals of DONE.json, when they are first asked for.
+The numbers that a run yields, each by its name: what sweeps tabulate, fit and compare.
+
+    <measure>             a column of metrics.csv, at the last step where it was measured
+    limit_distance_start  `limit_distance` at the first step
+    start_variance        of a sweep: how far the first kernel is from that of the other seeds
+    weights_moved.<name>  the same of one parameter
+    <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
+
+A run that diverged has no numbers: what it ends in says where it was stopped.
+
+>>> describe("drift"), describe("frozen_start.test")
+('movement of the kernel', 'error of frozen start (test)')
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,19 +28,35 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake
-from ntkexp.records.contributions import CONTRIBUTION, LAST_STEP, called, explained_rule
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.records.atomic import read_object
+from ntkexp.records.contributions import (
+    CONTRIBUTION,
+    EXAMPLE_PHASE,
+    LAST_STEP,
+    PHASES,
+    POINT_PHASE,
+    called,
+    explained_rule,
+)
 from ntkexp.records.data import read_data
-from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run
-from ntkexp.records.json_file import read_object
-from ntkexp.records.metrics import RETRACED
-from ntkexp.records.phases import EXAMPLE_PHASE, PHASES, POINT_PHASE
-from ntkexp.records.provenance import refuse_other_version
-from ntkexp.records.results import COLUMNS, SPLITS, Result, read_results
-from ntkexp.records.store import LARGEST_CHUNK
+from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run, refuse_other_version
+from ntkexp.records.kernels import LARGEST_CHUNK
+from ntkexp.records.results import COLUMNS, RETRACED, SPLITS, Result, read_results
+from ntkexp.report.inventory import differing, flat
+from ntkexp.report.sentence import main_split
+from ntkexp.text import aligned, as_cell, short, spoken
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+# --- A run as a reader sees it: what was run, what was measured, and what came out.
+#
+# `load_run` asks for a finished and undamaged folder, `load_tables` the same but for the kernels, which it leaves
+# closed; `read_run` takes the folder as it is, which is how a run draws its own pictures before it is declared
+# finished. Arrays are looked at whole, by the seals of DONE.json, when they are first asked for.
+
 
 TABLES = (CONFIG, "metrics.csv", "results.csv")
 NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
@@ -97,7 +122,7 @@ class Run:
 
     @cached_property
     def contributions(self) -> xr.Dataset:
-        """What made each output: `records.contributions`, with `records.phases` where there are phases."""
+        """What made each output: `records.contributions`, with `records.contributions` where there are phases."""
         store = open_store(self.sealed("contributions.zarr"))
         store = store.assign_coords({name: store.attrs.pop(name) for name in ("example", "out")})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
@@ -234,3 +259,139 @@ def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
 def one_line(error: Exception) -> str:
     """Find the first line of an error's message, or its kind."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+START_VARIANCE = "start_variance"
+MEASURES = {
+    "drift": "movement of the kernel",
+    "weights_moved": "movement of the weights",
+    "loss": "training loss",
+    "loss_probe": "loss on new points",
+    "accuracy": "training accuracy",
+    "accuracy_probe": "accuracy on new points",
+    "alignment": "alignment of the kernel with the first",
+    "limit_distance": "distance of the kernel from the infinite one",
+    "limit_distance_start": "distance of the first kernel from the infinite one",
+    START_VARIANCE: "variance of the first kernel over seeds",
+    "limit_alignment": "alignment of the kernel with the infinite one",
+    "label_alignment": "alignment of the kernel with the labels",
+    "trace": "trace of the kernel",
+    "lambda_max": "largest eigenvalue of the kernel",
+    "condition": "condition number of the kernel",
+    "effective_rank": "effective rank of the kernel",
+    "pattern_change": "share of units that switched",
+    "stability": "largest eigenvalue, as a share of the edge of stability",
+    "closure": "error of one step's sum",
+    "selectivity": "selectivity of the hidden units",
+}
+LAYER = "weights_moved."
+
+
+def quantities(run: Run) -> dict[str, float]:
+    """Find every number of a run that has one."""
+    if run.diverged:
+        return {}
+    columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
+    values = run.metrics[columns].to_numpy(dtype=float)
+    last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
+    measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True)) if len(values) else {}
+    if "limit_distance" in columns and len(values):
+        measured["limit_distance_start"] = float(values[0, columns.index("limit_distance")])
+    errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
+    return {name: value for name, value in (measured | errors).items() if value is not None and np.isfinite(value)}
+
+
+def describe(quantity: str) -> str:
+    """Spell a quantity in words; one that there cannot be is a mistake."""
+    if quantity in MEASURES:
+        return MEASURES[quantity]
+    if quantity.startswith(LAYER):
+        return f"movement of {quantity.removeprefix(LAYER)}"
+    machine, _, split = quantity.rpartition(".")
+    if machine and split in SPLITS:
+        return f"error of {spoken(machine)} ({split})"
+    raise Mistake(
+        f"'{quantity}' is no number of a run{nearest(quantity, MEASURES)}; "
+        f"there are {', '.join(MEASURES)}, and MACHINE.SPLIT such as left.test"
+    )
+
+
+# --- Several runs side by side, as a person reads them.
+
+
+def combined(runs: Sequence[Run]) -> pd.DataFrame:
+    """Tabulate a row per run: its name, where its configuration differs from the others', and each machine's relative
+    error.
+    """
+    configs = [flat(run.config) for run in runs]
+    keys = differing(configs)
+    rows = [
+        {"run": run.name} | {key: config.get(key) for key in keys} | errors(run)
+        for run, config in zip(runs, configs, strict=True)
+    ]
+    table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
+    return table.assign(outcome=[run.outcome for run in runs])
+
+
+def errors(run: Run) -> dict[str, str | float | None]:
+    """Find the split a run is judged by, and the relative error of each machine there."""
+    split = main_split(run.ladder)
+    here = [row for row in run.ladder if row.split == split and row.relative_error is not None]
+    return {"split": split} | {row.machine: row.relative_error for row in here}
+
+
+def frame_as_text(table: pd.DataFrame) -> str:
+    """Lay out a data frame as aligned text."""
+    right = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
+    rows = [[written(value) for value in row] for row in table.itertuples(index=False)]
+    return aligned(list(map(str, table)), rows, right)
+
+
+def written(value: object) -> str:
+    """Write a cell of a table; whole numbers keep every digit."""
+    return short(value) if value is None or isinstance(value, float) else str(value)
+
+
+def as_csv(table: pd.DataFrame) -> str:
+    """Write a table with every digit, in which no text is a formula to a spreadsheet.
+
+    >>> print(as_csv(pd.DataFrame({"name": ["=1+1", "a"], "value": [-0.5, 2.0]})), end="")
+    name,value
+    '=1+1,-0.5
+    a,2.0
+    """
+    safe = table.copy(deep=False)
+    for place, kind in enumerate(table.dtypes):
+        if not pd.api.types.is_numeric_dtype(kind):
+            cells = [as_cell(value) if isinstance(value, str) else value for value in table.iloc[:, place]]
+            safe.isetitem(place, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
+    safe.columns = [as_cell(str(name)) for name in table.columns]
+    return str(safe.to_csv(index=False, lineterminator="\n"))
+
+
+# --- What two runs differ in: their configurations, and what came out of them.
+
+
+def of_config(first: Run, second: Run) -> pd.DataFrame:
+    """Tabulate a row for each key whose value differs; a key that one of them lacks has none there."""
+    one, other = flat(first.config), flat(second.config)
+    rows = [(key, one.get(key), other.get(key)) for key in differing([one, other])]
+    return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
+
+
+def of_results(first: Run, second: Run) -> pd.DataFrame:
+    """Tabulate a row for each number that both yield, with their ratio."""
+    one, other = quantities(first), quantities(second)
+    rows = [(name, one[name], other[name], ratio(other[name], one[name])) for name in one if name in other]
+    return pd.DataFrame(rows, columns=["quantity", "first", "second", "second/first"])
+
+
+def of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
+    """Find the numbers that only one of them yields."""
+    one, other = quantities(first), quantities(second)
+    return [name for name in one if name not in other], [name for name in other if name not in one]
+
+
+def ratio(above: float, below: float) -> float:
+    """Divide above by below, NaN where there is none."""
+    return above / below if below else float("nan")

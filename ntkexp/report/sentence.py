@@ -1,4 +1,12 @@
-"""What a ladder means, in one sentence of its own numbers: of all its rows, those included that are no numbers.
+"""What a ladder means: as a table, in one sentence of its own numbers, and in one clause for a machine over many
+runs.
+
+How like the network a machine is, by a row of the ladder: it is the network, misses it, or cannot be compared.
+
+>>> [str(likeness(Result("probe", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
+['misses', 'exact', 'broken']
+
+What a ladder means, in one sentence of its own numbers: of all its rows, those included that are no numbers.
 
 >>> rows = [Result(split, "secant", relative_error=4e-15, floor=1e-13) for split in ("train", "test")]
 >>> sentence(rows)
@@ -6,17 +14,139 @@
 >>> broken = sentence([*rows, Result("probe", "secant", relative_error=float('nan'), floor=1e-13)])
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on probe.'
+
+What one machine is in many runs, in one clause that counts all of them.
+
+A machine misses a network that it misses on any split; it is a network that it is on every split where the two can be
+compared, and the clause says in how many runs that is not everywhere.
+
+>>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
+>>> clause("the secant", [exact] * 99 + [missed])
+'the secant reproduces 99 of 100 trained networks to rounding (5e-15 at worst) and misses 1 by 30 %'
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
+from typing import NamedTuple
 
-from ntkexp.records.results import FOLLOWED, Result
-from ntkexp.report.likeness import COMPARED, Likeness, likeness
-from ntkexp.text import listed, share, short, spoken
+from ntkexp.records.results import FOLLOWED, SPLITS, Result, at_points
+from ntkexp.text import aligned, listed, share, short, spoken
+
+# --- The ladder of one run as a person reads it.
+
+
+class LadderRow(NamedTuple):
+    """One line of the ladder is about one machine."""
+
+    machine: str
+    detail: str
+    numbers: list[float | None]
+
+
+def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
+    """Lay out a line per machine: its relative error on every split, and agreement and R² where the run is judged.
+
+    What there is to note, and why a machine has nothing to say, stands below.
+    """
+    header, lines = ladder_rows(results, seconds)
+    rows = [[name, detail, *map(entry, numbers)] for name, detail, numbers in lines]
+    text = aligned(header, rows, [False, False, *[True] * (len(header) - 2)])
+    said = notes(results)
+    return "\n\n".join([text, *(["\n".join(said)] if said else [])])
+
+
+def entry(number: float | None) -> str:
+    """Spell a number of the ladder: one that was measured and is none is told from one that was not measured.
+
+    >>> entry(0.5), entry(None), entry(float("nan"))
+    ('0.5', '–', 'nan')
+    """
+    return "nan" if number is not None and math.isnan(number) else short(number)
+
+
+def ladder_rows(
+    results: Sequence[Result], seconds: Mapping[str, float] | None = None
+) -> tuple[list[str], list[LadderRow]]:
+    """Find the headings of the ladder, and its lines with every digit."""
+    splits = [split for split in SPLITS if any(result.split == split for result in results)]
+    main = main_split(results)
+    header = ["machine", "detail", *splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
+    rows = []
+    for name, detail in machines(results):
+        found = {result.split: result for result in results if (result.machine, result.detail) == (name, detail)}
+        if all(result.relative_error is None and result.max_error is None for result in found.values()):
+            continue
+        here = found.get(main, Result("", name))
+        errors = [found[split].relative_error if split in found else None for split in splits]
+        clock = [seconds.get(name)] if seconds else []
+        rows.append(LadderRow(name, detail, [*errors, here.agreement, here.r2, *clock]))
+    return header, rows
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """Note what there is to note of the machines; on which splits, where it is not the same on all.
+
+    >>> notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
+    ['left: as published; at 4 of 10 points']
+    """
+    splits, said = {row.split for row in results}, []
+    for machine, detail in machines(results):
+        where: dict[str, list[Result]] = {}
+        for row in results:
+            if (row.machine, row.detail) == (machine, detail) and row.note:
+                where.setdefault(row.remark, []).append(row)
+        for remark, rows in where.items():
+            here = [row.split for row in rows]
+            name = machine if set(here) == splits else f"{machine} ({listed(here)})"
+            counts = [row.points for row in rows if row.points]
+            few = [at_points(*map(sum, zip(*counts, strict=True)))] if counts else []
+            said.append(f"{name}: {'; '.join(filter(None, [remark, *few]))}")
+    return said
+
+
+def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """List the machines with their details, in the order of the ladder."""
+    return list(dict.fromkeys((result.machine, result.detail) for result in results))
+
+
+def main_split(results: Sequence[Result]) -> str:
+    """Find the split that a single number should speak of: new points if there are any, those meant for it first."""
+    present = {result.split for result in results}
+    return next((split for split in ("probe", "test", "train") if split in present), "probe")
+
+
+class Likeness(StrEnum):
+    """A row says one of these."""
+
+    EXACT = "exact"  # rounding explains the error
+    MISSES = "misses"
+    BROKEN = "broken"  # what the machine says is not finite
+    LOST = "lost"  # what the network says is not
+    STILL = "still"  # the network moved by no more than rounding, which explains any error
+    SILENT = "silent"  # nothing was compared
+
+
+COMPARED = frozenset({Likeness.EXACT, Likeness.MISSES})
+
+
+def likeness(row: Result) -> Likeness:
+    """What this row says. The floor is measured on the network alone: where it is no number, the network is none."""
+    if row.relative_error is None:
+        return Likeness.SILENT if row.max_error is None else Likeness.STILL
+    if row.floor is not None and math.isnan(row.floor):
+        return Likeness.LOST
+    if not math.isfinite(row.relative_error):
+        return Likeness.BROKEN
+    if row.tolerance >= 1:
+        return Likeness.STILL
+    return Likeness.EXACT if row.exact else Likeness.MISSES
+
 
 SPOKEN = {
     "secant": "the secant kernel machine",
@@ -210,3 +340,78 @@ def places(here: Sequence[str], splits: Sequence[str]) -> str:
     if len(set(here)) < len(splits):
         return listed(list(dict.fromkeys(here)))
     return "both splits" if len(splits) == 2 else f"all {len(splits)} splits"
+
+
+SAID = {
+    Likeness.EXACT: "reproduces {} to rounding ({})",
+    Likeness.MISSES: "misses {} by {}",
+    Likeness.BROKEN: "is not finite beside {}",
+    Likeness.LOST: "cannot be compared with {} that {} not finite",
+    Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
+    Likeness.SILENT: "was not compared with {}",
+}
+"""What is said of the networks of each kind, in this order."""
+
+DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
+"""The likeness that stands for a run is the first of these that it has."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One machine stands so to the network of a run, by all its rows; the largest error among them is kept."""
+
+    likeness: Likeness
+    error: float = 0.0
+    everywhere: bool = True  # whether it was compared at all points of every split
+
+
+def standing(ladder: Sequence[Result], machine: str) -> Standing:
+    """Find the standing of a machine, from all rows of a run."""
+    rows = [row for row in ladder if row.machine == machine]
+    said = {likeness(row) for row in rows}
+    compared = [row for row in rows if likeness(row) in COMPARED]
+    fully = {row.split for row in compared if row.points is None} == {row.split for row in ladder}
+    worst = max((row.relative_error or 0.0 for row in compared), default=0.0)
+    return Standing(next((each for each in DECISIVE if each in said), Likeness.SILENT), worst, fully)
+
+
+def clause(name: str, standings: Sequence[Standing]) -> str:
+    """Speak of one machine in all runs; nothing if it was compared in none."""
+    parts: list[str] = []
+    for kind, text in SAID.items():
+        here = [each for each in standings if each.likeness is kind]
+        if here:
+            what = counted(len(here), len(standings), "" if parts else "trained networks")
+            parts.append(text.format(what, detail(kind, here)))
+    if all(each.likeness is Likeness.SILENT for each in standings):
+        return ""
+    part = sum(not each.everywhere for each in standings if each.likeness in COMPARED)
+    return f"{name} {listed(parts)}{f', at some points alone in {part}' if part else ''}"
+
+
+def detail(kind: Likeness, here: Sequence[Standing]) -> str:
+    """Spell the errors of the networks of a kind, the worst always among them.
+
+    >>> detail(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
+    '2 % at the median and 30 % at worst'
+    """
+    errors = [each.error for each in here]
+    if kind is Likeness.EXACT:
+        return f"{short(max(errors))}{' at worst' if len(errors) > 1 else ''}"
+    if kind is Likeness.LOST:
+        return "are" if len(here) > 1 else "is"
+    if len(errors) == 1:
+        return share(errors[0])
+    return f"{share(statistics.median(errors))} at the median and {share(max(errors))} at worst"
+
+
+def counted(some: int, whole: int, what: str) -> str:
+    """Spell so many of all, and what they are, where that is not known yet.
+
+    >>> counted(5, 5, "networks"), counted(2, 2, "networks"), counted(2, 5, "networks"), counted(2, 5, "")
+    ('all 5 networks', 'both networks', '2 of 5 networks', '2')
+    """
+    if not what:
+        return str(some)
+    every = "both" if whole == 2 else f"all {whole}"
+    return f"{every if some == whole else f'{some} of {whole}'} {what}"

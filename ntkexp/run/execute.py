@@ -1,29 +1,203 @@
-"""An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn.
-
-provenance.json, timings.csv, progress.json   what the clock and the machine say
-BEGUN.json, checkpoint.pt, sums-*.bin,        where the run stands, its sums if they lie on disk, and its weights; gone
-    trajectory.bin                            when it is finished
-everything else                               the same bytes each time, at the same number of threads
+"""An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn; or trained again
+without some examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import nan
 from pathlib import Path
+
+import torch
 
 from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.identity import files_of, folder_name, identity
+from ntkexp.experiment.identity import canonical, files_of, folder_name, identity
+from ntkexp.experiment.problem import Problem, draw_problem
+from ntkexp.kernel.read.known_point import threads_by_size
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.command import command
-from ntkexp.records.folder import CONFIG, DONE, OVERRIDES, RunFolder
-from ntkexp.records.provenance import PROVENANCE, refuse_other_version
-from ntkexp.records.seal import Damaged
-from ntkexp.run.attempt import RunRequest, attempt, remove_leftovers
-from ntkexp.run.checkpoint import Checkpoint, load
-from ntkexp.run.environment import check_device
-from ntkexp.text import several
+from ntkexp.records.atomic import PARTIAL, Damaged, Json
+from ntkexp.records.contributions import FOLDER, Removal, read_removal, write_removal
+from ntkexp.records.contributions import STORE as LEFT_OUT
+from ntkexp.records.data import write_data
+from ntkexp.records.folder import (
+    BEGUN,
+    CHECKPOINT,
+    CONFIG,
+    DONE,
+    OVERRIDES,
+    PROVENANCE,
+    RunFolder,
+    command,
+    refuse_other_version,
+)
+from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
+from ntkexp.records.results import MACHINE, RETRACED, Took, write_timings
+from ntkexp.removal.between import Ledger, Pair
+from ntkexp.removal.group import ledger_between
+from ntkexp.removal.rerun import Rerun, again
+from ntkexp.report.painter import Paint, painter
+from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
+from ntkexp.run.folder_listener import arrays, listen, write
+from ntkexp.run.loop import run
+from ntkexp.run.outcome import Outcome
+from ntkexp.run.setting import Setting, Survey, setting_of, survey
+from ntkexp.run.state import BEGINNING, TRAJECTORY, Checkpoint, drop_sums, load
+from ntkexp.text import several, short
+
+# --- One attempt at a run in its folder, from the beginning or from a checkpoint, to the last picture.
+
+
+SAME_BYTES = (
+    "config.json",
+    "data.npz",
+    "metrics.csv",
+    "results.csv",
+    "predictions.zarr",
+    "kernels.zarr",
+    "contributions.zarr",
+)
+SOMETIMES = (RETRACED, LEFT_OUT)
+OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """Somebody asks for an experiment in a folder: by these overrides, and `repeat` is a command that asks again."""
+
+    experiment: Experiment
+    folder: RunFolder
+    overrides: Sequence[str]
+    repeat: str
+    progress: AbstractProgress
+    pictures: bool = True
+    most_threads: int | None = None  # if not one for every core
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempted:
+    """What is to be told of a run when all of it is written."""
+
+    setting: Setting
+    outcome: Outcome
+    pictures: tuple[str, ...]
+    clock: Clock
+
+
+def attempt(asked: RunRequest, saved: Checkpoint | None) -> None:
+    """Run, with everything that happens kept in the folder."""
+    try:
+        with painter() if asked.pictures else nullcontext(draw_nothing) as paint:
+            attempted = go_through(asked, saved, paint)
+    except (Exception, KeyboardInterrupt):
+        asked.folder.note_error(traceback.format_exc())
+        raise
+    finally:
+        asked.progress.stop()
+    finish(asked.folder, attempted)
+
+
+def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Attempted:
+    """Prepare, run, write and draw."""
+    experiment, folder, clock = asked.experiment, asked.folder, Clock()
+    if saved is not None:
+        clock.parts["earlier"] = Took(*saved.get("took", (nan, nan)))
+    with clock.times("prepare"):
+        of = identity(experiment)
+        fix_circumstances(experiment, 1)  # until it is known how much there is to do
+        found = survey(experiment)
+        threads = saved["threads"] if saved else choose_threads(asked, found)
+        torch.set_num_threads(threads)
+        setting = setting_of(experiment, found)
+    if saved is None:
+        begin(folder, setting, asked.overrides, of)
+    make_room(folder, setting)
+    folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
+    with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress, clock) as listener:
+        outcome = run(setting, listener, saved["run"] if saved else None)
+    with clock.times("write"):
+        write(folder, setting, outcome)
+        reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
+        folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
+    with clock.times("draw"):
+        pictures = draw(folder, paint)
+    return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)
+
+
+def choose_threads(asked: RunRequest, found: Survey) -> int:
+    """Take as many as the experiment says; else as a step asks for, which is the same whenever the run is begun."""
+    return asked.experiment.threads or threads_by_size(found.operations, asked.most_threads or all_threads())
+
+
+def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
+    """Draw no picture."""
+    yield from ()
+
+
+def draw(folder: RunFolder, paint: Paint) -> tuple[str, ...]:
+    """The pictures, written; their names."""
+    names = set()
+    for name, content in paint(folder.path):
+        folder.write(f"plots/{name}", content)
+        names.add(f"plots/{name}")
+    return tuple(sorted(names))
+
+
+def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str], of: str) -> None:
+    """What is known of a run before its first step, in place of whatever an earlier attempt left."""
+    folder.clear()
+    folder.write_json(CONFIG, canonical(setting.experiment))
+    folder.write(OVERRIDES, "".join(f"{override}\n" for override in overrides))
+    write_data(folder.path / "data.npz", arrays(setting))
+    folder.begin(BEGINNING, of)
+
+
+def make_room(folder: RunFolder, setting: Setting) -> None:
+    """Room for the kernels; those of a checkpoint stay."""
+    outputs, room = setting.problem.outputs, setting.experiment.timetable().room
+    points, train = len(setting.problem.targets[setting.domain.read]), setting.problem.train
+    traced = setting.points.kernels == "trace"
+    create_kernels(folder.path / KERNELS, points, outputs, train, room, traced=traced)
+
+
+def finish(folder: RunFolder, attempted: Attempted) -> None:
+    """The timings, and the word that the run is finished."""
+    setting, outcome = attempted.setting, attempted.outcome
+    machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
+    write_timings(folder.path / "timings.csv", attempted.clock.parts | machines)
+    some = [name for name in SOMETIMES if (folder.path / name).exists()]
+    folder.finish(
+        [*SAME_BYTES, *some, *attempted.pictures],
+        *OTHERS,
+        identity=folder.identity,
+        outcome=outcome.sentence,
+        diverged=outcome.diverged,
+        steps=outcome.steps,
+        step_size=setting.descent.step_size,
+        largest_stable_step=setting.start.largest_stable_step,
+    )
+    remove_leftovers(folder)
+
+
+def remove_leftovers(folder: RunFolder) -> None:
+    """Remove what a finished run needs no more; a kill right after its last word may have left it."""
+    leftovers = [folder.path / name for name in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt")]
+    for leftover in (*leftovers, *folder.path.glob(f".*{PARTIAL}")):
+        leftover.unlink(missing_ok=True)
+    drop_sums(folder.path)
+
+
+# --- An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn.
+#
+# provenance.json, timings.csv, progress.json   what the clock and the machine say
+# BEGUN.json, checkpoint.pt, sums-*.bin,        where the run stands, its sums if they lie on disk, and its weights;
+#                                               gone
+#     trajectory.bin                            when it is finished
+# everything else                               the same bytes each time, at the same number of threads
 
 
 def execute(
@@ -139,3 +313,76 @@ def attempt_twice(asked: RunRequest, saved: Checkpoint | None) -> None:
     except Damaged as damage:
         asked.progress.warn(f"{damage}; the run begins anew")
         attempt(asked, None)
+
+
+# --- A finished run is trained again without some of its examples, and the difference is kept beside it.
+
+
+REPEATED = 0.01
+"""The training as it was must end where it did, to this share of what the removal changed."""
+
+
+def without(
+    run: Path, group: Sequence[int], points: Sequence[int], progress: AbstractProgress, trusted: tuple[str, ...] = ()
+) -> Removal:
+    """What leaving out these training examples changes at these points of the axis `probe`: found, or found earlier."""
+    found = read_removal(run, group, points)
+    if found is not None:
+        return found
+    folder = RunFolder(run)
+    experiment = rebuilt(folder, trusted)
+    fix_circumstances(experiment, folder.read_sealed(PROVENANCE)["threads"])  # so that rounding repeats
+    with folder.claim():
+        found = carry_out(folder, experiment, sorted(group), points, progress)
+        write_removal(run, found)
+    return found
+
+
+def carry_out(
+    folder: RunFolder, experiment: Experiment, group: list[int], points: Sequence[int], progress: AbstractProgress
+) -> Removal:
+    """Train twice, and go back over both."""
+    problem, rerun = rerun_of(folder, experiment)
+    first = 0 if "train" in problem.places else problem.train
+    outs = experiment.path.chosen_outputs(problem.outputs)
+    inputs = problem.inputs[[first + point for point in points]]
+    chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(-1, 2)
+    place = folder.path / FOLDER
+    place.mkdir(exist_ok=True)
+    weight = Pair(rerun.everyone, rerun.without(group))
+    found = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), place, progress).closed()
+    shape = (len(points), len(outs))
+    return Removal(
+        probe=tuple(points),
+        out=tuple(outs),
+        example=tuple(group),
+        actual=found.actual.view(shape).double().cpu().numpy(),
+        shares=found.shares[:, group].view(*shape, -1).double().cpu().numpy(),
+        by_step=found.by_step.view(*shape, -1).double().cpu().numpy(),
+        growth=found.growth,
+        repeated=repeated(folder, found, [(points[k], out) for k, out in chosen.tolist()]),
+        emptied=sum(not rerun.batch(step).left(weight.second).any() for step in range(rerun.length)),
+    )
+
+
+def rerun_of(folder: RunFolder, experiment: Experiment) -> tuple[Problem, Rerun]:
+    """The training of a finished run, to be carried out again."""
+    facts = folder.vouched
+    if facts["diverged"]:
+        raise Mistake(f"{folder.path} diverged, so there is nothing that its examples made; choose a smaller step size")
+    problem = draw_problem(experiment)
+    return problem, again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
+
+
+def repeated(folder: RunFolder, found: Ledger, places: Sequence[tuple[int, int]]) -> float:
+    """How far the training as it was ended from where the run did, as a share of what the removal changed."""
+    folder.check("predictions.zarr")
+    known = read_predictions(folder.path / "predictions.zarr")["f_T"]
+    ended = found.before.new_tensor([known[place] for place in places])
+    missed, changed = float((found.before - ended).norm()), float(found.actual.norm())
+    if missed > REPEATED * (changed or float(ended.norm())):
+        raise Mistake(
+            f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it did, without these "
+            f"examples {short(changed)}: its steps amplify rounding beyond the removal; choose a smaller step size"
+        )
+    return missed / changed if changed else missed

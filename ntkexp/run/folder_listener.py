@@ -1,32 +1,190 @@
-"""A listener that keeps what it hears in the run folder as it happens, with checkpoints."""
+"""A listener that keeps what it hears in the run folder as it happens, with checkpoints; Ctrl-C lets a step be
+finished; and what came out of it, written down file by file.
+"""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.machine.base import PathKernel, Prediction
+from ntkexp.machine.ladder import results
+from ntkexp.on_disk import RowsOfArray
+from ntkexp.path.integrals import Share, StepTotals
 from ntkexp.progress import AbstractProgress
+from ntkexp.records.atomic import Json, being_written, sealed
+from ntkexp.records.contributions import (
+    STORE,
+    ByStep,
+    ContributionsByPhase,
+    ContributionsByRule,
+    add_effect,
+    add_phases,
+    write_contributions,
+    write_leave_out,
+)
+from ntkexp.records.data import Trajectory
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import Json
-from ntkexp.records.kernels import KERNELS, snapshot_places, write_snapshot
-from ntkexp.records.metrics import RETRACED, MetricsWriter
-from ntkexp.records.seal import sealed
-from ntkexp.records.trajectory import Trajectory
-from ntkexp.run.checkpoint import METRICS, TRAJECTORY, Checkpoint, save
-from ntkexp.run.clock import Clock
-from ntkexp.run.interrupt import Interrupt, deferred_interrupt
-from ntkexp.run.listener import AbstractListener
-from ntkexp.run.metrics import SHARE_COLUMNS, Observer
-from ntkexp.run.row import Row
-from ntkexp.run.save import array
+from ntkexp.records.kernels import (
+    KERNELS,
+    finish_kernels,
+    snapshot_places,
+    write_path_kernel,
+    write_predictions,
+    write_snapshot,
+)
+from ntkexp.records.results import RETRACED, MetricsWriter, write_results
+from ntkexp.run.environment import Clock
+from ntkexp.run.loop import AbstractListener
+from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
+from ntkexp.run.outcome import Outcome, PhasesFound
 from ntkexp.run.setting import Setting
-from ntkexp.run.state import RunState
+from ntkexp.run.state import METRICS, TRAJECTORY, Checkpoint, RunState, save
+from ntkexp.shapes import Weights
+
+# --- A first Ctrl-C (or SIGTERM) lets a step be finished and its checkpoint be written; a second one interrupts.
+
+
+@dataclass
+class Interrupt:
+    """Whether the run was asked to stop, and whether its last step is behind."""
+
+    asked: bool = False
+    over: bool = False
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of both signals."""
+        if self.asked or self.over:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def end(self) -> None:
+        """There are no more steps to finish."""
+        self.over = True
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Interrupt]:
+    """Both signals are received by the interrupt, and afterwards by whoever received them before."""
+    interrupt = Interrupt()
+    before = {number: signal.signal(number, interrupt.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- What came out of a run, written down file by file: the same bytes each time, but for the weights' container.
+
+
+def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
+    """What came out, file by file."""
+    path, evidence, read = folder.path, outcome.evidence, setting.domain.read
+    kernels = path / "kernels.zarr"
+    finish_kernels(kernels)
+    for name, integral in evidence.paths.items():
+        if evidence.keeps_kernels:
+            known = evidence.attributed[read].nonzero()[:, 0].tolist()
+            write_path_kernel(kernels, name, array(integral.kernel), known, evidence.integrated)
+    decays = bool(setting.experiment.optimizer.weight_decay)
+    parts = {
+        name: by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
+        for name, integral in evidence.paths.items()
+    }
+    examples = setting.problem.data.train.index.tolist()
+    write_contributions(path / "contributions.zarr", parts, examples, evidence.integrated)
+    if outcome.phases is not None:
+        add_phases(path / "contributions.zarr", phases_of(setting, outcome.phases, read, decays=decays))
+    if outcome.effects is not None:
+        add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
+        if outcome.effects.check is not None:
+            write_leave_out(path / STORE, outcome.effects.check)
+    predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
+    outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
+    write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
+    table = results(outcome.rungs, outcome.regions, evidence, bool(setting.problem.data.classes))
+    write_results(path / "results.csv", table)
+    with being_written(path / "weights.pt") as file:
+        torch.save(both_ends(setting.problem.weights, outcome.weights), file)
+
+
+def both_ends(start: Weights, end: Weights) -> dict[str, Weights]:
+    """The weights of both ends by the same names, for pickle writes again what is equal but not the same: a run that
+    went on from its last step would be told by its bytes.
+    """
+    return {"start": start, "end": {name: end[name] for name in start}}
+
+
+def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
+    """What a rule says of the points that were read, on a path of so many steps."""
+    return ContributionsByRule(
+        parts=RowsOfArray(integral.contributions),
+        decay=array(integral.decay) if decays else None,
+        half_by=None if integral.half_by is None else array(integral.half_by),
+        by_step=ByStep(array(totals.stacked().movedim(0, 2)), totals.until(steps)),
+        facts=integral.facts,
+    )
+
+
+def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool) -> ContributionsByPhase:
+    """What happened in each phase at the points that were read."""
+    problem, points = setting.problem, np.zeros(len(setting.problem.targets), dtype=np.int64)
+    for places in problem.phases.values():
+        for number, place in enumerate(places, start=1):
+            points[place] = number
+    return ContributionsByPhase(
+        names=problem.data.phases,
+        examples=points[: problem.train],
+        points=points[read],
+        change=array(found.change[:, read]),
+        parts={rule: [share.contributions for share in shares] for rule, shares in found.shares.items()},
+        decay={rule: decay_of(shares) for rule, shares in found.shares.items()} if decays else {},
+    )
+
+
+def decay_of(shares: Sequence[Share]) -> np.ndarray[Any, Any]:
+    """What decay of the weights took away in each phase."""
+    return array(torch.stack([share.decay for share in shares]))
+
+
+def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
+    """The examples of every split, for `data.npz`."""
+    classes = len(setting.problem.data.classes)
+    found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.problem.data.classes, dtype=str)}
+    for name in ("train", "probe", "test"):
+        split = getattr(setting.problem.data, name)
+        found |= {f"{name}_{part}": getattr(split, part).numpy() for part in ("shown", "inputs", "target", "index")}
+        found[f"{name}_targets"] = setting.experiment.loss.targets(split.target, classes).numpy()
+        if split.phase is not None:
+            found[f"{name}_phase"] = split.phase.numpy() + 1
+    if setting.problem.data.phases:
+        found["phases"] = np.array(setting.problem.data.phases, dtype=str)
+    if setting.problem.data.phase_classes:
+        found["phase_classes"] = np.array(setting.problem.data.phase_classes, dtype=str)
+    return found
+
+
+def array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as a numpy array."""
+    return tensor.detach().cpu().numpy()
+
+
+# --- A listener that keeps what it hears in the run folder as it happens, with checkpoints.
+
 
 PATIENCE = 20
 """How often as long as it took to save sums on disk nothing is saved: so checkpoints take a twentieth of the time."""

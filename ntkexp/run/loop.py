@@ -1,24 +1,80 @@
-"""The story of a run: follow the path from where it stands, go back over it if need be, tell a listener what happens,
-look at what came of it.
-
-A run is pure: it writes nothing itself. The listener may keep checkpoints, from which the same run goes on to the same
-bits.
+"""The story of a run: follow the path from where it stands, go back over it if need be, and report to a listener what
+happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
-from ntkexp.path.network_view import NetworkView
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.path.points import NetworkView
 from ntkexp.path.step import Step
-from ntkexp.run.ending import Ending, count, ending_before
-from ntkexp.run.listener import AbstractListener
-from ntkexp.run.metrics import Observer, share_row
-from ntkexp.run.outcome import Outcome, outcome_of
-from ntkexp.run.row import Row
+from ntkexp.records.data import Trajectory
+from ntkexp.run.metrics import Observer, Row, share_row
+from ntkexp.run.outcome import Ending, Outcome, count, ending_before, outcome_of
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
+
+# --- What a run tells of itself while it goes on.
+
+
+class AbstractListener(ABC):
+    """Whoever listens to a run."""
+
+    @abstractmethod
+    def on_row(self, row: Row) -> None:
+        """The numbers of a step."""
+
+    @abstractmethod
+    def on_snapshot(
+        self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
+    ) -> None:
+        """The tangent kernel at a step, and ℓ′ of all training examples, whatever the batch."""
+
+    @abstractmethod
+    def on_step(self, state: RunState, loss: float) -> None:
+        """A step is complete: the moment for a checkpoint."""
+
+    @abstractmethod
+    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
+        """A step of the way back is complete, so many of so many: the moment for a checkpoint."""
+
+    @abstractmethod
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        """A step of the sweep for effects is complete, so many of so many: the moment for a checkpoint."""
+
+    @abstractmethod
+    def on_remark(self, text: str) -> None:
+        """The run says a sentence of what it is about to do."""
+
+    @abstractmethod
+    def on_late_rows(self, rows: Sequence[Row]) -> None:
+        """What the gradients of every step did, as the way back has found."""
+
+    @abstractmethod
+    def on_end(self) -> None:
+        """The path is behind, there and back; what follows keeps no checkpoints."""
+
+    @property
+    @abstractmethod
+    def scratch(self) -> Path:
+        """A folder for what does not fit into the memory."""
+
+    @abstractmethod
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        """Room for so many rows of so many numbers, for a path that is gone over again from its end."""
+
+
+# --- The story of a run: follow the path from where it stands, go back over it if need be, tell a listener what
+# happens, look at what came of it.
+#
+# A run is pure: it writes nothing itself. The listener may keep checkpoints, from which the same run goes on to
+# the same bits.
 
 
 def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None) -> Outcome:

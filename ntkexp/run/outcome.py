@@ -1,31 +1,292 @@
-"""What came of a run: what kernel machines make of it, and how well its parts are known."""
+"""What came of a run: why it ended, what kernel machines make of it, phase by phase, how well its parts are known,
+and its effects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot
+from functools import partial
+from itertools import pairwise
+from math import hypot, isfinite
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.diagnostics.contributions import summary
-from ntkexp.kernel.secant.closure import Closure
-from ntkexp.machine.evidence import Evidence, PathKernel
+from ntkexp.effects.plan import Caveats
+from ntkexp.effects.sweep import kind_of
+from ntkexp.kernel.secant.segment import Closure
+from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
 from ntkexp.machine.ladder import Region, Rung
-from ntkexp.machine.training import Training
 from ntkexp.on_disk import blocks, summed
-from ntkexp.path.accumulate.step_totals import StepTotals
-from ntkexp.run.effects_found import EffectsFound
-from ntkexp.run.effects_swept import effects_swept
-from ntkexp.run.effects_trained import effects_trained
-from ntkexp.run.ending import Ending
-from ntkexp.run.phases_found import PhasesFound, phases_found
-from ntkexp.run.same_steps import SameSteps
-from ntkexp.run.setting import Setting
-from ntkexp.run.state import RunState
+from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
+from ntkexp.path.integrals import Share, StepTotals, Sums, by_phase
+from ntkexp.path.step import Descent
+from ntkexp.records.contributions import RETRAINED, LeaveOut
+from ntkexp.removal.group import agreement, changes, groups_left_out, leave_out, outputs_without, sizes
+from ntkexp.removal.rerun import Rerun, again
+from ntkexp.report.leave_out import held_against, told_of_trainings
+from ntkexp.run.setting import Setting, SweepSetting
+from ntkexp.run.state import EffectsPass, RunState
 from ntkexp.shapes import Weights
+from ntkexp.text import counted, short
+
+# --- Why a run ends, and what to try where it diverged.
+
+
+BLOWN_UP = 1e6  # times the first loss: far beyond what a run that converges passes through
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The reason in words, and whether it is that the run diverged."""
+
+    sentence: str
+    diverged: bool = False
+
+
+def ending_before(setting: Setting, loss: float, first: float, step: int) -> Ending | None:
+    """Why the run ends before this step, if it does."""
+    target = setting.experiment.stop_at_loss
+    if target is not None and loss <= target:
+        return Ending(f"{count(step)}, to a loss of {loss:.3g}")
+    if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
+        return None
+    said = advice(setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step)
+    return Ending(f"diverged at step {step}{said}", diverged=True)
+
+
+def count(steps: int) -> str:
+    """A number of steps in words.
+
+    >>> count(1), count(2)
+    ('trained for 1 step', 'trained for 2 steps')
+    """
+    return f"trained for {counted(steps, 'step')}"
+
+
+def advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
+    """What to try instead of the step size that was set, in the key that set it: a size that is stable at the start,
+    or, if this one was, a tenth of it.
+
+    >>> from ntkexp.optimizer.descent import GD
+    >>> advice(GD(), 1.0, 2.0)
+    ': the step size 1 is 0.5 times the largest stable one at the start, 2; try optimizer.stable_fraction=0.05'
+    >>> advice(GD(step_size=8), 8.0, 2.0).partition("; ")[2]
+    'try optimizer.step_size=1'
+    """
+    if not isinstance(optimizer, AbstractStable):
+        return f"; try optimizer.step_size={size / 10:.3g}"
+    share = size / stable
+    calmer = 0.5 if share > 1 else share / 10
+    by_size = optimizer.step_size is not None
+    key, value = ("step_size", calmer * stable) if by_size else ("stable_fraction", calmer)
+    said = f"the step size {size:.3g} is {share:.3g} times the largest stable one at the start, {stable:.3g}"
+    return f": {said}; try optimizer.{key}={value:.3g}"
+
+
+# --- The steps that training took, taken once more in function space with a fixed kernel Θ.
+#
+# An optimizer that scales all weights alike keeps a linear model at θ_s = ρ_s θ_0 + J(X)ᵀ a_s, where ρ and a move
+# as weights do whose gradients are 0 and ℓ′:
+#
+#     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameSteps:
+    """A descent, with the size of each of its steps and the factor by which its gradient was shortened."""
+
+    descent: Descent
+    step_sizes: Sequence[float]
+    clippings: Sequence[float]
+
+    def __call__(
+        self, kernel: Float[Tensor, "row column"], start: Float[Tensor, "train out"], pull: Float[Tensor, "train out"]
+    ) -> Repeated:
+        """Where they lead with this kernel."""
+        optimizer = self.descent.optimizer
+        refuse_unlike_steps(optimizer)
+        coordinates: Weights = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
+        memory: Memory = {}
+
+        def gradient(step: int, here: Weights) -> Weights:
+            learned = (kernel @ here["examples"].flatten()).view_as(start)
+            outputs = start + learned + (here["start"] - 1) * pull
+            return {"examples": self.output_gradient(step, outputs), "start": start.new_zeros(())}
+
+        for step, step_size in enumerate(self.step_sizes):
+            sizes, field = dict.fromkeys(coordinates, step_size), partial(gradient, step)
+            move = optimizer.move(step, coordinates, field(coordinates), field, sizes, memory)
+            coordinates, memory = move.weights, move.memory
+        return Repeated(coordinates["examples"], coordinates["start"])
+
+    def output_gradient(self, step: int, outputs: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
+        """ℓ′ at other outputs than those of the network, shortened as its gradient was."""
+        return self.descent.output_gradient(step, outputs) * self.clippings[step]
+
+
+def refuse_unlike_steps(optimizer: AbstractOptimizer) -> None:
+    """A kernel knows of steps that scale all weights alike."""
+    if optimizer.elementwise:
+        raise DoesNotApply(
+            f"optimizer={optimizer.option} scales every weight by itself, which no frozen kernel knows of"
+        )
+    if optimizer.layers:
+        raise DoesNotApply("the step size differs between layers, which no frozen kernel knows of")
+
+
+# --- What happened in each phase of a run: how the outputs changed, and what each training example added to that.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasesFound:
+    """Every phase has the outputs at which the path was integrated; one that was not reached changed nothing."""
+
+    shares: Mapping[str, Sequence[Share]]  # by rule, one for each phase
+    change: Float[Tensor, "phase point out"]
+
+
+def phases_found(state: RunState, outputs: Float[Tensor, "point out"]) -> PhasesFound | None:
+    """What happened until the outputs are these, if the data come in phases."""
+    count = len(state.setting.problem.data.phases)
+    if not count:
+        return None
+    outs = state.setting.domain.integrated
+    end = {rule: Sums(found.contributions, found.decay) for rule, found in state.accumulator.integrals.items()}
+    ends = [state.setting.start.outputs, *state.turns, outputs]
+    ends += [outputs] * (count + 1 - len(ends))
+    return PhasesFound(
+        shares={rule: by_phase(state.accumulator.marks, end, rule, count) for rule in end},
+        change=torch.stack([after - before for before, after in pairwise(ends)])[..., list(outs)],
+    )
+
+
+# --- What a run says of its effects: the numbers, what is known of them, and what there is to say against them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectsFound:
+    """NaN stands at points where no effect was asked for."""
+
+    values: Float[Tensor, "point integrated train"]
+    facts: Mapping[str, float | str]
+    caveats: list[str]
+    check: LeaveOut | None  # of trainings without examples; None: there was no step, or nobody to leave out
+
+
+def spread(
+    setting: Setting, asked: SweepSetting, found: Float[Tensor, "attributed integrated train"]
+) -> Float[Tensor, "point integrated train"]:
+    """Put what was found at some points among all."""
+    values = found.new_full((len(setting.start.outputs), *found.shape[1:]), torch.nan, dtype=torch.float64)
+    values[asked.points] = found.double()
+    return values
+
+
+def rerun_of(state: RunState) -> Rerun:
+    """The training, to be carried out again."""
+    setting = state.setting
+    return again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
+
+
+# --- What a run says of effects that were found by sweeps back: what is known of them, and what speaks against them.
+
+
+EVERYONE = "every example was left out alone, which costs less than effects: `explain` tells what came of it"
+
+UNCHECKED = "effects of path.mean=fixed were not checked, as trainings without examples renormalise their means"
+
+
+def effects_swept(state: RunState, found: EffectsPass) -> EffectsFound:
+    """The effects that sweeps back have found."""
+    setting, values = state.setting, spread(state.setting, found.asked, found.effects)
+    rerun, mean = rerun_of(state), setting.experiment.path.mean
+    comparable = state.step > 0 and mean == "renormalised"  # as trainings again are
+    agrees = agreement_of(found, rerun, state.weights) if comparable else None
+    check = check_of(found, rerun, values) if comparable and sizes(setting.points.train) else None
+    caveats = Caveats(
+        growth=found.growth,
+        agreement=agrees,
+        kinks=found.asked.kinks,
+        eps=None if (divisor := setting.experiment.optimizer.spread_at(0)) is None else divisor.eps,
+    )
+    kind = kind_of(setting.experiment.path.effects)
+    facts: dict[str, float | str] = {"kind": kind, "mean": mean, "growth": found.growth}
+    told = [*caveats.sentences, *([] if check is None else [checked(check, found.growth, setting.points.train)])]
+    told += [UNCHECKED] if mean != "renormalised" else []
+    return EffectsFound(
+        values=values,
+        facts=facts if agrees is None else facts | {"agreement": agrees},
+        caveats=told,
+        check=check,
+    )
+
+
+def checked(check: LeaveOut, growth: float, train: int) -> str:
+    """Say what the check has found, and that it went further than a check where that was cheap."""
+    said = held_against(check, growth).sentence
+    return said if check.alone(train) is None else f"{said} ({EVERYONE})"
+
+
+def check_of(found: EffectsPass, rerun: Rerun, values: Float[Tensor, "point integrated train"]) -> LeaveOut:
+    """Effects at the points where they were computed, held against trainings without examples."""
+    points, domain = found.asked.points, found.setting.domain
+    probe, everyone = (points - domain.read.start).tolist(), found.asked.costs_more
+    inputs, outs = found.setting.problem.inputs[points], domain.integrated
+    return leave_out(rerun, values[points], inputs, probe, outs, everyone=everyone)
+
+
+def agreement_of(found: EffectsPass, rerun: Rerun, end: Weights) -> float:
+    """Whether half of a removal does half of it."""
+    inputs = found.setting.problem.inputs[found.asked.points]
+    return agreement(rerun, rerun.flat.vector(end), inputs, found.setting.domain.integrated)
+
+
+# --- Effects that are no estimates: the run is trained again without each example, where a sweep back takes longer.
+#
+#     effect of i = f_T trained without i − f_T        from the same start, in the same order
+#
+# Groups are left out as well: their members' effects add up to what a group changes only where they do not
+# interact.
+
+
+REPEATED = 0.01
+"""The training as it was must end where it did, to this share of what single removals change."""
+
+
+def effects_trained(state: RunState, asked: SweepSetting) -> EffectsFound:
+    """The effects at the points that were asked about, by training."""
+    setting, rerun = state.setting, rerun_of(state)
+    inputs, outs = setting.problem.inputs[asked.points], list(setting.domain.integrated)
+    whole, *without = outputs_without(rerun, [[k] for k in range(rerun.examples)], inputs)
+    alone = (torch.stack(without) - whole)[:, :, outs]
+    values = spread(setting, asked, alone.permute(1, 2, 0))
+    with torch.no_grad():
+        missed = (whole - rerun.outputs(rerun.flat.vector(state.weights), inputs))[:, outs]
+    probe = (asked.points - setting.domain.read.start).tolist()
+    check = groups_left_out(
+        values[asked.points], rerun.seed, lambda groups: changes(rerun, groups, inputs)[:, :, outs], probe
+    )
+    told = told_of_trainings(rerun.examples, drifted(missed, alone), check)
+    facts: dict[str, float | str] = {"kind": RETRAINED, "mean": setting.experiment.path.mean}
+    return EffectsFound(values=values, facts=facts, caveats=told, check=check)
+
+
+def drifted(missed: Float[Tensor, "point out"], changes: Float[Tensor, "train point out"]) -> list[str]:
+    """Say so, where training amplifies rounding to the size of what it is asked about."""
+    changed, off = float(changes.square().mean().sqrt()), float(missed.square().mean().sqrt())
+    if off <= REPEATED * changed or off == changed == 0.0:
+        return []
+    return [
+        f"trained again as it was, the run ends {short(off)} from where it did, without single examples "
+        f"{short(changed)}: its steps amplify rounding, so believe no effect; choose a smaller step size"
+    ]
+
+
+# --- What came of a run: what kernel machines make of it, and how well its parts are known.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,30 +1,252 @@
-"""An experiment is prepared: a problem, a network at its start, its kernel there, a step size."""
+"""An experiment is prepared: a problem, a network at its start, how it is read, a step size, and what no run is begun
+for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.diagnostics.spectrum import largest
+from ntkexp.diagnostics.units import kinks
+from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.infinite_width import limit_kernels
-from ntkexp.experiment.problem import Problem
-from ntkexp.kernel.record.casts import remark
-from ntkexp.machine.evidence import DoesNotApply, LimitKernels
+from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
+from ntkexp.kernel.read.batches import Cost, costs
+from ntkexp.kernel.read.known_point import work
+from ntkexp.kernel.read.program_cache import ProgramCache
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.taping import remark, with_casts
+from ntkexp.kernel.secant.segment import point
+from ntkexp.kernel.sketch import Sketch
+from ntkexp.machine.base import DoesNotApply, LimitKernels
+from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.path.accumulate.tally import Rounding
-from ntkexp.path.descent import Descent
-from ntkexp.path.domain import Domain
-from ntkexp.path.network_view import NetworkView
-from ntkexp.path.phase import Phase, phases_of
-from ntkexp.path.points import Points
-from ntkexp.run.refusals import refuse_dead, refuse_infinite, refuse_long
-from ntkexp.run.survey import Survey, survey
-from ntkexp.run.sweep_setting import SweepSetting, sweep_setting
+from ntkexp.path.backward_sum import shares
+from ntkexp.path.budget import Budget, core_seconds, refuse_endless
+from ntkexp.path.integrals import Rounding
+from ntkexp.path.points import Domain, NetworkView, Points
+from ntkexp.path.step import Descent, Phase, phases_of
 from ntkexp.shapes import Weights
+
+# --- What no run is begun for: kernels beyond the memory, steps beyond a lifetime, networks that cannot learn.
+
+
+LEAST_ROWS = 8  # of a block of two points, four times
+
+
+def refuse_vast(experiment: Experiment) -> None:
+    """Refuse kernels that are too large by the numbers of examples alone, before any is drawn."""
+    source, size = experiment.data, torch.finfo(getattr(torch, experiment.dtype)).bits // 8
+    others = (source.probe if "probe" in experiment.path.probes else 0) + (
+        (source.test or 0) if "test" in experiment.path.probes else 0
+    )
+    points, path = source.train + others, experiment.path
+    read = points if "train" in path.probes else others
+    rows = path.tangents * points + (experiment.integration.kernels + experiment.integration.rules) * read
+    if path.kernels == "none" and experiment.device == "cpu":
+        rows = min(rows, LEAST_ROWS)  # the rest lies on disk
+    least = float(source.train) * size * rows
+    if least > experiment.room_gb * 1e9:
+        raise Mistake(
+            f"memory_gb={experiment.room_gb:g}: the kernels of {points} points with "
+            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower data.train, data.probe or "
+            "data.test, or raise memory_gb"
+        )
+
+
+def refuse_long(experiment: Experiment, budget: Budget) -> None:
+    """Refuse a run that outlasts its user, unless a loss ends it."""
+    if experiment.stop_at_loss is None:
+        refuse_endless(effort(experiment, budget), experiment.steps, experiment.device)
+
+
+def effort(experiment: Experiment, budget: Budget) -> float:
+    """How many seconds a core takes for it."""
+    return core_seconds(budget, experiment.steps, experiment.integration.passes)
+
+
+def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment) -> None:
+    """A network that is not finite at its start cannot be trained."""
+    finite = outputs.isfinite().all(1)
+    if not finite.all():
+        raise Mistake(
+            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
+            f"{experiment.model.remedy}"
+        )
+
+
+def refuse_dead(*, moves: bool) -> None:
+    """A network whose outputs no weight moves cannot be trained either."""
+    if not moves:
+        raise Mistake(
+            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
+        )
+
+
+# --- How a problem would be read, found out from shapes and from two of its points: in which blocks, with what
+# memory.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The problem, its points in blocks that the memory allows, that memory, and what the network does with two."""
+
+    problem: Problem
+    points: Points
+    budget: Budget
+    tape: Tape
+
+    @property
+    def operations(self) -> float:
+        """About how many operations the kernel of all points with the training examples takes."""
+        return work(self.tape).of_kernel((len(self.points.inputs), self.points.train), self.problem.outputs)
+
+    @property
+    def costs(self) -> list[Cost]:
+        """What the kernel of a block of points with the training examples takes, by groups of parameters."""
+        return costs(self.points.reader, self.tape, self.points.block, self.points.train)
+
+
+def survey(experiment: Experiment) -> Survey:
+    """Draw the problem, unless its kernels alone are too large, and look at two of its points."""
+    refuse_vast(experiment)
+    problem = draw_problem(experiment)
+    experiment.loss.refuse_unlike_differences(problem.targets)
+    if experiment.path.effects:
+        experiment.loss.refuse_unlike_second_differences(problem.targets)
+    function = with_casts(function_of(problem.module), experiment.path.casts)
+    reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
+    tape = reader.record(problem.weights, problem.inputs[:2])
+    budget, wanted = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
+    points = Points(
+        reader=reader,
+        inputs=problem.inputs,
+        train=problem.train,
+        block=budget.block,
+        keep=budget.keep,
+        chosen=wanted if len(wanted) < problem.outputs else None,
+        sketch=sketch_of(experiment, problem, reader),
+        kernels=experiment.path.kernels,
+    )
+    return Survey(problem=problem, points=points, budget=budget, tape=tape)
+
+
+def sketch_of(experiment: Experiment, problem: Problem, reader: Reader) -> Sketch | None:
+    """The sketch by which kernels are made, if they are made by one."""
+    if experiment.kernel.sketch is None:
+        return None
+    shapes = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
+    return Sketch(experiment.kernel.sketch, experiment.seed, shapes)
+
+
+def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
+    """The memory of a run, given what is recorded of two points."""
+    return Budget(
+        memory_gb=experiment.room_gb,
+        parameters=sum(weight.numel() for weight in problem.weights.values()),
+        points=len(problem.inputs),
+        read=sum(place.stop - place.start for place in problem.places.values()),
+        train=problem.train,
+        outputs=problem.outputs,
+        integrated=len(experiment.path.chosen_outputs(problem.outputs)),
+        rules=experiment.integration.rules,
+        tangents=experiment.path.tangents,
+        path_kernels=experiment.integration.kernels,
+        errors=experiment.integration.errors,
+        tapes=experiment.integration.tapes,
+        tape_bytes=tape.bytes_per_example,
+        number_bytes=problem.inputs.element_size(),
+        copies=experiment.optimizer.copies,
+        kernels=experiment.path.kernels,
+        steps=experiment.steps,
+        phases=len(experiment.switches) + 1,
+        doubled=experiment.integration.doubles,
+        disk=experiment.device == "cpu",
+    )
+
+
+# --- Where effects are found: at the first points of every split, `path.attributed` in all, whatever the optimizer.
+
+
+RETRAININGS = 2
+"""A sweep back for one output takes as long as so many trainings, or longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSetting:
+    """The points, what the sweep takes, what has kinks, and whether trainings without examples take its place."""
+
+    points: Int[Tensor, " attributed"]
+    plan: SweepPlan
+    kinks: tuple[str, ...]
+    retrains: bool = False
+    differentiated: bool = True  # whether a sweep could be made
+
+    @property
+    def costs_more(self) -> bool:
+        """Whether the sweep takes longer than training without each example in turn."""
+        return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
+
+    @property
+    def sentence(self) -> str:
+        """What effects cost, said before they are begun."""
+        return self.plan.spared(swept=self.differentiated) if self.retrains else self.plan.sentence
+
+
+def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
+    """The sweep that an experiment asks for."""
+    places = list(found.problem.places.values())
+    counts = shares(experiment.path.attributed, [place.stop - place.start for place in places])
+    points = torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
+    kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
+    asked = SweepSetting(
+        points=points.to(experiment.device),
+        plan=plan(experiment, found, len(points)),
+        kinks=tuple(kinked),
+        differentiated=experiment.knows_derivative,
+    )
+    asked = replace(asked, retrains=experiment.path.may_retrain and asked.costs_more)
+    if not (experiment.knows_derivative or asked.retrains):
+        raise Mistake(undifferentiated(experiment, asked))
+    return asked
+
+
+def undifferentiated(experiment: Experiment, asked: SweepSetting) -> str:
+    """Say why there are no effects, where steps have no derivative and trainings are many."""
+    most = RETRAININGS * asked.plan.points * asked.plan.outputs
+    return (
+        f"path.effects=true: nobody knows the derivative of what optimizer={experiment.optimizer.option} does to a "
+        f"gradient, and {asked.plan.train} trainings, each without one example, are more than the {most} that effects "
+        f"on {asked.plan.points * asked.plan.outputs} outputs are worth; lower data.train, raise path.attributed, or "
+        "use one of ntkexp's optimizers"
+    )
+
+
+def plan(experiment: Experiment, found: Survey, points: int) -> SweepPlan:
+    """What the sweep takes, given the memory that there is."""
+    train, optimizer = found.problem.train, experiment.optimizer
+    batch = optimizer.batch_indices(0, train, experiment.seed)
+    return SweepPlan(
+        free=experiment.room_gb * 1e9 - found.budget.fixed,
+        points=points,
+        outputs=found.budget.integrated,
+        steps=experiment.steps,
+        parameters=found.budget.parameters,
+        train=train,
+        rows=(rows := train if batch is None else len(batch)),
+        taken_out=rows if experiment.path.effects == "one_step" else 0,
+        adjoints=1 + optimizer.remembers + len(optimizer.differentiated),
+        tape_bytes=found.budget.tape_bytes,
+        number_bytes=found.budget.number_bytes,
+    )
+
+
+# --- An experiment is prepared: a problem, a network at its start, its kernel there, a step size.
 
 
 @dataclass(frozen=True, kw_only=True)

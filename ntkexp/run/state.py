@@ -1,30 +1,259 @@
-"""Where a run stands on its path, and what it has accumulated so far."""
+"""Where a run stands on its path, what it has accumulated, and the checkpoint that says so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import jacrev
+from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.secant.closure import Closure
-from ntkexp.on_disk import refuse_small_disk
+from ntkexp.effects.sweep import AdjointSweep, mean_of, sweep_from
+from ntkexp.kernel.secant.segment import Closure
+from ntkexp.model.functional import load_tensors
+from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
 from ntkexp.optimizer.base import Memory
-from ntkexp.path.accumulate.base import AbstractAccumulator
-from ntkexp.path.accumulate.marked import Marked
-from ntkexp.path.accumulate.tally import Tally
-from ntkexp.path.integration.base import Room
+from ntkexp.path.forward_sum import AbstractAccumulator, Marked
+from ntkexp.path.integrals import Tally
+from ntkexp.path.integration import Room
+from ntkexp.path.points import cut
+from ntkexp.path.recording import RecordedTraining, Recording, row_length
+from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
-from ntkexp.path.timetable import AbstractTimetable
-from ntkexp.run.effects_pass import EffectsPass, begin_effects
-from ntkexp.run.kept_sums import kept_bytes
-from ntkexp.run.setting import Setting
+from ntkexp.records.atomic import Damaged, Sealing, Seals, being_sealed, being_written, broken, sealed_for
+from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
+from ntkexp.run.setting import Setting, SweepSetting
 from ntkexp.shapes import Weights
+from ntkexp.text import several
+
+# --- The effects of a run: what leaving each example out would change, found by sweeps back over its recorded steps.
+#
+# The attributed points are taken a chunk at a time, so many that what their outputs feel fits into the memory;
+# every chunk goes over the whole recording.
+
+
+@dataclass(kw_only=True)
+class EffectsPass:
+    """Where the sweeps stand: `done` chunks of points are behind, `sweep` is that of the next one."""
+
+    setting: Setting
+    asked: SweepSetting
+    recording: Recording
+    keeps: bool  # whether the steps are kept here, or by another who goes back over them
+    effects: Float[Tensor, "attributed integrated train"]
+    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ from the end on, over the chunks that are done
+    done: int = 0
+    sweep: AdjointSweep | None = None
+    saved: Mapping[str, Any] | None = None  # of a checkpoint, of a sweep under way
+
+    def add(self, step: Step) -> None:
+        """Take in a step that was taken."""
+        if self.keeps:
+            self.recording.write(step)
+
+    def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
+        """Sweep back over what is left; how many steps are done of how many."""
+        if self.keeps:
+            self.recording.close(len(step_sizes), end)
+        training = RecordedTraining(recording=self.recording, descent=self.setting.descent, step_sizes=step_sizes)
+        chunks, length = cut(0, len(self.effects), self.asked.plan.chunk), training.length
+        while self.done < len(chunks):
+            self.sweep = self.begin(training, chunks[self.done])
+            for left in self.sweep.steps_back():
+                yield (self.done + 1) * length - left, len(chunks) * length
+            self.end(self.sweep, chunks[self.done])
+
+    def begin(self, training: RecordedTraining, chunk: slice) -> AdjointSweep:
+        """The sweep of a chunk, where it stands."""
+        vectors = self.end_gradients(training, self.asked.points[chunk])
+        path = self.setting.experiment.path
+        mean, one_step = mean_of(path.effects, path.mean), path.effects == "one_step"
+        sweep = sweep_from(training, vectors, mean, self.asked.plan.together, one_step=one_step)
+        if self.saved is not None:
+            sweep.restore(self.saved)
+            self.saved = None
+        return sweep
+
+    def end(self, sweep: AdjointSweep, chunk: slice) -> None:
+        """Take in what a sweep has found."""
+        self.effects[chunk] = sweep.effects.view(-1, *self.effects.shape[1:])
+        sizes = torch.tensor(sweep.sizes, dtype=torch.float64)
+        self.sizes = sizes if self.sizes is None else self.sizes + sizes
+        self.done, self.sweep = self.done + 1, None
+
+    def end_gradients(self, training: RecordedTraining, points: Tensor) -> Float[Tensor, "vector weight"]:
+        """∂F/∂θ_T of all outputs of some points, one after another."""
+        read, outputs = self.setting.points, list(self.setting.domain.integrated)
+
+        def outputs_at(weights: Tensor, one: Tensor) -> Tensor:
+            found: Tensor = read.reader.function(training.flat.weights(weights), one)
+            return found[0, outputs]
+
+        rows = [jacrev(outputs_at)(training.end, read.inputs[[int(point)]]) for point in points]
+        return torch.cat(rows)
+
+    @property
+    def growth(self) -> float:
+        """How much more outputs feel of the weights at most than of those at the end: max_s ‖a_s‖/‖a_T‖."""
+        if self.sizes is None or not self.sizes.isfinite().all():
+            return float("inf")
+        return float(self.sizes.max() / self.sizes[0])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs, as plain data and tensors."""
+        return {
+            "done": self.done,
+            "effects": self.effects,
+            "sizes": self.sizes,
+            "sweep": None if self.sweep is None else self.sweep.state,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where the checkpoint stood."""
+        self.done, self.sizes, self.saved = state["done"], state["sizes"], state["sweep"]
+        self.effects.copy_(state["effects"])
+
+
+def begin_effects(setting: Setting, asked: SweepSetting, recording: Recording | None, room: Room) -> EffectsPass:
+    """No step taken yet; steps are recorded here, unless another does that anyway."""
+    like, domain, keeps = setting.problem.weights, setting.domain, recording is None
+    if recording is None:
+        records, pull = setting.experiment.optimizer.differentiated, domain.no_pull()
+        rows = room(domain.steps + 1, row_length(like, records, pull))
+        recording = Recording(rows=rows, like=like, records=records, pull=pull)
+    shape = len(asked.points), len(domain.integrated), setting.points.train
+    return EffectsPass(
+        setting=setting, asked=asked, recording=recording, keeps=keeps, effects=domain.like.new_zeros(shape)
+    )
+
+
+# --- Sums that lie on disk are kept in files beside the checkpoint that names them: sums-STEP-NUMBER.bin.
+#
+# Every checkpoint has files of its own, which are there whole before it is, and those of the one before go when
+# it is: a kill at any moment leaves a checkpoint with all of its files.
+
+
+FILES = "sums-*.bin"
+KEPT = "kept in"
+"""The key of what stands in a checkpoint for numbers of another file."""
+
+
+def keep_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
+    """Write what of a state lies on disk, after so many steps; the state with names in its place, and their seals."""
+    seals: dict[str, tuple[int, str]] = {}
+
+    def kept(leaf: Any) -> Any:
+        if not (isinstance(leaf, Tensor) and is_on_disk(leaf)):
+            return leaf
+        name = f"sums-{step}-{len(seals)}.bin"
+        seals[name] = written(folder / name, leaf)
+        return {KEPT: name, "shape": list(leaf.shape), "kind": leaf[:0].numpy().dtype.name}
+
+    return tree_map(kept, state), seals
+
+
+def written(path: Path, numbers: Tensor) -> tuple[int, str]:
+    """Write numbers to a file, some rows at a time; the mark of the file."""
+    sealing = Sealing()
+    with being_written(path) as file:
+        for block in blocks(numbers):
+            content = block.contiguous().numpy().data
+            file.write(content)
+            sealing.take(content)
+    return sealing.mark
+
+
+def found_sums(folder: Path, state: Any) -> Any:
+    """A state with what its names stand for, of which nothing is read yet."""
+
+    def found(leaf: Any) -> Any:
+        if not is_name(leaf):
+            return leaf
+        return RowsInFile(folder / leaf[KEPT], tuple(leaf["shape"]), np.dtype(leaf["kind"]))
+
+    return tree_map(found, state, is_leaf=is_name)
+
+
+def is_name(part: Any) -> bool:
+    """Whether this stands for numbers of another file."""
+    return isinstance(part, dict) and KEPT in part
+
+
+def kept_bytes(folder: Path) -> int:
+    """How much the sums of a checkpoint take."""
+    return sum(path.stat().st_size for path in folder.glob(FILES))
+
+
+def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
+    """Remove the sums of other checkpoints than that with these files."""
+    for path in folder.glob(FILES):
+        if path.name not in but:
+            path.unlink()
+
+
+# --- checkpoint.pt: where an unfinished run stands, and the seals of all files that the rest of it relies on.
+#
+# What it holds of the run is said in `run.state`, and when one is written in `run.folder_listener`.
+#
+# It is sealed for its run. Nothing is made of it before its own seal and theirs have been looked at: a run goes
+# on to the same bytes, or begins anew.
+
+
+TRAJECTORY, METRICS = "trajectory.bin", "metrics.csv"
+
+BEGINNING = (CONFIG, OVERRIDES, "data.npz")
+"""What is written before the first step."""
+
+Checkpoint: TypeAlias = Mapping[str, Any]
+"""A state in plain tensors and numbers, with the seals."""
+
+
+def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
+    """Keep a state after so many steps; `seals` is part of it."""
+    run, sums = keep_sums(folder.path, step, state["run"])
+    with being_sealed(folder.path / CHECKPOINT, of) as file:
+        torch.save({**state, "run": run, "sums": sums}, file)
+    drop_sums(folder.path, sums)
+
+
+def load(folder: RunFolder, of: str) -> Checkpoint | None:
+    """The state that was kept, if one was, with the folder taken back to it; or `Damaged`."""
+    path = folder.path / CHECKPOINT
+    if not path.is_file():
+        return None
+    refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
+    state: Checkpoint = load_tensors(path, mmap=True)
+    refuse(folder, [CHECKPOINT] if {"run", "threads", "snapshots", "seals", "sums"} - state.keys() else [])
+    seals: Seals = {**state["seals"], **state["sums"]}
+    cut_checkpoint(folder, seals[METRICS][0])
+    refuse(folder, broken(folder.path, seals))
+    folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals])
+    return {**state, "run": found_sums(folder.path, state["run"])}
+
+
+def refuse(folder: RunFolder, wrong: list[str]) -> None:
+    """Refuse a folder whose files are not as they were written."""
+    if wrong:
+        raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
+
+
+def cut_checkpoint(folder: RunFolder, size: int) -> None:
+    """Forget the lines of metrics.csv that are behind this position: they are written again."""
+    path = folder.path / METRICS
+    if path.is_file() and path.stat().st_size > size:
+        os.truncate(path, size)
+
+
+# --- Where a run stands on its path, and what it has accumulated so far.
 
 
 @dataclass(kw_only=True)

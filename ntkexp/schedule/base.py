@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import cos, pi
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
-from ntkexp.component import LONGEST, Component
+from ntkexp.component import LONGEST, Component, Steps
+
+# --- How the step size changes along a run: η_s = η · factor(s).
 
 
 class AbstractSchedule(Component):
@@ -21,3 +24,62 @@ class AbstractSchedule(Component):
     def factor(self, step: int, steps: int) -> float:
         """What the step size is multiplied with at this step."""
         return min(1.0, (step + 1) / (self.warm_up + 1)) * self.shape(step, steps)
+
+
+class Constant(AbstractSchedule):
+    """A step size that stays what it is.
+
+    A schedule whose factor is 1.
+
+    >>> [Constant(warm_up=3).factor(step, 10) for step in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+
+    def shape(self, step: int, steps: int) -> float:
+        return 1.0
+
+
+class Cosine(AbstractSchedule):
+    """A step size that falls along half a cosine (Loshchilov & Hutter 2017).
+
+    factor = last + (1 − last)(1 + cos(π s/S))/2, from 1 at the first step towards `last` after S steps.
+
+    >>> Cosine().factor(0, 100), Cosine(last=0.5).factor(50, 100)
+    (1.0, 0.75)
+    """
+
+    last: float = Field(0.0, ge=0, le=1)
+
+    def shape(self, step: int, steps: int) -> float:
+        return self.last + (1 - self.last) * (1 + cos(pi * step / steps)) / 2
+
+
+class Step(AbstractSchedule):
+    """A step size that is multiplied by the same factor at regular intervals.
+
+    factor = decay^⌊s/every⌋.
+
+    >>> [Step(every=2, decay=0.5).factor(step, 6) for step in range(6)]
+    [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+
+    every: Steps = 100
+    decay: float = Field(0.5, gt=0, le=1)
+
+    def shape(self, step: int, steps: int) -> float:
+        return self.decay ** (step // self.every)
+
+
+class List(AbstractSchedule):
+    """A step size that is written out, step by step.
+
+    factor = the step's entry in a list; the last entry stays.
+
+    >>> [List(factors=(1, 0.1)).factor(step, 4) for step in range(4)]
+    [1.0, 0.1, 0.1, 0.1]
+    """
+
+    factors: tuple[PositiveFloat, ...] = Field((1.0,), min_length=1)
+
+    def shape(self, step: int, steps: int) -> float:
+        return self.factors[min(step, len(self.factors) - 1)]

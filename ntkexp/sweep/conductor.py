@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task
-from ntkexp.sweep.cost import RunCost
-from ntkexp.sweep.listener import AbstractSweepListener
-from ntkexp.sweep.plan import Plan, PlannedRun, longest_first
-from ntkexp.sweep.remaining_time import RemainingTime
+from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
+from ntkexp.sweep.plan import Plan, PlannedRun, RunCost, longest_first
 from ntkexp.sweep.run_job import RunJob
 from ntkexp.text import counted
 

@@ -1,20 +1,87 @@
-"""A sweep with every run composed: nothing is begun before all of it is known to be valid."""
+"""A sweep with every run composed: nothing is begun before all of it is known to be valid; what it will cost, and
+where its runs stand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from ntkexp.config.compose import Composer
+from ntkexp.engine.base import Ended
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
+from ntkexp.path.budget import Budget
+from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
-from ntkexp.sweep.axis_values import MOST
-from ntkexp.sweep.definition import Definition, Point
-from ntkexp.sweep.event_log import NAME, EventLog
+from ntkexp.records.sweep import Sweep, SweepRun
+from ntkexp.run.setting import effort, survey
+from ntkexp.sweep.definition import MOST, Definition, Point
+
+# --- journal.jsonl: what happened to runs under any sweep, a line an event, appended as it happens.
+#
+#     {"at": "2026-01-31T12:00:00+00:00", "sweep": "width", "run": "mlp-w32-s0-…", "event": "done", "reason": "",
+#      "seal": of all this}
+#
+# A run whose last event is `failed` is not begun again unasked. A line is written in one piece, so that several
+# sweeps may write at once; one that was cut off by a kill, or is not as it was written, is passed over: its run
+# is tried again.
+
+
+NAME = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """The log beside the records of all sweeps of a folder."""
+
+    path: Path
+    sweep: str
+
+    def write(self, run: str, event: str, reason: str = "") -> None:
+        """Append one event."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        told = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
+        line = json.dumps(told | {SEAL: seal_of(told)})
+        make_folder(self.path.parent)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"  # by a full disk, or a kill
+            os.write(descriptor, f"{chr(10) if cut_off else ''}{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    def events(self) -> Iterator[dict[str, str]]:
+        """Every event that can be read."""
+        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
+        for line in filter(None, text.split("\n")):
+            try:
+                found = dict(json.loads(line))
+            except (ValueError, TypeError, RecursionError):
+                continue
+            if found.pop(SEAL, None) == seal_of(found):
+                yield found
+
+    def failures(self) -> dict[str, str]:
+        """The runs that failed when they were last heard of, with the reasons."""
+        last = {str(event["run"]): event for event in self.events()}
+        return {run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"}
+
+
+def seal_of(told: dict[str, str]) -> str:
+    """The seal of an event."""
+    return seal(json.dumps(told).encode()).hex()
+
+
+# --- A sweep with every run composed: nothing is begun before all of it is known to be valid.
 
 
 @dataclass(frozen=True)
@@ -72,3 +139,101 @@ def longest_first(runs: Sequence[PlannedRun], seconds: Sequence[float]) -> list[
     """Order runs so that no worker is left alone with a long one at the end."""
     order = sorted(range(len(runs)), key=lambda k: -seconds[k])
     return [runs[k] for k in order]
+
+
+# --- Where the runs of a sweep stand, and the record that says so (`ntkexp.records.sweep`).
+
+
+State: TypeAlias = Literal["done", "failed", "running", "unfinished"]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run of a sweep stands here, for this reason."""
+
+    state: State
+    reason: str = ""
+
+
+def statuses(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]) -> dict[str, RunStatus]:
+    """Find where every run stands."""
+    return {run.name: status_of(plan, run, failures, ended.get(run.name)) for run in plan.distinct}
+
+
+def status_of(plan: Plan, run: PlannedRun, failures: Mapping[str, str], ended: Ended | None) -> RunStatus:
+    """Ask the folder of a run, then the log, and last how it ended under this command."""
+    state = plan.folder(run).state
+    if state in {"done", "running"}:
+        return RunStatus("done" if state == "done" else "running")
+    if run.name in failures:
+        return RunStatus("failed", failures[run.name])
+    return RunStatus("unfinished", ended.reason if ended else "")
+
+
+def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
+    """Describe the sweep as it is written down."""
+    runs = (
+        SweepRun(
+            folder=plan.folder(run).path,
+            axes=run.point.values,
+            seed=run.point.seed,
+            state=statuses[run.name].state,
+            reason=statuses[run.name].reason,
+        )
+        for run in plan.runs
+    )
+    sweep = plan.sweep
+    return Sweep(
+        path=plan.record,
+        name=sweep.name,
+        command=sweep.command,
+        axes=sweep.axes,
+        seeds=sweep.seeds,
+        base=sweep.base,
+        fits=sweep.fits,
+        runs=tuple(runs),
+    )
+
+
+# --- What a run will cost, from shapes alone: seconds of `ntkexp.path.budget`, bytes of `ntkexp.path.budget`.
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What a run takes: core seconds and bytes; where they cannot be known, why."""
+
+    seconds: float
+    bytes: float
+    mistake: str = ""
+
+
+@dataclass
+class Estimator:
+    """An estimator remembers what it has looked at: seeds, scales and step sizes cost nothing."""
+
+    known: dict[str, RunCost] = field(default_factory=dict)
+
+    def __call__(self, experiment: Experiment) -> RunCost:
+        """The cost of a run."""
+        parts = (experiment.data, experiment.model, experiment.loss, experiment.path, experiment.integration.passes)
+        shape = (experiment.init.antisymmetric, experiment.steps, experiment.dtype, experiment.memory_gb)
+        key = repr((*parts, *shape))
+        if key not in self.known:
+            self.known[key] = estimate(experiment)
+        return self.known[key]
+
+
+def estimate(experiment: Experiment) -> RunCost:
+    """Estimate the cost of a run, from one look at its data and its network on the processor."""
+    try:
+        here = experiment.model_copy(update={"device": "cpu"})
+        budget = survey(here).budget
+        return RunCost(effort(here, budget), bytes_held(budget))
+    except Mistake as mistake:
+        return RunCost(0.0, 0.0, str(mistake))
+
+
+def bytes_held(budget: Budget) -> float:
+    """Count the bytes that a run holds."""
+    tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
+    return budget.fixed + budget.block * budget.per_point + tapes

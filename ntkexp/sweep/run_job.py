@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ntkexp.config.build import build
-from ntkexp.config.target import admit
+from ntkexp.config.build import admit, build
 from ntkexp.engine.base import AbstractJob, Ending, Stepped, Tell
-from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.experiment import USUAL, Experiment
 from ntkexp.experiment.identity import folder_name
-from ntkexp.experiment.room import USUAL
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.run.execute import execute

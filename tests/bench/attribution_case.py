@@ -18,9 +18,7 @@ from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_network, draw_problem
 from ntkexp.model.functional import weights_of
-from ntkexp.removal.again import again
-from ntkexp.removal.rerun import Rerun
-from ntkexp.removal.train import retrain
+from ntkexp.removal.rerun import Rerun, again, retrain
 from ntkexp.run.loop import go
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin

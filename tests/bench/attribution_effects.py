@@ -11,15 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.mean import MEANS
-from ntkexp.effects.sweep import sweep_from
-from ntkexp.effects.sweep_plan import IN_CACHE
+from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.sweep import MEANS, sweep_from
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.path.backward.recorded_training import RecordedTraining
-from ntkexp.path.backward.recording import Recording, row_length
-from ntkexp.path.descent import Descent
 from ntkexp.path.points import Points
+from ntkexp.path.recording import RecordedTraining, Recording, row_length
+from ntkexp.path.step import Descent
 from ntkexp.removal.rerun import Rerun
 from tests.bench.attribution_scores import Asked, slopes
 from tests.bench.backward import Deaf

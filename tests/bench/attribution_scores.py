@@ -22,14 +22,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jacrev, jvp, vjp
 
-from ntkexp.effects.curvature import load_forward_mode
+from ntkexp.effects.curvature import at_once, load_forward_mode
 from ntkexp.effects.curvature import scores as taken_back
-from ntkexp.effects.together import at_once
 from ntkexp.effects.trajectory import TakenBatch
-from ntkexp.removal.filmed_training import losses
-from ntkexp.removal.gradient import AT_ONCE
-from ntkexp.removal.rerun import Rerun
-from ntkexp.removal.train import retrain, trained
+from ntkexp.removal.group import losses
+from ntkexp.removal.rerun import AT_ONCE, Rerun, retrain, trained
 
 Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]
 """F of every point, as a function of weights."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ntkexp.data.digits import Digits
+from ntkexp.data.images import Digits
 from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
 from tests.bench.attribution_case import Case, Size
 

@@ -12,11 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.together import at_once
+from ntkexp.effects.curvature import at_once
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.optimizer.base import Memory
-from ntkexp.removal.gradient import AT_ONCE, gradient
-from ntkexp.removal.train import moved, trained
+from ntkexp.removal.rerun import AT_ONCE, gradient, moved, trained
 from ntkexp.stream import stream
 from tests.bench.attribution_case import MODELS, Case
 

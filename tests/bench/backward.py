@@ -17,10 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.records.trajectory import Trajectory
-from ntkexp.run.listener import AbstractListener
-from ntkexp.run.loop import go, go_back
-from ntkexp.run.row import Row
+from ntkexp.records.data import Trajectory
+from ntkexp.run.loop import AbstractListener, go, go_back
+from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import RunState, begin
 from tests.bench.stopwatch import milliseconds

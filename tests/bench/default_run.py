@@ -7,8 +7,7 @@ from functools import partial
 from itertools import islice
 
 from ntkexp.config.compose import compose
-from ntkexp.path.accumulate.integrals import Integrals, integrals_at_zero
-from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.integrals import Integrals, Tally, integrals_at_zero
 from ntkexp.path.points import StepBlock
 from ntkexp.run.setting import Setting, prepare
 from tests.bench.stopwatch import medians, milliseconds

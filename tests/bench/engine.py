@@ -14,10 +14,9 @@ from itertools import repeat
 from pathlib import Path
 
 from ntkexp.config.compose import compose
-from ntkexp.engine.base import Ended, Task
+from ntkexp.engine.base import Ended, Task, work
 from ntkexp.engine.child import ignored
 from ntkexp.engine.local import Local, cores
-from ntkexp.engine.work import work
 from ntkexp.progress import Silent
 from ntkexp.run.execute import execute
 from ntkexp.sweep.run_job import RunJob

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.kept.loop_in_memory import LoopInMemory
-from ntkexp.foreign_loop.kept.plan import FIRST
-from ntkexp.foreign_loop.kept.replayed_steps import ReplayedSteps
+from ntkexp.foreign_loop.kept.keeper import FIRST
+from ntkexp.foreign_loop.kept.loop import LoopInMemory
+from ntkexp.foreign_loop.kept.replay import ReplayedSteps
 from tests.bench.architectures import cnn
 from tests.bench.language import Block
 from tests.bench.stopwatch import milliseconds

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 
 import ntkexp
-from ntkexp.limit.engine import Engine
+from ntkexp.limit.infinite_kernel import Engine
 from tests.bench.cell import Cell
 from tests.bench.infinite_cases import CASES, QUICK, Case
 from tests.bench.machine import Machine

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ntkexp.covariance.pairs import Pairs
-from ntkexp.layer import chain
+from ntkexp.layer import base
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
-from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.entire import GELU, Erf, Sin
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
-from ntkexp.layer.norm import LayerNorm
-from ntkexp.layer.pointwise import Abs, ReLU
-from ntkexp.layer.pooling import AvgPool
-from ntkexp.layer.residual import Residual
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
+from ntkexp.layer.pointwise import GELU, Abs, Erf, ReLU, Sin
 from ntkexp.layer.smooth import Tanh
 
 KINDS: dict[str, tuple[AbstractLayer, ...]] = {
@@ -72,13 +67,13 @@ class Case:
     @property
     def pixel_pairs(self) -> int:
         """Of one pair of examples, in all layers with weights but the last."""
-        shapes, end = chain.shapes(self.layers, self.shape), Pairs((), ())
+        shapes, end = base.shapes(self.layers, self.shape), Pairs((), ())
         hidden = [
             k
             for k, layer in enumerate(self.layers[:-1])
             if isinstance(layer, AbstractAffine | Residual | Concatenation)
         ]
-        return sum(chain.need(self.layers[k:], end, shapes[k]).count for k in hidden)
+        return sum(base.need(self.layers[k:], end, shapes[k]).count for k in hidden)
 
     @property
     def name(self) -> str:

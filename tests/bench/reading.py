@@ -13,8 +13,8 @@ import torch
 from matplotlib.figure import Figure
 
 from ntkexp.config.compose import compose
-from ntkexp.path.network_view import NetworkView
-from ntkexp.records.trajectory import Trajectory
+from ntkexp.path.points import NetworkView
+from ntkexp.records.data import Trajectory
 from ntkexp.report.plots.style import GREY, NARROW, colour, heading, house_style
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState, begin

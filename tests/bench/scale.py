@@ -25,7 +25,7 @@ import torch
 from ntkexp.config.compose import compose
 from ntkexp.on_disk import is_on_disk
 from ntkexp.run.loop import go
-from ntkexp.run.row import Row
+from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.backward import Deaf

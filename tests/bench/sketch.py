@@ -13,13 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.features.gram import gram
-from ntkexp.kernel.sketch.closing import Sketched, sketched_gram
-from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
-from ntkexp.kernel.sketch.sketch import Sketch
+from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
 from ntkexp.library import reader_of
-from ntkexp.path.gradient import total, unit
+from ntkexp.path.points import total, unit
 from ntkexp.shapes import Weights
 from tests.bench.architectures import Encoder, cnn
 from tests.bench.table import Table

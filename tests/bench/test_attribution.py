@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.removal.train import trained
+from ntkexp.removal.rerun import trained
 from ntkexp.run.loop import go
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.claim.carry_out import Workshop, carry_out
-from ntkexp.claim.judge import judge_claim
-from ntkexp.claim.planned import PlannedClaim, plan_claim
+from ntkexp.claim.judge import PlannedClaim, Workshop, carry_out, judge_claim, plan_claim
 from ntkexp.claim.read import claim_of
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.config.compose import Composer, composer

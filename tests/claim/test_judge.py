@@ -15,24 +15,18 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.claim import Look
-from ntkexp.claim.expectation.identity import Identity
-from ntkexp.claim.expectation.location import Location
-from ntkexp.claim.expectation.order import Order
-from ntkexp.claim.expectation.slope import Slope
+from ntkexp.claim.expectation.average import Location, Order, Slope
+from ntkexp.claim.expectation.base import Identity
 from ntkexp.claim.finding import Finding, decide, together
 from ntkexp.claim.judge import judge_look
-from ntkexp.claim.measured import Measured
-from ntkexp.claim.quantity.column import Column
-from ntkexp.claim.quantity.columns import Columns
-from ntkexp.claim.quantity.crossing import Crossing
+from ntkexp.claim.quantity.base import Column, Columns, Crossing, Measured
 from ntkexp.claim.synthetic import RULES, try_rule
-from ntkexp.cli.claims_shown import table
+from ntkexp.cli.claims import table
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
-from ntkexp.records.fit import Expected
-from ntkexp.report.analysis.estimate import Estimate
-from ntkexp.report.analysis.verdict import CHANCE
-from ntkexp.run.clock import Clock, processor_seconds
+from ntkexp.records.sweep import Expected
+from ntkexp.report.analysis.estimate import CHANCE, Estimate
+from ntkexp.run.environment import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
 
 ONE = Finding("supported", 1.0, p=0.001)

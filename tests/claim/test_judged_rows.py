@@ -9,7 +9,7 @@ import pandas as pd
 
 from ntkexp.claim.claim import MAIN
 from ntkexp.claim.expectation import Order
-from ntkexp.claim.picture.judged_rows import drawable
+from ntkexp.claim.picture.rows import drawable
 from tests.claim.subject import changed_claim
 from tests.claim.test_pictures import LOOK, judged
 

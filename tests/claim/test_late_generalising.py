@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ntkexp.claim.trial import LateGeneralising
-from ntkexp.claim.trial.late_generalising import FollowedMode, top_mode
-from ntkexp.claim.trial.scaled_descent import LearningStep, ScaledDescent, ScaledFunction
+from ntkexp.claim.trial.scaled import LearningStep, ScaledDescent, ScaledFunction
+from ntkexp.claim.trial.timing import FollowedMode, top_mode
 from ntkexp.data import Circle, ModularAddition
 from ntkexp.init import NTK
 from ntkexp.layer import Polynomial

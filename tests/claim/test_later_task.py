@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
-from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity import LaterTask
-from ntkexp.claim.quantity.later_task import share_of_tenth
+from ntkexp.claim.quantity.base import Measured
+from ntkexp.claim.quantity.runs import share_of_tenth
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.report.foretold import foretold
+from ntkexp.report.forgetting import foretold
 from ntkexp.report.run import Run, load_run
 from ntkexp.run.execute import execute
 from tests.run.small import ran, small

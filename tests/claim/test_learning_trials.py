@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from ntkexp.claim.trial import AfterKernel, SilentAlignment
-from ntkexp.claim.trial.scaled_descent import length
-from ntkexp.claim.trial.scaled_network import LearnedTask, ScaledNetwork
+from ntkexp.claim.trial.scaled import LearnedTask, ScaledNetwork, length
 from ntkexp.data import Circle, Digits
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake

@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from ntkexp.claim.measured import Measured
 from ntkexp.claim.quantity import Column, PathFact, StoredExamples, TimeShare, Together, WeightRank
-from ntkexp.claim.quantity.base import AbstractQuantity
+from ntkexp.claim.quantity.base import AbstractQuantity, Measured
 from ntkexp.mistake import Mistake
 from ntkexp.report.run import Run
 

@@ -10,21 +10,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ntkexp.claim.claim import CONTROL, MAIN, SECOND
+from ntkexp.claim.claim import CONTROL, MAIN, SECOND, JudgedClaim
 from ntkexp.claim.expectation import Equality
 from ntkexp.claim.judge import show
-from ntkexp.claim.judged_claim import JudgedClaim
-from ntkexp.claim.measured import Measured
 from ntkexp.claim.picture import AccuracyTable, ChangeByWidth, InterpolationPeak, JudgedRows, ScalarStep, ScalarTraining
-from ntkexp.claim.picture.base import AbstractPicture
-from ntkexp.claim.picture.published_number import PublishedNumber
-from ntkexp.claim.picture.scalar_step import given, moved
-from ntkexp.claim.picture.scalar_training import ascents, changed_range
+from ntkexp.claim.picture.base import AbstractPicture, PublishedNumber
+from ntkexp.claim.picture.rows import ascents, changed_range, given, moved
+from ntkexp.claim.quantity.base import Measured
 from ntkexp.claim.read import claim_of, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.mistake import Mistake
-from ntkexp.records.claim import ClaimRecord, Judgement
-from ntkexp.records.exhibit import Exhibit, read_exhibit
+from ntkexp.records.claim import ClaimRecord, Exhibit, Judgement, read_exhibit
 from tests.claim.subject import CLAIM, changed_claim
 
 LOOK = Judgement(

@@ -11,10 +11,8 @@ import torch
 from torch.func import jacrev
 
 from ntkexp.claim.trial import AddedRemovals, OtherRuns, RemovalScores
-from ntkexp.claim.trial.other_runs import FAMILY
-from ntkexp.claim.trial.retraining import Retraining, retraining
-from ntkexp.claim.trial.told_changes import DAMPING, influence, trak
-from ntkexp.claim.trial.would_change import recorded, would_change
+from ntkexp.claim.trial.retraining import Retraining, recorded, retraining, would_change
+from ntkexp.claim.trial.scores import DAMPING, FAMILY, influence, trak
 from ntkexp.mistake import Mistake
 
 SMALL = ("data=moons", "data.train=16", "data.probe=4", "data.test=0", "path.count=2", "model.width=8")

@@ -8,12 +8,10 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.trial import FiniteSteps, ScalarCurve
-from ntkexp.data.integers import Integers
-from ntkexp.init.standard import Standard
+from ntkexp.data.synthetic import Integers
+from ntkexp.init.base import Standard
 from ntkexp.mistake import Mistake
-from ntkexp.model.lookup_table import LookupTable
-from ntkexp.model.radial_basis import RadialBasis
-from ntkexp.model.scalar_linear import ScalarLinear
+from ntkexp.model.scalar import LookupTable, RadialBasis, ScalarLinear
 
 
 def curve(**fields: Any) -> pd.DataFrame:

@@ -11,15 +11,12 @@ import torch
 from ntkexp.claim.trial import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
 from ntkexp.claim.trial.retraining import groups_of, retraining
 from ntkexp.claim.trial_job import TrialJob
-from ntkexp.data.circle import Circle
-from ntkexp.data.digits import Digits
-from ntkexp.init.ntk import NTK
+from ntkexp.data.images import Digits
+from ntkexp.data.synthetic import Circle
+from ntkexp.init.base import NTK
 from ntkexp.mistake import Mistake
-from ntkexp.model.cnn import CNN
-from ntkexp.model.cntk import CNTK
-from ntkexp.model.mlp import MLP
-from ntkexp.records.atomic import write_atomically
-from ntkexp.records.seal import sealed_text
+from ntkexp.model.networks import CNN, CNTK, MLP
+from ntkexp.records.atomic import sealed_text, write_atomically
 
 INIT = NTK(W_std=1.4, b_std=0.3)
 IMAGES = Digits(train=6, probe=0, test=4)

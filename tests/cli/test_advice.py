@@ -11,10 +11,9 @@ import pytest
 import typer
 
 import ntkexp
-from ntkexp.cli.advice import ADVICE, with_advice
-from ntkexp.cli.app import app
-from ntkexp.config.choices import Choices
-from ntkexp.config.folders import folders
+from ntkexp.cli.main import app
+from ntkexp.cli.surroundings import ADVICE, with_advice
+from ntkexp.config.choices import Choices, folders
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 
 PACKAGE = Path(ntkexp.__file__).parent

@@ -10,19 +10,17 @@ import pytest
 import torch
 
 from ntkexp.cli.main import run
-from ntkexp.config.choices import Choices
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import compose, composer
-from ntkexp.config.folders import folders
 from ntkexp.experiment.identity import canonical, identity
 from ntkexp.experiment.problem import draw_network
-from ntkexp.kernel_file.predict.entries import Entries
-from ntkexp.kernel_file.study import study
+from ntkexp.kernel_file.predict import Entries, study
 from ntkexp.library import tangent_kernel
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.functional import weights_of
+from ntkexp.records.atomic import to_text
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import to_text
-from ntkexp.records.kernel_file.store import open_matrix
+from ntkexp.records.kernel_file import open_matrix
 from tests.cli.conftest import Command
 from tests.cli.test_mistakes import check
 

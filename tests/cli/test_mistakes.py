@@ -98,7 +98,7 @@ MISTAKES = [
     ("model._target_=os.system", "lies outside ntkexp"),
     ("model._target_=ntkexp.model.MPL", "did you mean 'MLP'?"),
     ("model._target_=ntkexp.modle.MLP", "did you mean 'ntkexp.model'?"),
-    ("model._target_=ntkexp.model.mlp.MLP", "not by their file; did you mean 'ntkexp.model.MLP'?"),
+    ("model._target_=ntkexp.model.networks.MLP", "not by their file; did you mean 'ntkexp.model.MLP'?"),
     ("model._target_=ntkexp.loss.Squared", "such as ntkexp.model."),
     ("model._target_=ntkexp.model.AbstractArchitecture", "that can be built"),
     ("model._target_=nonsense", "package.module.Class"),
@@ -204,7 +204,7 @@ def test_no_message_shows_what_came_from_the_environment(
     text: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden: dict[str, str] = {}
-    for module in ("ntkexp.mistake", "ntkexp.config.references"):
+    for module in ("ntkexp.mistake", "ntkexp.config.compose"):
         monkeypatch.setattr(f"{module}.HIDDEN", hidden)
     monkeypatch.setenv("NTKEXP_PASSWORD", "hunter2\u202e$")
     (tmp_path / "model").mkdir()

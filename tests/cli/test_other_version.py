@@ -10,11 +10,8 @@ import pytest
 
 from ntkexp import load_run
 from ntkexp.mistake import Mistake
-from ntkexp.records.folder import BEGUN, DONE, RunFolder
-from ntkexp.records.json_file import Json
-from ntkexp.records.provenance import PROVENANCE
-from ntkexp.records.seal import sealed_text
-from ntkexp.records.version import results_version
+from ntkexp.records.atomic import Json, sealed_text
+from ntkexp.records.folder import BEGUN, DONE, PROVENANCE, RunFolder, results_version
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.cli.repeat import options
+from ntkexp.cli.surroundings import options
 from ntkexp.cli.sweep import SweepRequest, compose_plan
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.page.picture import command_of
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, to work in; runs draw nothing there."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ntkexp.run.attempt.painter", no_pictures)
+    monkeypatch.setattr("ntkexp.run.execute.painter", no_pictures)
     return folder
 
 

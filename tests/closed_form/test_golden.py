@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.closed_form.ensemble import Ensemble
-from ntkexp.closed_form.gain import FOREVER, AbstractGain, FlowGain
-from ntkexp.closed_form.modes import modes_of
-from ntkexp.closed_form.posterior import condition
+from ntkexp.closed_form.modes import FOREVER, AbstractGain, FlowGain, modes_of
+from ntkexp.closed_form.posterior import Ensemble, condition
 from tests.closed_form.golden import CASES, RIDGES, Golden, golden
 
 RTOL, ATOL = 1e-11, 1e-11  # kernels have condition numbers up to 1e4, and both libraries lose that many eps

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.closed_form.ensemble import Ensemble, Kernels
-from ntkexp.closed_form.gain import FOREVER, AbstractGain, DescentGain, FlowGain
-from ntkexp.closed_form.modes import modes_of
-from ntkexp.closed_form.posterior import condition
+from ntkexp.closed_form.modes import FOREVER, AbstractGain, DescentGain, FlowGain, modes_of
+from ntkexp.closed_form.posterior import Ensemble, Kernels, condition
 from ntkexp.mistake import Mistake
 
 EPS = torch.finfo(torch.float64).eps

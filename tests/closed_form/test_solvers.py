@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.closed_form.conjugate_gradients import conjugate_gradients
-from ntkexp.closed_form.factor import factorise
-from ntkexp.closed_form.held_out import folds, held_out
-from ntkexp.closed_form.modes import modes_of
-from ntkexp.closed_form.probability import calibration_error, log_loss, probabilities
+from ntkexp.closed_form.modes import conjugate_gradients, factorise, folds, held_out, modes_of
+from ntkexp.closed_form.posterior import calibration_error, log_loss, probabilities
 from ntkexp.mistake import Mistake
 
 EXAMPLES = 12

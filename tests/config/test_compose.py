@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 
 from ntkexp.component import Component
-from ntkexp.config.aliases import KEYS, OPTIONS
-from ntkexp.config.build import Builder, build
-from ntkexp.config.choices import NO_CHOICES, Choices, read
+from ntkexp.config.build import Builder, build, component, keys
+from ntkexp.config.choices import KEYS, NO_CHOICES, OPTIONS, Choices, folders, read, shipped, shown, tree
 from ntkexp.config.compose import compose, resolve
 from ntkexp.config.field_types import bases
-from ntkexp.config.folders import folders, shipped
-from ntkexp.config.keys import keys
-from ntkexp.config.show import shown, tree
-from ntkexp.config.target import component
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 
@@ -131,7 +126,7 @@ def test_the_tree_has_every_option_and_every_key() -> None:
 
 
 NET = """
-from ntkexp.model.mlp import MLP
+from ntkexp.model.networks import MLP
 
 class Net(MLP):
     more: int = 1

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.config.choices import read
+from ntkexp.config.choices import parsed, read
 from ntkexp.config.compose import compose
-from ntkexp.config.document import parsed
 from ntkexp.mistake import Mistake
 
 LAUGHS = "a: &a [x, x]\n" + "".join(

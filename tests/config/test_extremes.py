@@ -17,12 +17,11 @@ from pydantic.fields import FieldInfo
 
 import ntkexp
 from ntkexp.component import Component
-from ntkexp.config.compose import compose
+from ntkexp.config.compose import compose, refuse_growth
 from ntkexp.config.field_types import flat
-from ntkexp.config.references import refuse_growth
-from ntkexp.kernel.record.memory_limit import MemoryLimit
+from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.mistake import Mistake
-from ntkexp.path.effort import refuse_endless
+from ntkexp.path.budget import refuse_endless
 from ntkexp.run.setting import prepare
 from tests.cli.conftest import Command, command
 
@@ -159,7 +158,7 @@ DOUBLED = {
 def test_references_that_double_again_and_again_are_counted_and_not_followed(pair: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     lines = [f"a{k}: {pair % (k - 1, k - 1)}\n" for k in range(1, 60)]
-    (tmp_path / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.mlp.MLP\na0: x\n{''.join(lines)}")
+    (tmp_path / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.networks.MLP\na0: x\n{''.join(lines)}")
     with pytest.raises(Mistake, match=r"its \$\{…\} stand for more than 1000 entries"):
         compose(["model=mine"], tmp_path)
 

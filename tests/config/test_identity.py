@@ -11,7 +11,7 @@ from ntkexp.config.compose import compose
 from ntkexp.experiment import identity as module
 from ntkexp.experiment.identity import folder_name, identity
 from ntkexp.mistake import Mistake
-from ntkexp.records import version
+from ntkexp.records import folder
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_everything_else_counts() -> None:
 
 def test_results_of_another_version_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity(compose([]))
-    monkeypatch.setattr(module, "results_version", version.results_version + 1)
+    monkeypatch.setattr(module, "results_version", folder.results_version + 1)
     assert identity(compose([])) != before
 
 
@@ -56,7 +56,7 @@ def test_a_data_file_counts_by_its_contents(tmp_path: Path) -> None:
 
 def test_the_source_of_a_component_from_elsewhere_counts(tmp_path: Path) -> None:
     file = tmp_path / "identified_net.py"
-    text = "from ntkexp.model.mlp import MLP\n\nclass Net(MLP):\n    pass\n"
+    text = "from ntkexp.model.networks import MLP\n\nclass Net(MLP):\n    pass\n"
     file.write_text(text)
     experiment = compose(["model._target_=identified_net.Net"], trust=[str(file)])
     before = identity(experiment)

@@ -19,10 +19,9 @@ import pytest
 
 from ntkexp.component import Component
 from ntkexp.config.build import build
-from ntkexp.config.choices import read
+from ntkexp.config.choices import read, shipped
 from ntkexp.config.compose import compose
 from ntkexp.config.field_types import kinds
-from ntkexp.config.folders import shipped
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network
 from ntkexp.mistake import Mistake

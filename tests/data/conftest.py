@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from ntkexp.config.build import Builder
-from ntkexp.data import fashion_mnist
+from ntkexp.data import images
 from ntkexp.data.base import AbstractSource
 from ntkexp.mistake import Mistake
 
@@ -43,7 +43,7 @@ def idx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _debian(idx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests see the same files whether or not Debian's package is installed."""
-    monkeypatch.setattr(fashion_mnist, "DEBIAN", idx_folder)
+    monkeypatch.setattr(images, "DEBIAN", idx_folder)
 
 
 @pytest.fixture

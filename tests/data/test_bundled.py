@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ntkexp.data.breast_cancer import BreastCancer
-from ntkexp.data.bundled import read_bundled
-from ntkexp.data.digits import Digits
-from ntkexp.data.wine import Wine
+from ntkexp.data.images import Digits
+from ntkexp.data.table import BreastCancer, Wine, read_bundled
 
 
 def load(name: str, **options: Any) -> Any:

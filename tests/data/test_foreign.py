@@ -25,10 +25,9 @@ import torch
 from matplotlib.figure import Figure
 
 from ntkexp.data.base import AbstractSource
-from ntkexp.data.cifar10 import CIFAR10
-from ntkexp.data.mnist import MNIST
+from ntkexp.data.images import CIFAR10, MNIST
 from ntkexp.data.table import Table
-from ntkexp.data.text import Text
+from ntkexp.data.tokens import Text
 from ntkexp.mistake import Mistake
 from tests.data.conftest import idx_bytes, pictures
 

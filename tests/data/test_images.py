@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from ntkexp.data import fashion_mnist
+from ntkexp.data import images
 from ntkexp.data.base import AbstractSource
-from ntkexp.data.cifar10 import CIFAR10
-from ntkexp.data.digits import Digits
-from ntkexp.data.fashion_mnist import FashionMnist
-from ntkexp.data.mnist import MNIST
+from ntkexp.data.images import CIFAR10, MNIST, Digits, FashionMnist
 from ntkexp.mistake import Mistake
 
 from .conftest import idx_bytes, pictures
@@ -86,7 +83,7 @@ def test_fashion_mnist_is_found_where_debian_puts_it(idx_folder: Path) -> None:
 def test_without_debian_s_package_it_is_said_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
-    monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "nowhere")
+    monkeypatch.setattr(images, "DEBIAN", tmp_path / "nowhere")
     line = refusal(of(FashionMnist))
     assert "dataset-fashion-mnist" in line
     assert "train-images-idx3-ubyte" in line

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ntkexp.data.base import AbstractSource, Data
-from ntkexp.data.digits import Digits
+from ntkexp.data.images import Digits
 
 EPS = torch.finfo(torch.float64).eps
 

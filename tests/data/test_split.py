@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ntkexp.data.base import AbstractSource, Examples
-from ntkexp.data.noise import noisy
+from ntkexp.data.base import AbstractSource, Examples, noisy
 from ntkexp.mistake import Mistake
 
 

@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from ntkexp.data.base import AbstractSource
-from ntkexp.data.circle import Circle
-from ntkexp.data.cued import Cued
-from ntkexp.data.moons import Moons
-from ntkexp.data.parity import Parity, corners
-from ntkexp.data.sphere import Sphere, hermite
-from ntkexp.data.teacher import Teacher
+from ntkexp.data.synthetic import Circle, Cued, Moons, Parity, Sphere, Teacher, corners, hermite
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ntkexp.diagnostics import spectrum as chapter
-from ntkexp.diagnostics.lanczos import largest_eigenvalue
-from ntkexp.diagnostics.spectrum import largest, spectrum
+from ntkexp.diagnostics.spectrum import largest, largest_eigenvalue, spectrum
 from tests.kernel.compare import agree
 
 EPS = torch.finfo(torch.float64).eps

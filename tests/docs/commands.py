@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from ntkexp.cli.app import app
+from ntkexp.cli.main import app
 
 HEADER = ("option", "default", "meaning")
 

@@ -16,12 +16,9 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component, can_be_built
-from ntkexp.config.as_text import spelled
-from ntkexp.config.choices import Choices, dotted, read
+from ntkexp.config.choices import Choices, dotted, folders, read, spelled, title
 from ntkexp.config.field_types import takes
-from ntkexp.config.folders import folders
-from ntkexp.config.show import title
-from ntkexp.sweep.axis_values import values
+from ntkexp.sweep.definition import values
 from tests.docs import commands
 from tests.docs.readme import ROOT
 
@@ -96,15 +93,15 @@ def component(tree: Mapping[str, Any]) -> type[Component]:
 
 
 def described(kind: type[Component]) -> str:
-    """What its file says first, and where several are in one file, what the class says."""
+    """What the file says first of its only component, and else what the class says first."""
     module = inspect.getmodule(kind)
     own = [other for other in vars(module).values() if inspect.isclass(other) and other.__module__ == kind.__module__]
     concrete = [other for other in own if issubclass(other, Component) and can_be_built(other)]
-    return f"{sentence(module)} {inspect.getdoc(kind)}" if len(concrete) > 1 else sentence(module)
+    return sentence(kind if len(concrete) > 1 else module)
 
 
-def sentence(documented: ModuleType | None) -> str:
-    """The first paragraph of a module's text."""
+def sentence(documented: ModuleType | type | None) -> str:
+    """The first paragraph of a text."""
     text = (inspect.getdoc(documented) or "").partition("\n\n")[0].rstrip(":,;")
     return " ".join(text.split()).removesuffix(".") + "."
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.config.choices import Choices
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import composer, resolve
-from ntkexp.config.folders import folders
-from ntkexp.sweep.parse import define
+from ntkexp.sweep.definition import define
 from ntkexp.sweep.plan import plan
 from tests.bench.asked import parser_of
 from tests.docs import orders

@@ -11,9 +11,8 @@ from io import StringIO
 import pytest
 
 from ntkexp.cli.main import run
-from ntkexp.config.choices import Choices
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import resolve
-from ntkexp.config.folders import folders
 from tests.docs.commands import ALL, options
 from tests.docs.readme import COMMANDS, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ntkexp.effects.flat_weights import flat_like
+from ntkexp.effects.trajectory import flat_like
 from ntkexp.kernel.record.recorder import DispatchMode
 
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
 
-from ntkexp.effects.mean import MEANS, AbstractMean, Infinitesimal, MeanName
-from ntkexp.effects.sweep import sweep_from
+from ntkexp.effects.sweep import MEANS, AbstractMean, Infinitesimal, MeanName, sweep_from
 from ntkexp.effects.trajectory import TakenBatch
 from ntkexp.path.step import Step
 from tests.effects.test_sweep import end_gradient, outputs

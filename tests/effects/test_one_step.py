@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.mean import MEANS, AbstractMean, MeanName
-from ntkexp.effects.sweep import sweep_from
+from ntkexp.effects.sweep import MEANS, AbstractMean, MeanName, sweep_from
 from ntkexp.effects.trajectory import TakenBatch
 from tests.effects.test_sweep import end_gradient, slopes
 from tests.effects.trainings import OPTIMIZERS, Trained, Weighted, distance, trained

@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.effects.clipping import Clipping
-from ntkexp.effects.curvature import gradient
-from ntkexp.effects.mean import MEANS, Infinitesimal, MeanName
-from ntkexp.effects.sweep import sweep_from
+from ntkexp.effects.curvature import Clipping, gradient
+from ntkexp.effects.sweep import MEANS, Infinitesimal, MeanName, sweep_from
 from tests.effects.trainings import OPTIMIZERS, Trained, distance, trained
 from tests.effects.unrolled import derivative
 

@@ -10,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.trajectory import AbstractTrajectory
-from ntkexp.path.backward.recorded_training import RecordedTraining
-from ntkexp.path.backward.recording import Recording, row_length
-from ntkexp.path.descent import Descent
-from ntkexp.records.trajectory import Trajectory
+from ntkexp.path.recording import RecordedTraining, Recording, row_length
+from ntkexp.path.step import Descent
+from ntkexp.records.data import Trajectory
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
 from tests.run.small import small

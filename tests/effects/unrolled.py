@@ -13,14 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.mean import MeanName
-from ntkexp.optimizer.adam import Adam
-from ntkexp.optimizer.adamw import AdamW
+from ntkexp.effects.sweep import MeanName
 from ntkexp.optimizer.base import GUARD, AbstractOptimizer, filled
-from ntkexp.optimizer.gd import GD
-from ntkexp.optimizer.momentum import Momentum
-from ntkexp.optimizer.nesterov import Nesterov
-from ntkexp.optimizer.sgd import SGD
+from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov
 from ntkexp.path.step import sizes_of
 from tests.effects.trainings import Trained
 

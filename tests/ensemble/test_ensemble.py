@@ -14,15 +14,23 @@ from torch import Tensor
 
 from ntkexp.cli.kernel.ensemble import USUAL
 from ntkexp.config.compose import compose
-from ntkexp.ensemble.compare import LEVEL, Process, Reference, TrainedNetworks, comparison, comparisons, ensemble
-from ntkexp.ensemble.problem import problem
-from ntkexp.ensemble.stacked import StackedNetworks
-from ntkexp.ensemble.train import EnsembleTraining, last
+from ntkexp.ensemble.compare import (
+    LEVEL,
+    EnsembleTraining,
+    Process,
+    Reference,
+    StackedNetworks,
+    TrainedNetworks,
+    comparison,
+    comparisons,
+    ensemble,
+    last,
+    problem,
+)
 from ntkexp.experiment.problem import draw_network
-from ntkexp.loss.base import AbstractLoss
-from ntkexp.loss.squared import Squared
+from ntkexp.loss.base import AbstractLoss, Squared
 from ntkexp.mistake import Mistake
-from ntkexp.optimizer.gd import GD
+from ntkexp.optimizer.descent import GD
 
 CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
 
@@ -46,7 +54,7 @@ def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, rea
 
 @pytest.mark.parametrize("readout", [False, True], ids=["all layers", "readout"])
 def test_networks_side_by_side_are_networks_alone(readout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.ensemble.train.TOGETHER", 700)  # two networks of 337 weights
+    monkeypatch.setattr("ntkexp.ensemble.compare.TOGETHER", 700)  # two networks of 337 weights
     experiment = compose(CIRCLE)
     given, data = problem(experiment), experiment.data.split()
     modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]

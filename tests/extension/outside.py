@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ntkexp.config.choices import Choices
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import Composer, composer
-from ntkexp.config.folders import folders
 from ntkexp.experiment.experiment import Experiment
 
 PARTS = Path(__file__).with_name("parts")

@@ -9,13 +9,12 @@ from types import ModuleType
 
 import pytest
 
-from ntkexp.cli import app, commands
+from ntkexp.cli import commands, main
 from ntkexp.cli.main import run
 from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.plots import figures, run_plots, together
-from ntkexp.report.plots.run_plots import gallery, save
-from ntkexp.report.plots.sweep_plots import exhibition
+from ntkexp.report.plots.run_plots import exhibition, gallery, save
 from ntkexp.report.run import load_run, load_tables
 from tests.extension.outside import PARTS
 from tests.report.sweeps import write_sweep
@@ -27,7 +26,7 @@ def extended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folders, each with a file more."""
     for package in (commands, figures, together):
         extend(package, monkeypatch)
-    monkeypatch.setattr("ntkexp.cli.main.app", app.assembled())
+    monkeypatch.setattr("ntkexp.cli.main.app", main.assembled())
 
 
 def extend(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ntkexp.chapter import option
-from ntkexp.config.choices import read
-from ntkexp.config.complete import complete
-from ntkexp.config.show import tree
+from ntkexp.config.choices import complete, read, tree
 from ntkexp.mistake import Mistake
 from tests.config import components
 from tests.docs import reference

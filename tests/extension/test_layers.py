@@ -7,10 +7,10 @@ import torch
 
 import ntkexp
 from ntkexp.layer.affine import Conv, Dense
-from ntkexp.layer.kinds import kinds
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
-from ntkexp.limit import engine
+from ntkexp.layer.spec import kinds
+from ntkexp.limit import infinite_kernel
 from ntkexp.limit.fused.program import program
 from ntkexp.mistake import Mistake
 from tests.extension.outside import Outside
@@ -28,7 +28,7 @@ X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 def test_its_kernel_is_that_of_its_formula(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     """K = q₁q₂ + 2c² and Θ = K + 4c², where c is also the Θ before it; auto takes torch, which knows every layer."""
     outside.composer.resolve([])
-    monkeypatch.setattr(engine, "ENOUGH", 0)
+    monkeypatch.setattr(infinite_kernel, "ENOUGH", 0)
     c = X @ X.t() / 3
     nngp, ntk = ntkexp.infinite_kernel(SPEC, X)
     expected = torch.outer(c.diag(), c.diag()) + 2 * c * c
@@ -62,6 +62,6 @@ def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int,
 
 def test_a_layer_with_the_name_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = type("Relu", (), {"__module__": "theirs"})
-    monkeypatch.setattr("ntkexp.layer.kinds.below", lambda kind: iter([ReLU, theirs]))
+    monkeypatch.setattr("ntkexp.layer.spec.below", lambda kind: iter([ReLU, theirs]))
     with pytest.raises(Mistake, match=r"theirs\.Relu: there is a layer of this name, ntkexp\.layer\.ReLU; call the"):
         kinds()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ntkexp.progress import Silent
-from ntkexp.report.configuration import flat
+from ntkexp.report.inventory import flat
 from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
 from ntkexp.report.run import load_tables
 from ntkexp.run.execute import execute

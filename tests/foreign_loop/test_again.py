@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import ntkexp
-from ntkexp.foreign_loop.loop_again import LoopAgain
-from ntkexp.foreign_loop.model_call import digests
+from ntkexp.foreign_loop.again import LoopAgain
+from ntkexp.foreign_loop.calls import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
-from ntkexp.report.effects import known_effects
+from ntkexp.report.explain import known_effects
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Maker, followed, loop
 from tests.foreign_loop.test_effects import loss_of, trained_with
@@ -89,7 +89,7 @@ def test_effects_are_held_against_trainings_without_examples(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_where_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.loop_trained.OUTPUTS", 0.5)  # 18 examples, 9 outputs
+    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS", 0.5)  # 18 examples, 9 outputs
     given = (loops.momentum, loops.plain)
     folder = tmp_path / "outputs" / "runs" / "mine"
     found = again(*given, to=folder).attribute(effects=True, again=lambda: again(*given))["effect"]
@@ -110,7 +110,7 @@ def test_where_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_a_loss_that_was_not_trained_with_is_refused_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.loop_trained.OUTPUTS", 0.5)
+    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS", 0.5)
     trace = followed(loop(loops.momentum), loops.plain, loss=lambda outputs, call: outputs.square().sum(1))
     with pytest.raises(Mistake, match="is not the loss that was trained with"):
         trace.attribute(effects=True, again=lambda: again(loops.momentum, loops.plain))

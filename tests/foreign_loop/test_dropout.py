@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.kept.load import trace_in
-from ntkexp.foreign_loop.kept.shown import Gallery
-from ntkexp.foreign_loop.loop_again import LoopAgain
+from ntkexp.foreign_loop.again import LoopAgain
+from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.follow import follow, trace_in
+from ntkexp.foreign_loop.kept.save import Gallery
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.model_call import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake

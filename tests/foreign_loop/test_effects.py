@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.example_loss import CallLoss
-from ntkexp.foreign_loop.model_call import ModelCall, digests
-from ntkexp.foreign_loop.seen_call import SeenCall
+from ntkexp.foreign_loop.calls import CallLoss, ModelCall, SeenCall, digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import bugs, loops

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 import ntkexp
 from ntkexp.foreign_loop.attribution import AGREES
 from ntkexp.foreign_loop.clipping import Factors
-from ntkexp.foreign_loop.kept.load import loaded, trace_in
+from ntkexp.foreign_loop.follow import loaded, trace_in
 from ntkexp.foreign_loop.signed_outputs import Replayed, signature
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake

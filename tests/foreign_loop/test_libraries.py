@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ntkexp
-from ntkexp.foreign_loop.kept.load import trace_in
+from ntkexp.foreign_loop.calls import SeenCall
+from ntkexp.foreign_loop.follow import trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.seen_call import SeenCall
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent

@@ -12,24 +12,20 @@ import torch
 from torch import Tensor
 
 from ntkexp.cli.main import run as command
-from ntkexp.effects.adjoint import Adjoint
-from ntkexp.effects.mean import MEANS, MeanName
-from ntkexp.foreign_loop.altered_loop import trained_again
+from ntkexp.effects.sweep import MEANS, Adjoint, MeanName
+from ntkexp.foreign_loop.again import Weighing, trained_again
+from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.effects import loss_of as known_loss
+from ntkexp.foreign_loop.follow import names_in, trace_in
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.kept.load import names_in, trace_in
-from ntkexp.foreign_loop.loop_effects import loss_of as known_loss
 from ntkexp.foreign_loop.loop_ledger import OutputsAt, loop_without
-from ntkexp.foreign_loop.model_call import digests
 from ntkexp.foreign_loop.trace import Trace
-from ntkexp.foreign_loop.weighing import Weighing
-from ntkexp.kernel.record.inputs import part
+from ntkexp.kernel.record.tape import part
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.removal import Removal
+from ntkexp.records.contributions import Removal
 from ntkexp.removal import between
-from ntkexp.removal.between import TrainingPair
-from ntkexp.removal.ledger import Ledger
-from ntkexp.removal.pair import Pair
+from ntkexp.removal.between import Ledger, Pair, TrainingPair
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
 from tests.foreign_loop.test_effects import loss_of, trained_with
@@ -126,7 +122,7 @@ def test_between_loops_that_hardly_differ_shares_are_effects(optimizers: Maker, 
 
 
 def test_without_the_correction_shares_would_not_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.removal.secant.along", lambda missed, change: 0.0)
+    monkeypatch.setattr("ntkexp.removal.between.along", lambda missed, change: 0.0)
     names = digests(loop(loops.sgd).x)
     found, _ = ledger(tmp_path / "run", loops.sgd, loops.plain, {names[3]: 0.0, names[5]: 0.0})
     assert found.closure > 1e-4

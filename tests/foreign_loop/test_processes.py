@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from ntkexp.foreign_loop.kept.load import loaded, trace_in
+from ntkexp.foreign_loop.follow import loaded, trace_in
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import processes

@@ -12,11 +12,9 @@ from torch import nn
 
 import ntkexp
 from ntkexp.cli.main import run as command
-from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.kept.load import loaded, trace_in
+from ntkexp.foreign_loop.follow import follow, loaded, trace_in
 from ntkexp.mistake import Mistake
-from ntkexp.report.explain import explain, worst
-from ntkexp.report.explain_text import all_told
+from ntkexp.report.explain import all_told, explain, worst
 from ntkexp.report.sentence import sentence
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import Loop, followed, loop

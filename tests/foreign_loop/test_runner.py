@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import ntkexp
-from ntkexp.foreign_loop.kept.load import names_in, trace_in
+from ntkexp.foreign_loop.calls import SeenCall
+from ntkexp.foreign_loop.follow import names_in, trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.seen_call import SeenCall
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.progress import Silent
-from ntkexp.removal.again import again
+from ntkexp.removal.rerun import again
 from tests.removal.problems import BATCH, CLIP, DECAY, GROUP, split
 from tests.run.small import Ran, ran
 

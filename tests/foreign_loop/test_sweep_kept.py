@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.effects.mean import Effects, MeanName
-from ntkexp.effects.sweep import AdjointSweep
-from ntkexp.foreign_loop import followed_effects
-from ntkexp.foreign_loop.loop_effects import loop_effects
+from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName
+from ntkexp.foreign_loop import effects as followed_effects
+from ntkexp.foreign_loop.effects import loop_effects
 from ntkexp.foreign_loop.trace import Trace
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import followed, loop
@@ -97,9 +96,9 @@ def test_a_sweep_of_something_else_is_begun_anew(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ntkexp.effects.mean import Effects, MeanName
+from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.effects.sweep import AdjointSweep
-from ntkexp.foreign_loop import followed_effects
+from ntkexp.foreign_loop import effects as followed_effects
 from tests.foreign_loop.test_sweep_kept import TAKE, trained
 
 def take(sweep, index):

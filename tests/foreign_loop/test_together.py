@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.utils import clip_grad_norm_
 
-from ntkexp.foreign_loop import together
-from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.held_open import HeldOpen
-from ntkexp.foreign_loop.kept.load import loaded, trace_in
+from ntkexp.foreign_loop.calls import SeenCall
+from ntkexp.foreign_loop.follow import HeldOpen, follow, loaded, trace_in
+from ntkexp.foreign_loop.kept import shards
+from ntkexp.foreign_loop.kept.shards import Together
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.seen_call import SeenCall
-from ntkexp.foreign_loop.together import Together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
@@ -110,8 +108,8 @@ class Follow(ExitStack):
 
 @pytest.fixture(autouse=True)
 def nothing_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "ASKED", type(together.ASKED)())
-    monkeypatch.setattr(together, "PATIENCE", 0.01)
+    monkeypatch.setattr(shards, "ASKED", type(shards.ASKED)())
+    monkeypatch.setattr(shards, "PATIENCE", 0.01)
 
 
 def one_process(ranks: Ranks, steps: int = STEPS, **options: Any) -> Trace:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
-from ntkexp.layer.affine_module import Affine
+from ntkexp.layer.affine import Affine
 from ntkexp.layer.base import build
 from ntkexp.library import tangent_kernel
-from ntkexp.model.base import AbstractArchitecture
+from ntkexp.model.base import AbstractArchitecture, ScaledOutput
 from ntkexp.model.functional import weights_of
-from ntkexp.model.mlp import MLP
-from ntkexp.model.output import ScaledOutput
+from ntkexp.model.networks import MLP
 from tests.config.components import choices, configured, networks
 from tests.kernel.compare import agree
 

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Factored
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.blocks import Factored, Features
 from ntkexp.shapes import Weights
 
 

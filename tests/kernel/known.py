@@ -11,7 +11,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read.reader import Reader, Reading
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of

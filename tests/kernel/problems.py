@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.layer.activation import activations
 from ntkexp.layer.pointwise import Pointwise
+from ntkexp.layer.spec import activations
 from ntkexp.shapes import Weights
 from tests.kernel.networks import NETWORKS
 

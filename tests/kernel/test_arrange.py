@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.places import at_places, in_turn
+from ntkexp.kernel.features.arrange import at_places, in_turn
 from ntkexp.library import secant_kernel, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree

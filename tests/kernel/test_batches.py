@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.blocks import Block, Factored, Rows
-from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.features.joined import joined
+from ntkexp.kernel.features.blocks import Block, Factored, Features, Rows, joined
 from ntkexp.kernel.read import batches as chapter
 from ntkexp.kernel.read.batches import cut
 from ntkexp.kernel.read.outputs import Outputs

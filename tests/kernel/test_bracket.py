@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.features import bracket as chapter
-from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.blocks import Factored, Features
 from ntkexp.kernel.features.bracket import Bracket, empty
-from ntkexp.kernel.features.features import Features
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights
 from tests.kernel.compare import agree

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ntkexp.kernel.read import reader
-from ntkexp.kernel.secant.closure import closure
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.kernel.secant.rules import RULES
 from ntkexp.kernel.secant.rules.base import AbstractCall, Result
+from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import secant_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel.known import known

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from ntkexp.kernel.record import convolve as chapter
-from ntkexp.kernel.record.convolve import convolve
+from ntkexp.kernel.record import recorder as chapter
+from ntkexp.kernel.record.recorder import convolve
 
 How: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
 

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from ntkexp.kernel.secant import convolve_back as chapter
-from ntkexp.kernel.secant.convolve_back import CONVOLVE_BACK, convolve_back
+from ntkexp.kernel.secant import linear_map as chapter
+from ntkexp.kernel.secant.linear_map import CONVOLVE_BACK, convolve_back
 
 EPS = torch.finfo(torch.float64).eps
 How: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Factored
-from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.features.gathered import gathered, in_few_uses
+from ntkexp.kernel.features.blocks import Factored, Features, gathered, in_few_uses
 from ntkexp.kernel.features.gram import gram
 from tests.kernel.compare import agree
 

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ntkexp.kernel.features import sheets as chapter
-from ntkexp.kernel.features import total
-from ntkexp.kernel.features.blocks import Block, Factored, Rows
+from ntkexp.kernel.features import gram as chapter
+from ntkexp.kernel.features import gram as total
+from ntkexp.kernel.features.blocks import Block, Factored, Features, Rows
 from ntkexp.kernel.features.bracket import inner
-from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.features.gram import Sizes, contributions, double_sum, gram, sizes
-from ntkexp.kernel.features.total import STRIP, THIN
+from ntkexp.kernel.features.gram import STRIP, THIN, Sizes, contributions, double_sum, gram, sizes
 from ntkexp.library import reader_of
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree

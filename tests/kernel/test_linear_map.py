@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.arrange import arrange
-from ntkexp.kernel.features.differentiate import differentiate
-from ntkexp.kernel.read.parts import parts
+from ntkexp.kernel.features.arrange import arrange, differentiate
+from ntkexp.kernel.read.outputs import parts
 from ntkexp.kernel.secant.linear_map import inner_products
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.library import reader_of

@@ -13,14 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read import program_cache as chapter
 from ntkexp.kernel.read import reader as reading
-from ntkexp.kernel.read.answers import LATEST
-from ntkexp.kernel.read.found import Found
-from ntkexp.kernel.read.parts import parts
+from ntkexp.kernel.read.outputs import LATEST, parts
 from ntkexp.kernel.read.program_cache import TRIALS, ProgramCache
-from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read.reader import Found, Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights
@@ -217,7 +215,7 @@ def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more routings in turn than are remembered, the second round of steps leaves what the first left."""
     make, largest = REGIMES[name]
     monkeypatch.setattr(chapter, "LARGEST", largest)
-    monkeypatch.setattr("ntkexp.kernel.read.answers.LATEST", 4)
+    monkeypatch.setattr("ntkexp.kernel.read.outputs.LATEST", 4)
     given = make()
     batches = [batch(given.generator) for _ in range(6)] if given.x.dim() == 3 else [given.x]
     reader = cached(given)

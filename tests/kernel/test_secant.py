@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ntkexp.kernel.secant.closure import closure
+from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import reader_of, secant_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights

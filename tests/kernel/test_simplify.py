@@ -12,8 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ntkexp.kernel.read.program_cache import TRIALS, ProgramCache
-from ntkexp.kernel.record.bindings import FUNCTIONS, METHODS
-from ntkexp.kernel.record.program import Program, trace
+from ntkexp.kernel.record.program import FUNCTIONS, METHODS, Program, trace
 from ntkexp.kernel.record.recorder import DispatchMode
 from tests.kernel.known import known
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.sketch import sketch as chapter
-from ntkexp.kernel.sketch.closing import Sketched, sketched_gram
-from ntkexp.kernel.sketch.error_bar import error_bar, random_vectors
-from ntkexp.kernel.sketch.sketch import Sketch
+from ntkexp.kernel import sketch as chapter
+from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
 from tests.kernel.compare import agree
 from tests.kernel.known import Known, known
 from tests.kernel.problems import KINDS

@@ -13,12 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from ntkexp.kernel.record.entry import Entry
-from ntkexp.kernel.secant.call import Call
-from ntkexp.kernel.secant.rules import elementwise, power, smooth
+from ntkexp.kernel.record.tape import Entry
+from ntkexp.kernel.secant.replay import Call
+from ntkexp.kernel.secant.rules import elementwise, smooth
 from ntkexp.kernel.secant.rules.elementwise import NEAR
 
-SLOPES = elementwise.SLOPES | power.SLOPES | smooth.SLOPES
+SLOPES = elementwise.SLOPES | elementwise.POWER_SLOPES | smooth.SLOPES
 
 EPS = torch.finfo(torch.float64).eps
 TINY = torch.finfo(torch.float64).tiny  # below it numbers have fewer digits

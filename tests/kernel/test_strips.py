@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features import strips
+from ntkexp.kernel.features import use_by_use
 from ntkexp.kernel.features.gram import Sizes
-from ntkexp.kernel.read import by_strips, in_turns, reader
+from ntkexp.kernel.read import batches, reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners, owners
-from ntkexp.library import strips as library
+from ntkexp.library import tangent as library
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
@@ -27,15 +27,15 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Features never fit, strips have some elements; how many kernels were made so is counted."""
     made: list[int] = []
 
-    def counted(left: strips.Chunks, right: strips.Chunks) -> torch.Tensor:
+    def counted(left: use_by_use.Chunks, right: use_by_use.Chunks) -> torch.Tensor:
         made.append(left.examples)
-        return strips.gram_by_strips(left, right)
+        return use_by_use.gram_by_strips(left, right)
 
-    monkeypatch.setattr(by_strips, "FITS", -1.0)
+    monkeypatch.setattr(batches, "FITS", -1.0)
     monkeypatch.setattr(library, "FITS", -1.0)
-    monkeypatch.setattr(strips, "ROOM", 500)
-    monkeypatch.setattr(strips, "LEAST", 1)
-    monkeypatch.setattr(by_strips, "gram_by_strips", counted)
+    monkeypatch.setattr(use_by_use, "ROOM", 500)
+    monkeypatch.setattr(use_by_use, "LEAST", 1)
+    monkeypatch.setattr(batches, "gram_by_strips", counted)
     return made
 
 
@@ -67,8 +67,8 @@ def test_examples_a_few_at_a_time(
     name: str, held: float, nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = known(name)
-    monkeypatch.setattr(in_turns, "READ", 1.0)
-    monkeypatch.setattr(in_turns, "KEPT", held)
+    monkeypatch.setattr(batches, "READ", 1.0)
+    monkeypatch.setattr(batches, "KEPT", held)
     agree(tangent_kernel(network.given.module, network.given.x), network.kernel[:, :, :5], 1000 * EPS)
     agree(tangent_kernel(network.given.module, network.given.x, network.other), network.kernel[:, :, 5:], 1000 * EPS)
     assert nothing_fits == ([5, 5] if held > 1 else [*[1] * 3, *[2] * 3, *[1] * 2, *[2] * 4])
@@ -105,7 +105,7 @@ def test_texts_are_asked_once_whose_positions_are(nothing_fits: list[int], monke
         return owners(tape, trained)
 
     monkeypatch.setattr(reader, "owners", counted)
-    monkeypatch.setattr(in_turns, "READ", 1.0)
+    monkeypatch.setattr(batches, "READ", 1.0)
     agree(tangent_kernel(module, x), tangent(module, x, x), 1000 * EPS)
     assert nothing_fits == [6]
     assert asked == [2]
@@ -165,8 +165,8 @@ class Many(nn.Module):
 
 def test_small_strips_are_not_lost_beside_a_large_sum(nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """K(1, 1) = 1 + 4096 · 2.25e-8, of which float32 would keep 1."""
-    monkeypatch.setattr(strips, "ROOM", 1)
-    monkeypatch.setattr(strips, "LEAST", 1)
+    monkeypatch.setattr(use_by_use, "ROOM", 1)
+    monkeypatch.setattr(use_by_use, "LEAST", 1)
     found = tangent_kernel(Many(), torch.ones(2, 1))
     torch.testing.assert_close(found, torch.full_like(found, 1 + 4096 * 1.5e-4**2), rtol=1e-6, atol=0)
     assert nothing_fits == [2]

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.gram import gram
-from ntkexp.kernel.secant.plain_uses import plain_uses
-from ntkexp.kernel.secant.uses import Element, Trained
+from ntkexp.kernel.secant.uses import Element, Trained, plain_uses
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle

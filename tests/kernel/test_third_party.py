@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.record.casts import Casts
+from ntkexp.kernel.record.taping import Casts
 from ntkexp.library import reader_of, tangent_kernel
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign.torchvision_import import load_torchvision
+from ntkexp.model.foreign import load_torchvision
 from tests.kernel import oracle
 from tests.kernel.applied import applied
 from tests.kernel.compare import agree

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import ntkexp
-from ntkexp.kernel.features import tiles
-from ntkexp.kernel.features.blocks import Factored
-from ntkexp.kernel.features.features import Features, Key
+from ntkexp.kernel.features import gram as tiles
+from ntkexp.kernel.features.blocks import Factored, Features, Key
 from ntkexp.kernel.features.gram import gram
 from tests.kernel.compare import agree
 from tests.kernel.test_gram import factored

@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task
-from ntkexp.engine.work import work
+from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task, work
 
 Loses: TypeAlias = Callable[[int, int], bool]
 """Whether the worker of this task, counted over all, is lost after this tile of it; 0: before the first."""

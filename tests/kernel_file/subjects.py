@@ -12,13 +12,11 @@ from torch import Tensor
 from ntkexp.config.compose import compose
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.kernel_file.fill.crew import ThreadCrew
-from ntkexp.kernel_file.fill.fill import fill
-from ntkexp.kernel_file.fill.filler import AbstractFiller
-from ntkexp.kernel_file.fill.recipe import AbstractRecipe
-from ntkexp.kernel_file.fill.subject import Subject
+from ntkexp.kernel_file.fill import ThreadCrew, fill
+from ntkexp.kernel_file.filler import AbstractFiller, AbstractRecipe
+from ntkexp.kernel_file.tile import Subject
 from ntkexp.progress import Silent
-from ntkexp.records.kernel_file.store import KernelMatrix
+from ntkexp.records.kernel_file import KernelMatrix
 
 SIZES = ("data.train=70", "data.probe=30", "data.test=45")  # 32 divides none of them
 

@@ -10,9 +10,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from ntkexp.kernel_file.predict.entries import Entries
+from ntkexp.kernel_file.predict import Entries
 from ntkexp.mistake import Mistake
-from ntkexp.records.kernel_file.store import open_matrix
+from ntkexp.records.kernel_file import open_matrix
 from tests.kernel_file import subjects
 from tests.kernel_file.subjects import Products, filled
 from tests.torture.damage import damage

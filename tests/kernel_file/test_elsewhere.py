@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.records.kernel_file.store import open_matrix
+from ntkexp.records.kernel_file import open_matrix
 from tests.kernel_file.slurm import install
 from tests.kernel_file.test_fill import contents
 from tests.sweep.cluster import Cluster, dask_cluster

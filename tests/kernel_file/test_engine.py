@@ -11,19 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.engine.fault import Unfinished
-from ntkexp.kernel_file.fill import conduct
-from ntkexp.kernel_file.fill.conduct import EngineCrew
-from ntkexp.kernel_file.fill.crew import ThreadCrew
-from ntkexp.kernel_file.fill.estimate import estimate
-from ntkexp.kernel_file.fill.fill import fill
-from ntkexp.kernel_file.fill.limit import LimitRecipe
-from ntkexp.kernel_file.fill.recipe import AbstractRecipe
-from ntkexp.kernel_file.fill.subject import Subject
-from ntkexp.kernel_file.fill.tangent import StartRecipe
-from ntkexp.kernel_file.fill.tile_job import TileJob
+from ntkexp.engine.base import Unfinished
+from ntkexp.kernel_file import fill as conduct
+from ntkexp.kernel_file.fill import EngineCrew, ThreadCrew, TileJob, fill
+from ntkexp.kernel_file.filler import AbstractRecipe, LimitRecipe, StartRecipe
+from ntkexp.kernel_file.tile import Subject, estimate
 from ntkexp.progress import Silent
-from ntkexp.records.kernel_file.store import KernelMatrix, open_matrix
+from ntkexp.records.kernel_file import KernelMatrix, open_matrix
 from tests.kernel_file.here import Here
 from tests.kernel_file.subjects import Products, ProductsRecipe, filled, subject
 from tests.kernel_file.test_fill import contents
@@ -207,7 +201,7 @@ class Counted(Products):
 def test_a_file_keeps_the_tiles_with_which_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, of = tmp_path / "k.zarr", subject()
     with monkeypatch.context() as larger:
-        larger.setattr("ntkexp.kernel_file.fill.estimate.side_for", lambda train, seconds: 64)
+        larger.setattr("ntkexp.kernel_file.tile.side_for", lambda train, seconds: 64)
         with pytest.raises(KeyboardInterrupt):
             filled(path, of, Products(fails_after=1))
     assert estimate(path, of, Products(each=1e-9), force=False).tiles == len(open_matrix(path).missing()) == 4

@@ -10,8 +10,8 @@ import torch
 import xarray as xr
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.kernel_file.store import KernelMatrix, open_matrix
-from ntkexp.records.lock import acquire
+from ntkexp.records.atomic import acquire
+from ntkexp.records.kernel_file import KernelMatrix, open_matrix
 from tests.kernel_file.subjects import Products, filled, subject, whole
 
 TRAIN, POINTS = 70, 145
@@ -67,7 +67,7 @@ def test_what_was_computed_is_kept_though_another_tile_fails(tmp_path: Path, mon
     def all_at_once(running: set[Future[object]], return_when: str) -> tuple[list[Future[object]], set[Future[object]]]:
         return sorted(wait(running).done, key=lambda future: future.exception() is None), set()
 
-    monkeypatch.setattr("ntkexp.kernel_file.fill.tile.wait", all_at_once)
+    monkeypatch.setattr("ntkexp.kernel_file.tile.wait", all_at_once)
     with pytest.raises(KeyboardInterrupt):
         filled(tmp_path / "k.zarr", subject(), Products(fails_after=1))
     assert len(open_matrix(tmp_path / "k.zarr").missing()) == 11
@@ -123,6 +123,6 @@ def test_one_process_writes(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_is_found_out_before_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntkexp.kernel_file.fill.fill.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr("ntkexp.kernel_file.fill.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(Mistake, match=r"the kernel takes .* GB and there are 1e-06 GB free"):
         products(tmp_path / "k.zarr")

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel_file.predict.entries import Entries
-from ntkexp.kernel_file.predict.predict import Answer, predict
-from ntkexp.kernel_file.predict.question import Question, Solver
+from ntkexp.kernel_file.predict import Answer, Entries, Question, Solver, predict
 from ntkexp.mistake import Mistake
-from ntkexp.records.kernel_file.store import open_matrix
+from ntkexp.records.kernel_file import open_matrix
 from tests.kernel_file.subjects import Products, filled, subject, whole
 
 TRAIN = 70

@@ -9,11 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ntkexp.init.ntk import NTK
-from ntkexp.limit.blocks import BlockPlace, compute
-from ntkexp.model.cntk import CNTK
-from ntkexp.model.learning_task import LearningTask
-from ntkexp.model.uci_ntk import UCINtk
+from ntkexp.init.base import NTK
+from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.model.base import LearningTask
+from ntkexp.model.networks import CNTK, UCINtk
 
 Pairs = NDArray[np.float64]  # [row, column, row′, column′] of two images
 INIT = NTK(W_std=1, b_std=0)

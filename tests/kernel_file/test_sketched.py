@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntkexp.config.compose import compose
-from ntkexp.kernel_file.fill.tangent import Tangent, at_start
+from ntkexp.kernel_file.filler import Tangent, at_start
 
 SMALL = ("data.train=9", "data.probe=4", "data.test=3", "model.width=16")
 

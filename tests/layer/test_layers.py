@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.layer.activation import activation, activations
 from ntkexp.layer.affine import Dense
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import LeakyReLU
+from ntkexp.layer.spec import activation, activations
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree
 

@@ -6,17 +6,10 @@ from random import Random
 from typing import Any
 
 from ntkexp.layer.affine import Conv, Dense
-from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.entire import GELU, Cos, Erf, Sin
-from ntkexp.layer.generic import Generic
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
-from ntkexp.layer.norm import LayerNorm
-from ntkexp.layer.pointwise import Abs, AbstractPointwise, LeakyReLU, Linear, ReLU
-from ntkexp.layer.polynomial import Hermite, Polynomial
-from ntkexp.layer.pooling import AvgPool
-from ntkexp.layer.residual import Residual
-from ntkexp.layer.smooth import SiLU, Tanh
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
+from ntkexp.layer.pointwise import GELU, Abs, AbstractPointwise, Cos, Erf, LeakyReLU, Linear, ReLU, Sin
+from ntkexp.layer.smooth import Generic, Hermite, Polynomial, SiLU, Tanh
 
 POINTWISE: list[AbstractPointwise] = [
     ReLU(),

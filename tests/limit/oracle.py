@@ -12,13 +12,9 @@ import torch
 from torch import Tensor
 
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
-from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
-from ntkexp.layer.norm import LayerNorm
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import AbstractPointwise
-from ntkexp.layer.pooling import AvgPool
-from ntkexp.layer.residual import Residual
 
 Pixel = tuple[int, ...]
 Values = dict[tuple[Pixel, Pixel], float]

@@ -7,15 +7,11 @@ import torch
 
 import ntkexp
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
-from ntkexp.layer.base import AbstractLayer, build
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.entire import Erf
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
-from ntkexp.layer.pointwise import Abs, ReLU
-from ntkexp.layer.pooling import AvgPool
-from ntkexp.layer.residual import Residual
-from ntkexp.layer.width import affine, at_width
-from ntkexp.limit.engine import Engine
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool
+from ntkexp.layer.pointwise import Abs, Erf, ReLU
+from ntkexp.layer.spec import affine, at_width
+from ntkexp.limit.infinite_kernel import Engine
 from tests.limit import oracle
 from tests.limit.test_torch_engine import agree, points
 

@@ -11,9 +11,8 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
-from ntkexp.layer.generic import FUNCTIONS, Generic
 from ntkexp.layer.pointwise import Abs, AbstractBent, AbstractPointwise, LeakyReLU, ReLU
-from ntkexp.layer.smooth import Tanh
+from ntkexp.layer.smooth import FUNCTIONS, Generic, Tanh
 from ntkexp.mistake import Mistake
 from tests.limit.drawn import POINTWISE
 

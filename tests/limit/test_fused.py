@@ -15,20 +15,11 @@ from torch import Tensor
 
 import ntkexp
 from ntkexp.layer.affine import Conv, Dense
-from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.entire import GELU, Cos, Erf, Sin
-from ntkexp.layer.generic import Generic
-from ntkexp.layer.interpolation import interpolated
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
-from ntkexp.layer.norm import LayerNorm
-from ntkexp.layer.pointwise import Abs, LeakyReLU, Linear, ReLU
-from ntkexp.layer.polynomial import Polynomial
-from ntkexp.layer.pooling import AvgPool
-from ntkexp.layer.residual import Residual
-from ntkexp.layer.smooth import SiLU, Tanh
-from ntkexp.limit.blocks import compute, places
-from ntkexp.limit.engine import Engine, engine_of
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
+from ntkexp.layer.pointwise import GELU, Abs, Cos, Erf, LeakyReLU, Linear, ReLU, Sin
+from ntkexp.layer.smooth import Generic, Polynomial, SiLU, Tanh, interpolated
+from ntkexp.limit.infinite_kernel import Engine, compute, engine_of, places
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
 
@@ -283,7 +274,7 @@ def test_an_example_meets_itself_without_rounding() -> None:
 
 
 def test_the_polynomials_are_the_arc_cosine() -> None:
-    from ntkexp.limit.fused.arc_cosine import ANGLE, ANGLE_SINGLE, GAP, GAP_SINGLE  # noqa: PLC0415
+    from ntkexp.limit.fused.functions import ANGLE, ANGLE_SINGLE, GAP, GAP_SINGLE  # noqa: PLC0415
 
     mpmath.mp.dps = 40
     for rho in (*np.linspace(0, 1, 101)[:-1].tolist(), 1 - 1e-6):
@@ -315,13 +306,13 @@ def test_what_the_fused_engine_does_not_know_is_left_to_torch(
     many = 10**9
     left_to = engine_of("auto", net, x, many, 1.0, 1)
     assert isinstance(left_to, partial)
-    assert left_to.func.__module__ == "ntkexp.limit.torch_engine"
+    assert left_to.func.__module__ == "ntkexp.limit.network"
     with pytest.raises(Mistake, match=words):
         engine_of("fused", net, x, many, 1.0, 1)
 
 
 def test_the_polynomial_is_the_arc_sine() -> None:
-    from ntkexp.limit.fused.arc_sine import ARC, ARC_SINGLE  # noqa: PLC0415
+    from ntkexp.limit.fused.functions import ARC, ARC_SINGLE  # noqa: PLC0415
 
     mpmath.mp.dps = 40
     for z in np.linspace(1e-6, 0.25, 101).tolist():

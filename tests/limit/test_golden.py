@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import ntkexp
-from ntkexp.limit.engine import Engine
+from ntkexp.limit.infinite_kernel import Engine
 
 CASES = sorted(Path(__file__).with_name("golden").glob("*.npz"))
 OFF, ON = {True: 1e-7, False: 1e-12}, {True: 1e-6, False: 1e-7}

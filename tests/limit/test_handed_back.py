@@ -9,21 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.covariance.coarse import Coarse
+from ntkexp.covariance.covariance import Signal
 from ntkexp.covariance.operation import Operations, coarsen
-from ntkexp.covariance.signal import Signal
+from ntkexp.covariance.pairs import Coarse
 from ntkexp.layer.affine import Conv, Dense
-from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.generic import Generic
-from ntkexp.layer.kinds import kinds
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import ReLU
-from ntkexp.layer.polynomial import Hermite, Polynomial
-from ntkexp.layer.pooling import AvgPool
-from ntkexp.layer.residual import Residual
-from ntkexp.limit.engine import engine_of
+from ntkexp.layer.smooth import Generic, Hermite, Polynomial
+from ntkexp.layer.spec import kinds
 from ntkexp.limit.fused.program import program
+from ntkexp.limit.infinite_kernel import engine_of
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
 

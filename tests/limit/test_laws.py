@@ -15,17 +15,12 @@ from torch import Tensor
 import ntkexp
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
-from ntkexp.layer.base import AbstractLayer, build
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.entire import GELU, Erf, Sin
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
-from ntkexp.layer.norm import LayerNorm
-from ntkexp.layer.pointwise import Abs, ReLU
-from ntkexp.layer.pooling import AvgPool
-from ntkexp.layer.residual import Residual
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
+from ntkexp.layer.pointwise import GELU, Abs, Erf, ReLU, Sin
 from ntkexp.layer.smooth import Tanh
-from ntkexp.layer.width import affine, at_width
-from ntkexp.limit.engine import Engine
+from ntkexp.layer.spec import affine, at_width
+from ntkexp.limit.infinite_kernel import Engine
 from ntkexp.model.base import AbstractLayered
 from tests.config.components import choices, configured
 from tests.limit.drawn import image_networks

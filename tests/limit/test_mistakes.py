@@ -11,7 +11,7 @@ from torch import Tensor
 import ntkexp
 from ntkexp.layer.affine import Dense
 from ntkexp.layer.pointwise import AbstractPointwise
-from ntkexp.limit.engine import Engine, engine_of
+from ntkexp.limit.infinite_kernel import Engine, engine_of
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
 

@@ -13,9 +13,8 @@ from torch import Tensor
 import ntkexp
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.linear import Flatten, GlobalAvgPool
+from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import ReLU
-from ntkexp.layer.pooling import AvgPool
 from tests.limit import oracle
 from tests.limit.drawn import image_networks
 

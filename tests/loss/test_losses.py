@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ntkexp.loss.base import AbstractLoss
-from ntkexp.loss.squared import Squared
+from ntkexp.loss.base import AbstractLoss, Squared
 from ntkexp.mistake import Mistake
-from ntkexp.run.survey import survey
+from ntkexp.run.setting import survey
 from tests.config.components import choices, configured
 from tests.kernel.compare import agree
 from tests.run.small import small

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ntkexp.machine.evidence import DoesNotApply, Evidence, PathKernel
-from ntkexp.machine.training import Repeat, Repeated, Training
+from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeat, Repeated, Training
 
 TRAIN, OTHERS, STEPS, STEP_SIZE = 5, 3, 40, 0.3
 POINTS = TRAIN + OTHERS

@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine, Prediction
-from ntkexp.machine.evidence import DoesNotApply, Evidence
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 from ntkexp.machine.ladder import Ladder, Region, Rung, results
-from ntkexp.machine.linearised import Linearised
-from ntkexp.machine.path_sum import Left
-from ntkexp.machine.rbf import RBFRegression
+from ntkexp.machine.machines import Left, Linearised, RBFRegression
 from ntkexp.records.results import Result
 from tests.machine.evidence import POINTS, TRAIN, evidence, kernel_of, random
 

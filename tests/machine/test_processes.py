@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.machine.base import AbstractMachine
-from ntkexp.machine.evidence import DoesNotApply, Evidence, LimitKernels
-from ntkexp.machine.fixed_coefficients import FixedCoefficients
-from ntkexp.machine.frozen import FrozenEnd, FrozenLimit, FrozenStart
-from ntkexp.machine.frozen_training import descent, flow
-from ntkexp.machine.linearised import Linearised
-from ntkexp.machine.nngp import NNGP
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, LimitKernels
+from ntkexp.machine.machines import (
+    NNGP,
+    FixedCoefficients,
+    FrozenEnd,
+    FrozenLimit,
+    FrozenStart,
+    Linearised,
+    descent,
+    flow,
+)
 from tests.machine.evidence import OTHERS, POINTS, STEP_SIZE, STEPS, TRAIN, evidence, kernel_of, random, stepping
 
 TIME = STEPS * STEP_SIZE / TRAIN  # w Σ η

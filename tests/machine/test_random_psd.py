@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ntkexp.machine.random_psd import RandomIdentity, RandomRegression, random_kernel
+from ntkexp.machine.machines import RandomIdentity, RandomRegression, random_kernel
 from tests.machine.evidence import POINTS, TRAIN, evidence, kernel_of, random
 
 EVIDENCE = evidence(kernel_of(random(POINTS, 3)))

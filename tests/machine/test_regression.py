@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ntkexp.machine.evidence import DoesNotApply, Evidence
-from ntkexp.machine.kernel_regression import KernelRegression
-from ntkexp.machine.path_sum import Gauss, Left, Secant
-from ntkexp.machine.rbf import RBFIdentity, RBFRegression
+from ntkexp.machine.base import DoesNotApply, Evidence
+from ntkexp.machine.machines import Gauss, KernelRegression, Left, RBFIdentity, RBFRegression, Secant
 from tests.machine.evidence import POINTS, TRAIN, along, evidence, kernel_of, random
 
 

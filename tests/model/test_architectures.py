@@ -10,12 +10,8 @@ from torch import Tensor, nn
 
 from ntkexp.init.base import AbstractInit
 from ntkexp.layer.affine import Conv
-from ntkexp.layer.base import AbstractLayer, build
-from ntkexp.layer.concatenation import Concatenation
-from ntkexp.layer.linear import GlobalAvgPool
-from ntkexp.layer.norm import BatchNorm, GroupNorm, LayerNorm
-from ntkexp.layer.pooling import AvgPool, MaxPool
-from ntkexp.layer.residual import Residual
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
+from ntkexp.layer.linear import AvgPool, BatchNorm, GlobalAvgPool, GroupNorm, LayerNorm, MaxPool
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture

@@ -12,8 +12,8 @@ import torch
 
 from ntkexp.experiment.identity import identity
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign import optional_library
-from ntkexp.model.foreign.remote_options import ELSEWHERE
+from ntkexp.model import foreign
+from ntkexp.model.foreign import ELSEWHERE
 from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
 from tests.run.test_exactness import exact
@@ -64,7 +64,7 @@ def test_a_model_is_trained_exactly(name: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT with its weights."""
-    transformers = optional_library.library("transformers", "huggingface")
+    transformers = foreign.library("transformers", "huggingface")
     sizes = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 7}
     configuration = transformers.BertConfig(**sizes, vocab_size=5, max_position_embeddings=9, pad_token_id=None)
     with torch.random.fork_rng(devices=[]):
@@ -201,7 +201,7 @@ def test_a_folder_with_fewer_tokens_than_the_data_is_refused(folder: Path) -> No
 
 @pytest.mark.parametrize(("model", "package"), [("huggingface", "transformers"), ("timm", "timm")])
 def test_a_library_that_is_missing_is_asked_for(model: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optional_library, "find_spec", lambda name: None)
+    monkeypatch.setattr(foreign, "find_spec", lambda name: None)
     with pytest.raises(Mistake, match=rf"needs {package}, .* pip install 'ntkexp\[{model}\]'"):
         prepare(small(*FEW, f"model={model}"))
 

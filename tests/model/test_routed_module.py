@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.run.survey import survey
+from ntkexp.run.setting import survey
 from tests.kernel.compare import agree
 from tests.run.small import Ran, ran, small
 from tests.run.test_exactness import exact

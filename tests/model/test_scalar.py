@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.func import functional_call
 
-from ntkexp.data.integers import Integers
+from ntkexp.data.synthetic import Integers
 from ntkexp.library import ascend, finite_step_kernel, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.scalar import AbstractScalar

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
-from ntkexp.optimizer.adam import Adam
-from ntkexp.optimizer.adamw import AdamW
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.optimizer.gd import GD
-from ntkexp.optimizer.momentum import Momentum
-from ntkexp.optimizer.nesterov import Nesterov
-from ntkexp.optimizer.sgd import SGD
+from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov
 from ntkexp.shapes import Weights
 from tests.config.components import choices, configured
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.accumulate.integrals import Integrals
-from ntkexp.path.accumulate.tally import Tally
+from ntkexp.path.integrals import Integrals, Tally
 from ntkexp.path.points import StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.run.setting import Setting, prepare

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.features import Features
+from ntkexp.kernel.features.blocks import Features
 from ntkexp.mistake import Mistake
-from ntkexp.optimizer.gd import GD
-from ntkexp.path.attributed_points import shares
-from ntkexp.path.backward.half_times import STRETCHES, halves_at_zero
+from ntkexp.optimizer.descent import GD
+from ntkexp.path.backward_sum import shares
 from ntkexp.path.points import StepBlock
+from ntkexp.path.recording import STRETCHES, halves_at_zero
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState

@@ -13,9 +13,8 @@ from torch.utils._pytree import tree_leaves
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
 from ntkexp.run.loop import go
-from ntkexp.run.setting import setting_of
+from ntkexp.run.setting import setting_of, survey
 from ntkexp.run.state import begin
-from ntkexp.run.survey import survey
 from tests.run.small import Memory, small
 
 BASE = Budget(

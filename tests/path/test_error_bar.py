@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.path.accumulate.error_bar import ErrorBar
+from ntkexp.path.forward_sum import ErrorBar
 
 STEPS, DRAWS = 30, 4000
 

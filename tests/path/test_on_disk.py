@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_leaves
 from ntkexp import on_disk
 from ntkexp.mistake import NoPlace
 from ntkexp.on_disk import blocks, is_on_disk, put_back, refuse_small_disk, summed, zeros_on_disk
-from ntkexp.run.kept_sums import drop_sums, found_sums, keep_sums
 from ntkexp.run.loop import go, run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import begin
+from ntkexp.run.state import begin, drop_sums, found_sums, keep_sums
 from tests.run.small import Memory, small
 
 ASKED = ("path.kernels=none", "steps=4", "path.error_samples=2", "optimizer.weight_decay=0.1")

@@ -17,9 +17,7 @@ import pytest
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.rule.base import Piece
-from ntkexp.path.rule.gauss import Gauss
-from ntkexp.path.rule.secant import Secant
+from ntkexp.path.rule.base import Gauss, Piece, Secant
 from tests.path.parts import contributions, distance
 from tests.run.small import ran
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ntkexp.path.accumulate import step_totals
-from ntkexp.path.network_view import NetworkView
+from ntkexp.path import integrals
+from ntkexp.path.points import NetworkView
 from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare
 from tests.path.test_snapshots import Stopped, Stopping, restored
@@ -51,8 +51,8 @@ def test_it_is_the_change_of_the_outputs(case: str) -> None:
 @pytest.mark.parametrize("words", [(), pytest.param((BACK,), marks=pytest.mark.slow)], ids=["online", "back"])
 def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     exact = undisturbed(*words).by_step("secant")
-    monkeypatch.setattr(step_totals, "MOST", 1)
-    monkeypatch.setattr(step_totals, "FEWEST", 4)
+    monkeypatch.setattr(integrals, "MOST", 1)
+    monkeypatch.setattr(integrals, "FEWEST", 4)
     found = ran(*QUICK, *words)
     edges = found.outcome.by_step["secant"].until(found.outcome.steps)
     assert edges == (0, 8, 16, 20)
@@ -62,8 +62,8 @@ def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: p
 
 
 def test_a_run_that_was_stopped_goes_on_in_the_same_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_totals, "MOST", 1)
-    monkeypatch.setattr(step_totals, "FEWEST", 4)
+    monkeypatch.setattr(integrals, "MOST", 1)
+    monkeypatch.setattr(integrals, "FEWEST", 4)
     whole = run(prepare(small(*QUICK)), Memory()).by_step["left"]
     with pytest.raises(Stopped) as stopped:
         run(prepare(small(*QUICK)), Stopping(at=11))

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from ntkexp.optimizer.base import Memory as Remembered
-from ntkexp.path.accumulate.base import AbstractAccumulator
-from ntkexp.path.backward.playback import Playback
-from ntkexp.path.backward.recording import Recording, row_length
-from ntkexp.path.integrate import integrate
-from ntkexp.path.network_view import NetworkView
+from ntkexp.path.forward_sum import AbstractAccumulator, integrate
+from ntkexp.path.points import NetworkView
+from ntkexp.path.recording import Playback, Recording, row_length
 from ntkexp.path.step import Step
-from ntkexp.records.trajectory import Trajectory
+from ntkexp.records.data import Trajectory
 from ntkexp.run.setting import Setting
 from tests.run.small import Ran, ran
 

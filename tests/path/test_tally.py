@@ -6,7 +6,7 @@ from math import inf, nan
 
 import pytest
 
-from ntkexp.path.accumulate.tally import Rounding, Tally
+from ntkexp.path.integrals import Rounding, Tally
 from ntkexp.run.outcome import miss_remarks
 
 ROUNDING = Rounding(terms=1.0, eps=2.0**-52)

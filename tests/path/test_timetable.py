@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ntkexp.path.timetable import Adaptive
+from ntkexp.path.settings import Adaptive
 
 
 def taken(timetable: Adaptive, rate: float) -> list[int]:

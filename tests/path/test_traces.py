@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ntkexp.diagnostics.drift import drift
+from ntkexp.diagnostics.spectrum import drift
 from ntkexp.kernel.read import outputs as reading
 from ntkexp.mistake import Mistake
 from tests.path.test_no_kernels import Largest

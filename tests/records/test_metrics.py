@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkexp.records.metrics import MetricsWriter, cell
-from ntkexp.records.seal import sealed
+from ntkexp.records.atomic import sealed
+from ntkexp.records.results import MetricsWriter, cell
 
 COLUMNS = ("step", "loss", "drift")
 

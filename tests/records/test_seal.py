@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import Json, being_sealed, read_sealed, sealed_for, sealed_text
+from ntkexp.records.data import Trajectory
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import Json
-from ntkexp.records.seal import being_sealed, read_sealed, sealed_for, sealed_text
-from ntkexp.records.trajectory import Trajectory
 from tests.torture.damage import HARMS
 
 SEEDS = range(8)

@@ -21,12 +21,13 @@ from ntkexp.records.kernels import (
     create_kernels,
     finish_kernels,
     read_array,
+    read_predictions,
     read_snapshot,
     read_steps,
     write_path_kernel,
+    write_predictions,
     write_snapshot,
 )
-from ntkexp.records.predictions import read_predictions, write_predictions
 
 WRITE_FOREVER = """
 import sys

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.fit import Fit
-from ntkexp.records.sweep import Sweep, SweepRun, read_sweep, write_sweep
+from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep, write_sweep
 
 
 def small(outputs: Path) -> Sweep:

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from ntkexp.progress import Silent
-from ntkexp.removal.again import again
+from ntkexp.removal.between import Ledger, Pair
 from ntkexp.removal.group import ledger_between
-from ntkexp.removal.ledger import Ledger
-from ntkexp.removal.pair import Pair
-from ntkexp.removal.rerun import Rerun
+from ntkexp.removal.rerun import Rerun, again
 from ntkexp.run.setting import prepare
 from tests.run.small import small
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.records.leave_out import LeaveOut, LeftOut, read_leave_out, write_leave_out
-from ntkexp.removal.check import changes, groups, leave_out
-from ntkexp.removal.rerun import Rerun
-from ntkexp.removal.train import trained
+from ntkexp.records.contributions import LeaveOut, LeftOut, read_leave_out, write_leave_out
+from ntkexp.removal.group import changes, groups, leave_out
+from ntkexp.removal.rerun import Rerun, trained
 from ntkexp.report.leave_out import Agreement, held_against
 from tests.removal.problems import CASES, GROUP, rerun, split
 

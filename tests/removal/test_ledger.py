@@ -14,12 +14,9 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.removal.again import again
+from ntkexp.removal.between import Pair, along
 from ntkexp.removal.group import ledger_between
-from ntkexp.removal.pair import Pair
-from ntkexp.removal.rerun import Rerun
-from ntkexp.removal.secant import along
-from ntkexp.removal.train import trained
+from ntkexp.removal.rerun import Rerun, again, trained
 from ntkexp.run.setting import prepare
 from ntkexp.shapes import Inputs, Weights
 from tests.config.components import OWN, asked_for, networks
@@ -91,7 +88,7 @@ def test_a_module_that_decides_by_numbers_is_taken_one_by_one() -> None:
 
 def test_without_the_correction_shares_would_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The law above has teeth: Hessians by themselves miss 1e-3 and more of a change that is not small."""
-    monkeypatch.setattr("ntkexp.removal.secant.along", lambda missed, change: 0.0)
+    monkeypatch.setattr("ntkexp.removal.between.along", lambda missed, change: 0.0)
     training, points = rerun("gd", "tanh")
     found = split(training, points, training.everyone, training.without(GROUP))
     assert found.closure > 1e-6
@@ -103,7 +100,7 @@ def test_the_least_error_that_is_no_rounding_is_refused(monkeypatch: pytest.Monk
     weights = training.everyone, training.without(GROUP)
     sound = split(training, points, *weights).closed()
     assert 0 < sound.missed < sound.rounding < 1e-11 * float(sound.actual.norm())
-    monkeypatch.setattr("ntkexp.removal.secant.along", lambda *of: (1 - 1e-9) * along(*of))
+    monkeypatch.setattr("ntkexp.removal.between.along", lambda *of: (1 - 1e-9) * along(*of))
     planted = split(training, points, *weights)
     assert planted.closure < 1e-9
     with pytest.raises(Mistake, match="more than rounding explains"):

@@ -13,21 +13,18 @@ import numpy as np
 import pytest
 import xarray as xr
 
-import ntkexp.report.effects
-import ntkexp.run.attempt
-import ntkexp.run.without
+import ntkexp.report.explain
+import ntkexp.run.execute
+from ntkexp.cli.explain import influences
 from ntkexp.cli.main import run
-from ntkexp.cli.without import influences
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.leave_out import STORE, read_leave_out
-from ntkexp.records.predictions import read_predictions
-from ntkexp.records.removal import FOLDER, key
-from ntkexp.report.effects import known_effects
-from ntkexp.report.group import group
+from ntkexp.records.contributions import FOLDER, STORE, key, read_leave_out
+from ntkexp.records.kernels import read_predictions
+from ntkexp.report.examples import group
+from ntkexp.report.explain import known_effects
 from ntkexp.report.run import Run, load_run
-from ntkexp.run.execute import execute
-from ntkexp.run.without import without
+from ntkexp.run.execute import execute, without
 from tests.run.small import small
 from tests.run.test_execute import stand_in
 
@@ -38,7 +35,7 @@ GROUP = [3, 7, 20]
 def trained(place: Path, *words: str) -> Path:
     """A run, without its pictures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.attempt, "painter", stand_in)
+        patch.setattr(ntkexp.run.execute, "painter", stand_in)
         quick = ("data=digits", "threads=1", "path.rule=[left]", "ladder.machine=[left]")
         return execute(small(*quick, *words), words, place, False, Silent())
 
@@ -58,7 +55,7 @@ def asked(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 def test_it_is_found_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = without(finished, GROUP, [1, 5], Silent())
-    monkeypatch.setattr(ntkexp.run.without, "carry_out", None)
+    monkeypatch.setattr(ntkexp.run.execute, "carry_out", None)
     again = without(finished, [20, 3, 7], [1, 5], Silent())
     assert np.array_equal(again.shares, found.shares)
     assert found.closure < 1e-12
@@ -76,7 +73,7 @@ def test_a_damaged_ledger_is_computed_anew(finished: Path, tmp_path: Path) -> No
 
 
 def test_a_run_that_is_not_what_its_weights_say_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ntkexp.run.without, "read_predictions", lambda path: {"f_T": read_predictions(path)["f_T"] + 1})
+    monkeypatch.setattr(ntkexp.run.execute, "read_predictions", lambda path: {"f_T": read_predictions(path)["f_T"] + 1})
     with pytest.raises(Mistake, match="trained again as it was, the run ends"):
         without(finished, [5], [0], Silent())
 
@@ -234,7 +231,7 @@ def test_effects_that_foretold_nothing_are_withheld(
 ) -> None:
     real = read_leave_out(effective / STORE)
     turned = replace(real, predicted=-real.predicted)
-    monkeypatch.setattr(ntkexp.report.effects, "read_leave_out", lambda path: turned)
+    monkeypatch.setattr(ntkexp.report.explain, "read_leave_out", lambda path: turned)
     _, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0")
     assert "if left out: withheld; 8 retrainings" in out
     assert "not predictable here" in out

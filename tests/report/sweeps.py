@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ntkexp.records.fit import Fit
+from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import Json
-from ntkexp.records.metrics import MetricsWriter
-from ntkexp.records.results import Result, write_results
-from ntkexp.records.sweep import Sweep, SweepRun
+from ntkexp.records.results import MetricsWriter, Result, write_results
+from ntkexp.records.sweep import Fit, Sweep, SweepRun
 from ntkexp.records.sweep import write_sweep as write_record
 
 WIDTHS: tuple[int, ...] = (32, 64, 128, 256)

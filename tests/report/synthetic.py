@@ -15,16 +15,20 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.data.bundled import read_bundled
+from ntkexp.data.table import read_bundled
+from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import Json
-from ntkexp.records.kernels import create_kernels, finish_kernels, write_path_kernel, write_snapshot
-from ntkexp.records.metrics import MetricsWriter
-from ntkexp.records.predictions import write_predictions
-from ntkexp.records.results import Result, write_results
-from ntkexp.records.store import Facts
+from ntkexp.records.kernels import (
+    Facts,
+    create_kernels,
+    finish_kernels,
+    write_path_kernel,
+    write_predictions,
+    write_snapshot,
+)
+from ntkexp.records.results import MetricsWriter, Result, write_results
 
 Array = NDArray[np.float64]
 Counts: TypeAlias = tuple[int, int, int]  # of training, probe and test examples

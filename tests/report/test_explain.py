@@ -13,10 +13,9 @@ import xarray as xr
 from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.folder import RunFolder
-from ntkexp.report.explain import explain, worst
-from ntkexp.report.explain_text import all_told
-from ntkexp.report.half_time import half, halfway
-from ntkexp.report.plots.explanation import save
+from ntkexp.report.examples import half, halfway
+from ntkexp.report.explain import all_told, explain, worst
+from ntkexp.report.plots.examples import save
 from ntkexp.report.run import Run, load_run, read_run
 from tests.report.synthetic import digits, regression, write_run
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from ntkexp.records.results import Result
-from ntkexp.report.page.headline import what_came_out
-from ntkexp.report.plots.strip import strip
+from ntkexp.report.page.picture import what_came_out
+from ntkexp.report.plots.run_plots import strip
 from ntkexp.report.run import Run
 
 Errors: TypeAlias = Mapping[str, float | None]

@@ -13,13 +13,11 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 
-from ntkexp.cli.kernel.tables import save
+from ntkexp.cli.kernel.predict import save
 from ntkexp.records.results import Result, read_results, write_results
-from ntkexp.report.explain import explain
-from ntkexp.report.explain_text import all_told
+from ntkexp.report.explain import all_told, explain
 from ntkexp.report.plots.run_plots import figure_of, gallery, svg
-from ntkexp.report.run import load_run
-from ntkexp.report.table import as_csv
+from ntkexp.report.run import as_csv, load_run
 from ntkexp.text import shown_name
 from tests.report.test_plots import assert_inside
 

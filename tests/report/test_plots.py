@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ntkexp.records.fit import Fit
+from ntkexp.records.sweep import Fit
+from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted
-from ntkexp.report.analysis.power_law import power_law
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures.time_profile import profile
-from ntkexp.report.plots.labels import spread
 from ntkexp.report.plots.run_plots import gallery, save
-from ntkexp.report.plots.style import NARROW, WIDE, house_style
+from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
 from ntkexp.report.plots.together.laws import picture
 from ntkexp.report.run import load_run
 from tests.report.conftest import PROBLEMS

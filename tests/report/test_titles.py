@@ -17,12 +17,12 @@ from ntkexp.ensemble.compare import Comparison
 from ntkexp.records.results import Result, at_points
 from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.tables import analyse
-from ntkexp.report.ladder import ladder_table, notes
-from ntkexp.report.page.headline import extent
-from ntkexp.report.page.sweep_view import points
+from ntkexp.report.page.picture import extent
+from ntkexp.report.page.run_view import points
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.together import errors, over_steps
 from ntkexp.report.run import Run, load_tables
+from ntkexp.report.sentence import ladder_table, notes
 from tests.report.sweeps import write_sweep
 
 

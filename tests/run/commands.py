@@ -10,8 +10,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from ntkexp.cli.main import run
+from ntkexp.records.atomic import read_object
 from ntkexp.records.folder import DONE
-from ntkexp.records.json_file import read_object
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["ntkexp.run.execute", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"])

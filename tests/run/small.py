@@ -16,12 +16,11 @@ from torch import Tensor
 from ntkexp.config.compose import compose, composer
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.machine.ladder import results
+from ntkexp.records.data import Trajectory
 from ntkexp.records.results import Result
-from ntkexp.records.trajectory import Trajectory
-from ntkexp.run.listener import AbstractListener
-from ntkexp.run.loop import run
+from ntkexp.run.loop import AbstractListener, run
+from ntkexp.run.metrics import Row
 from ntkexp.run.outcome import Outcome
-from ntkexp.run.row import Row
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
 

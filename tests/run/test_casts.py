@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ntkexp.data.base import Data
 from ntkexp.experiment import problem
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.model.output import ScaledOutput
+from ntkexp.model.base import ScaledOutput
 from tests.run.small import ran
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-import ntkexp.run.attempt
+import ntkexp.run.execute
 from ntkexp.cli.main import run
 from ntkexp.run.folder_listener import FolderListener
 from ntkexp.run.state import RunState
@@ -25,7 +25,7 @@ AND_ON = ("kernels.zarr/tangent/c/0/0/0/0/0", "metrics.csv", "data.npz", "config
 
 
 def train(out: Path, *words: str) -> int:
-    with mock.patch.object(ntkexp.run.attempt, "painter", no_pictures):
+    with mock.patch.object(ntkexp.run.execute, "painter", no_pictures):
         return run(("train", *ADAM, *words, f"--out={out}"))
 
 
@@ -92,7 +92,7 @@ def test_any_damage(places: Path, twin: Path, tmp_path: Path, seed: int) -> None
     folder = only_run(tmp_path / "out")
     done = damage(Random(seed), folder, twin)
     resuming = ("resume", str(folder), "--quiet")
-    with mock.patch.object(ntkexp.run.attempt, "painter", no_pictures):
+    with mock.patch.object(ntkexp.run.execute, "painter", no_pictures):
         status = run(resuming) if seed % 3 == 0 else train(tmp_path / "out")
     assert status in {0, 2}, done
     if status == 0:

@@ -9,7 +9,7 @@ from ntkexp.data.base import Data
 from ntkexp.experiment import problem
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
-from ntkexp.model.output import ScaledOutput
+from ntkexp.model.base import ScaledOutput
 from tests.run.small import ran
 
 

@@ -14,12 +14,10 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import Memory as OptimizerMemory
 from ntkexp.optimizer.base import Sizes
-from ntkexp.optimizer.sgd import SGD
-from ntkexp.removal.again import again
-from ntkexp.removal.train import trained
-from ntkexp.run.effects_found import EffectsFound
-from ntkexp.run.effects_trained import drifted
+from ntkexp.optimizer.descent import SGD
+from ntkexp.removal.rerun import again, trained
 from ntkexp.run.loop import run
+from ntkexp.run.outcome import EffectsFound, drifted
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
 from ntkexp.shapes import Weights

@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from ntkexp.optimizer.gd import GD
-from ntkexp.optimizer.momentum import Momentum
-from ntkexp.optimizer.stable_step import AbstractStable
-from ntkexp.run.ending import advice
+from ntkexp.optimizer.base import AbstractStable
+from ntkexp.optimizer.descent import GD, Momentum
+from ntkexp.run.outcome import advice
 from tests.run.small import ran
 
 LINEAR = ("model.depth=0", "steps=200", "ladder.machine=[secant,left,linearised]", "path.schedule=1000")

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import ntkexp.on_disk
-import ntkexp.records.trajectory
-import ntkexp.run.attempt
+import ntkexp.records.data
+import ntkexp.run.execute
 import ntkexp.run.folder_listener
 from ntkexp.cli.main import run
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import folder_name
 from ntkexp.path.budget import Budget
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.timings import read_timings
+from ntkexp.records.results import read_timings
 from ntkexp.report.painter import Paint
 from tests.run.commands import TINY, only_run, promised
 
@@ -44,7 +44,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than so small a run."""
-    monkeypatch.setattr(ntkexp.run.attempt, "painter", stand_in)
+    monkeypatch.setattr(ntkexp.run.execute, "painter", stand_in)
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.attempt, "painter", stand_in)
+        patch.setattr(ntkexp.run.execute, "painter", stand_in)
         assert run(train(out)) == 0
     return promised(only_run(out))
 
@@ -189,7 +189,7 @@ ADAM = ("optimizer=adam", "optimizer.step_size=0.01")
 def test_a_trajectory_that_does_not_fit_is_found_out_before_the_first_step(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ntkexp.records.trajectory, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    monkeypatch.setattr(ntkexp.records.data, "disk_usage", lambda place: SimpleNamespace(free=1000))
     status, out, error = command(*train(tmp_path, *ADAM))
     assert (status, out, error.count("\n")) == (2, "", 1), error
     assert "the trajectory takes 6.8e-05 GB and" in error

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from ntkexp.progress import Silent
-from ntkexp.report.explain import explain
-from ntkexp.report.explain_text import told
-from ntkexp.report.forgetting import Forgetting, forgettings
-from ntkexp.report.forgetting_text import sentence, told_of_tasks
+from ntkexp.report.explain import explain, told
+from ntkexp.report.forgetting import Forgetting, forgettings, sentence, told_of_tasks
 from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
 from ntkexp.report.plots.style import house_style

@@ -22,8 +22,7 @@ import torch
 
 from ntkexp.path.budget import Budget
 from ntkexp.report.plots import run_plots
-from ntkexp.run.folder_listener import FolderListener
-from ntkexp.run.save import both_ends
+from ntkexp.run.folder_listener import FolderListener, both_ends
 from tests.run.commands import TINY, obey, only_run, promised, started
 from tests.torture.kind.kills import no_pictures
 
@@ -111,10 +110,10 @@ def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
 
 SPILLED = (*TINY, "data=sequence", "path.kernels=none", "optimizer=sgd", "optimizer.batch=5", "steps=20")
 MOMENTS = (
-    ("ntkexp.path.accumulate.integrals.put_back", 43),  # a block of a step is added, others are not
-    ("ntkexp.run.kept_sums.written", 14),  # some sums of a checkpoint are written
-    ("ntkexp.run.checkpoint.being_sealed", 5),  # all of them, but not what names them
-    ("ntkexp.run.checkpoint.drop_sums", 2),  # those of the checkpoint before are there as well
+    ("ntkexp.path.integrals.put_back", 43),  # a block of a step is added, others are not
+    ("ntkexp.run.state.written", 14),  # some sums of a checkpoint are written
+    ("ntkexp.run.state.being_sealed", 5),  # all of them, but not what names them
+    ("ntkexp.run.state.drop_sums", 2),  # those of the checkpoint before are there as well
 )
 """A function that is called at such a moment, and how many calls go before."""
 
@@ -126,7 +125,7 @@ def on_disk(moment: tuple[str, int] | None, arguments: list[str], said: Path) ->
         stack.enter_context(mock.patch("ntkexp.run.folder_listener.PATIENCE", 0))
         if moment is not None:
             stack.enter_context(dying(*moment))
-        stack.enter_context(mock.patch("ntkexp.run.attempt.painter", no_pictures))
+        stack.enter_context(mock.patch("ntkexp.run.execute.painter", no_pictures))
         obey(arguments, said)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ntkexp.limit.infinite_kernel import infinite_kernel
-from ntkexp.machine.evidence import DoesNotApply, LimitKernels
+from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.model.base import AbstractLayered
 from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
@@ -65,7 +65,7 @@ def test_the_log_measures_the_distance() -> None:
 def test_without_a_limit_there_is_a_reason(
     settings: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntkexp.experiment.infinite_width.MOST", 10**6)
+    monkeypatch.setattr("ntkexp.experiment.problem.MOST", 10**6)
     run = ran(RUNGS, "steps=2", *settings)
     for machine in ("frozen_limit", "nngp"):
         for row in run.rows(machine):
@@ -75,7 +75,7 @@ def test_without_a_limit_there_is_a_reason(
 
 
 def test_kernels_that_outgrow_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.experiment.infinite_width.SHARE", 1e-9)
+    monkeypatch.setattr("ntkexp.experiment.problem.SHARE", 1e-9)
     limit = prepare(small(RUNGS)).start.limit
     assert isinstance(limit, DoesNotApply)
     assert "more than a quarter of memory_gb=4" in str(limit)

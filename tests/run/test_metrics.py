@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from ntkexp.layer.pointwise import Pointwise
 from ntkexp.library import tangent_kernel
-from ntkexp.run.row import Row
+from ntkexp.run.metrics import Row
 from tests.run.small import Ran, ran
 
 CASES = (

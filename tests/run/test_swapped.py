@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-import ntkexp.run.attempt
+import ntkexp.run.execute
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
+from ntkexp.records.atomic import read_object
+from ntkexp.records.contributions import FOLDER
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import read_object
-from ntkexp.records.removal import FOLDER
-from ntkexp.report.page.headline import what_came_out
+from ntkexp.report.page.picture import what_came_out
 from ntkexp.report.run import load_run
-from ntkexp.run.without import without
+from ntkexp.run.execute import without
 from tests.run.commands import only_run, promised
 from tests.run.test_execute import stand_in
 
@@ -34,7 +34,7 @@ GROUP, POINTS = [1, 3], [0]
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ntkexp.run.attempt, "painter", stand_in)
+    monkeypatch.setattr(ntkexp.run.execute, "painter", stand_in)
 
 
 def train(out: Path, *words: str) -> int:
@@ -48,7 +48,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for seed in (0, 1):
         out = tmp_path_factory.mktemp(f"seed{seed}")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ntkexp.run.attempt, "painter", stand_in)
+            patch.setattr(ntkexp.run.execute, "painter", stand_in)
             assert train(out, f"seed={seed}") == 0
         found.append(only_run(out))
     return found[0], found[1]

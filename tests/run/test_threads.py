@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import ntkexp.kernel.read.threads
-import ntkexp.run.attempt
+import ntkexp.kernel.read.known_point
+import ntkexp.run.execute
 from ntkexp.progress import Silent
-from ntkexp.records.folder import RunFolder
-from ntkexp.records.provenance import PROVENANCE
+from ntkexp.records.folder import PROVENANCE, RunFolder
 from ntkexp.run.execute import execute
 from tests.run.small import small
 
@@ -23,7 +22,7 @@ CORES = 3
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of three cores, whatever the tests run on."""
-    monkeypatch.setattr(ntkexp.run.attempt, "all_threads", lambda: CORES)
+    monkeypatch.setattr(ntkexp.run.execute, "all_threads", lambda: CORES)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -45,7 +44,7 @@ def test_a_small_run_takes_one_thread_unless_it_is_told_otherwise(tmp_path: Path
 
 
 def test_a_large_run_takes_all_that_there_are_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ntkexp.kernel.read.threads, "FEW", 0.0)
+    monkeypatch.setattr(ntkexp.kernel.read.known_point, "FEW", 0.0)
     assert threads(tmp_path / "by size", None) == CORES
     assert threads(tmp_path / "of a worker", None, most=2) == 2
     assert threads(tmp_path / "told", 1, most=2) == 1

@@ -6,10 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ntkexp.schedule.base import AbstractSchedule
-from ntkexp.schedule.cosine import Cosine
-from ntkexp.schedule.list import List
-from ntkexp.schedule.step import Step
+from ntkexp.schedule.base import AbstractSchedule, Cosine, List, Step
 from tests.config.components import choices, configured
 
 SCHEDULES = choices("schedule")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkexp.mistake import Mistake
-from ntkexp.sweep.axis_values import Value, split_at_commas, values
+from ntkexp.sweep.definition import Value, split_at_commas, values
 
 
 @pytest.mark.parametrize(

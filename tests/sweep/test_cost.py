@@ -8,8 +8,8 @@ import pytest
 
 from ntkexp.config.compose import compose
 from ntkexp.engine.base import Began, Ended, Stepped
-from ntkexp.sweep.cost import Estimator, RunCost
-from ntkexp.sweep.remaining_time import RemainingTime
+from ntkexp.sweep.listener import RemainingTime
+from ntkexp.sweep.plan import Estimator, RunCost
 
 SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20")
 
@@ -50,7 +50,7 @@ def test_a_run_that_cannot_be_says_why() -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the clock says."""
     told = [0.0]
-    monkeypatch.setattr("ntkexp.sweep.remaining_time.time.monotonic", lambda: told[0])
+    monkeypatch.setattr("ntkexp.sweep.listener.time.monotonic", lambda: told[0])
     return told
 
 

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.config.choices import Choices
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import composer
-from ntkexp.config.folders import folders
 from ntkexp.mistake import Mistake
-from ntkexp.records.fit import Fit
-from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.parse import define, from_yaml
+from ntkexp.records.sweep import Fit
+from ntkexp.sweep.definition import Definition, define, from_yaml
 from ntkexp.sweep.plan import longest_first, plan
 
 CHOICES = Choices(folders(None))

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from ntkexp.sweep.event_log import NAME, EventLog
+from ntkexp.sweep.plan import NAME, EventLog
 from tests.torture.damage import HARMS
 
 

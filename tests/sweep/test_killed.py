@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.records.json_file import to_text
-from ntkexp.records.seal import read_sealed
+from ntkexp.records.atomic import read_sealed, to_text
 from tests.run.commands import promised
 from tests.sweep.commands import TINY, begun, children, journal, states, swept, workers
 

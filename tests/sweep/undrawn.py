@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import ntkexp.run.attempt
+import ntkexp.run.execute
 from tests.run.test_execute import stand_in
 
 FULL = os.environ.get("TESTS_FULL_DISK", "")  # the file for which there is no room
@@ -23,5 +23,5 @@ def moved(partial: Path, place: Path) -> Path:
     return replace(partial, place)
 
 
-patch.setattr(ntkexp.run.attempt, "painter", stand_in)
+patch.setattr(ntkexp.run.execute, "painter", stand_in)
 patch.setattr(Path, "replace", moved)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cache
 from random import Random
 
-from ntkexp.config.as_text import spelled
-from ntkexp.config.choices import Choices
-from ntkexp.config.folders import folders
+from ntkexp.config.choices import Choices, folders, spelled
 
 CHOICES = Choices(folders(None))
 CHOSEN = tuple(CHOICES.defaults())  # the groups of which a run has one option each

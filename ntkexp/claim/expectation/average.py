@@ -1,28 +1,33 @@
-"""One figure per seed, averaged over seeds: on its own scale, or by logarithms, where margins are shares.
-
-linear   value ± margin                log   value/(1 + margin) … value·(1 + margin)
-"""
+"""Expectations of a mean over seeds, bounds, equality and order; and along an axis, slopes and locations."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ntkexp.claim.expectation.base import SEEDS, AbstractExpectation
+from ntkexp.claim.expectation.base import SEEDS, AbstractExpectation, chosen, column
 from ntkexp.claim.finding import Finding, decide
 from ntkexp.mistake import Mistake
-from ntkexp.records.fit import Expected
-from ntkexp.report.analysis.estimate import mean_of
+from ntkexp.records.sweep import Expected
+from ntkexp.report.analysis.estimate import mean_of, power_law
+from ntkexp.report.analysis.laws import limit, number
+from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# --- One figure per seed, averaged over seeds: on its own scale, or by logarithms, where margins are shares.
+#
+# linear   value ± margin                log   value/(1 + margin) … value·(1 + margin)
+
 
 TOGETHER = {"mean": "mean", "least": "min", "largest": "max"}
 
@@ -120,3 +125,286 @@ def outside(low: float, high: float, ends: Sequence[float]) -> tuple[float, floa
     """
     finite = [end for end in ends if math.isfinite(end) and end != 0]
     return min([low, *finite]), max([high, *finite])
+
+
+class Bound(AbstractAverage):
+    """Bound: the mean over seeds is at most, or at least, a limit, and the margin is allowed for.
+
+    The mean of the figures lies on one side of `limit`: `upper` bounds it from above.
+
+    >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.21, 0.19, 0.2]})
+    >>> Bound(limit=0.5, side="upper", margin=0.0).judge(table).verdict
+    'supported'
+    >>> Bound(limit=0.5, side="lower", margin=0.1).judge(table).verdict
+    'refuted'
+    """
+
+    limit: float
+    side: Literal["upper", "lower"]
+
+    @property
+    def expected(self) -> Expected:
+        return Expected(self.scaled(self.limit), self.reach, self.side)
+
+    @property
+    def words(self) -> str:
+        margin = percent(self.margin) if self.scale == "log" else short(self.margin)
+        return f"{'≤' if self.side == 'upper' else '≥'} {short(self.limit)} ± {margin}"
+
+    def figures(self, table: pd.DataFrame) -> list[float]:
+        return self.per_seed(table).tolist()
+
+    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
+        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
+
+
+class Equality(AbstractAverage):
+    """Equality: the mean over seeds is a value, to within a margin (equivalence by two one-sided tests).
+
+    The mean of the figures equals `value`.
+
+    >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [2.01, 1.99, 2.0]})
+    >>> Equality(value=2.0, margin=0.1).judge(table).verdict, Equality(value=3.0, margin=0.1).judge(table).verdict
+    ('supported', 'refuted')
+    """
+
+    value: float
+    margin: float = Field(gt=0)
+
+    @property
+    def expected(self) -> Expected:
+        return Expected(self.scaled(self.value), self.reach)
+
+    @property
+    def words(self) -> str:
+        return f"{short(self.value)} ± {percent(self.margin) if self.scale == 'log' else short(self.margin)}"
+
+    def figures(self, table: pd.DataFrame) -> list[float]:
+        return self.per_seed(table).tolist()
+
+    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
+        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
+
+
+class Order(AbstractAverage):
+    """Order: figures at one level lie above those at another of the same seed, by more than the margin.
+
+    Where the column `along` is `above`, figures are larger than where it is `below`: as large is not enough.
+
+        linear   above − below > margin        log   above/below > 1 + margin
+
+    >>> table = pd.DataFrame({"rule": ["left", "secant"] * 3, "seed": [0, 0, 1, 1, 2, 2], "value": [5, 1, 6, 1, 5, 2]})
+    >>> Order(along="rule", above="left", below="secant", margin=1.0).judge(table).verdict
+    'supported'
+    """
+
+    strict: ClassVar[bool] = True
+    along: str
+    above: Any
+    below: Any
+
+    @property
+    def expected(self) -> Expected:
+        return Expected(self.reach, 0.0, "lower")
+
+    @property
+    def words(self) -> str:
+        if self.scale == "log":
+            return f"{self.above} > {short(1 + self.margin)} × {self.below}"
+        return f"{self.above} − {self.below} > {short(self.margin)}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.above} {'/' if self.scale == 'log' else '−'} {self.below}"
+
+    def figures(self, table: pd.DataFrame) -> list[float]:
+        column(table, self.along, "along")
+        above, below = (self.per_seed(chosen(table, {self.along: one})) for one in (self.above, self.below))
+        differences = (above - below).dropna()
+        if len(differences) < max(len(above), len(below)):
+            raise Mistake(f"along={self.along}: some seeds are at {self.above} or {self.below} alone, and have no pair")
+        return differences.tolist()
+
+    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
+        base = np.ones_like(figures)
+        above = base * figures if self.scale == "log" else base + figures
+        seeds = [*range(len(figures))] * 2
+        levels = [self.above] * len(figures) + [self.below] * len(figures)
+        return pd.DataFrame({self.along: levels, "seed": seeds, "value": [*above, *base]})
+
+
+PLACES = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+class Slope(AbstractExpectation):
+    """Slope: a figure is a power of an axis, with this exponent, to within a margin; or bounded by it from one side.
+
+    The slope of log figure against log `along` is `value`; with a bound, at most (upper) or at least (lower).
+
+    Seeds have an exponent each (`ntkexp.report.analysis.estimate`). A line that bends has a slope over its range
+    alone, which is said.
+
+    >>> widths = [1.0, 2.0, 4.0] * 2
+    >>> table = pd.DataFrame({"width": widths, "seed": [0, 0, 0, 1, 1, 1], "value": [1 / w for w in widths]})
+    >>> Slope(along="width", value=-1.0, margin=0.1).judge(table).verdict
+    'supported'
+    """
+
+    along: str
+    value: float
+    margin: float = Field(gt=0)
+    bound: Literal["upper", "lower"] | None = None
+
+    @property
+    def expected(self) -> Expected:
+        """The range that is expected."""
+        return Expected(self.value, self.margin, self.bound)
+
+    @property
+    def words(self) -> str:
+        return f"slope {limit(self.expected)} ± {short(self.margin)}"
+
+    def decide(self, table: pd.DataFrame) -> Finding:
+        places = column(table, self.along, "along").map(as_number)
+        if places.isna().any():
+            raise Mistake(f"along: {self.along} is no column of numbers, so figures have no slope along it")
+        refuse_several(table, self.along)
+        values = np.asarray(table["value"], dtype=np.float64)
+        if (values <= 0).any():
+            return Finding("undecided", float("nan"), note="some figures are not above 0, and have no logarithm")
+        law = power_law(np.asarray(places, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64))
+        found = decide(law.exponent, self.expected)
+        return found.noted(f"the line bends, by {number(law.curvature.value)} per factor e" if law.curved else "")
+
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        for _, seed in table.sort_values(self.along).groupby("seed"):
+            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        positive = table[table["value"] > 0]
+        logs = positive["value"].astype(float).map(math.log).groupby(positive[self.along]).mean()
+        axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
+
+    def mark(self, axes: Axes) -> None:
+        """Draw the slope that is expected through the middle of the picture."""
+        from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends  # noqa: PLC0415  drawing is slow to load  # noqa: PLC0415  the same
+        from ntkexp.report.plots.together.laws import tick  # noqa: PLC0415  the same
+
+        log_axis(axes, "x")
+        log_axis(axes, "y")
+        for line in axes.get_lines():
+            tick(axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)}))
+        drawn = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+        if drawn:
+            x = np.asarray(drawn[-1].get_xdata(), dtype=float)
+            y = np.asarray(drawn[-1].get_ydata(), dtype=float)
+            heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** self.value
+            axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
+            name_ends(axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)])
+        axes.set(xlabel=self.along, ylabel="figure")
+
+    def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
+        """Invent seeds with slopes of their own, and noise at each place."""
+        sign = -1.0 if self.bound == "lower" else 1.0
+        middle = self.value if self.bound is None else self.value - sign * self.margin
+        truth = middle if place < 0 else self.value + sign * self.margin * (1 + 1.5 * place)
+        slopes = truth + 0.3 * self.margin * generator.standard_normal((SEEDS, 1))
+        heights = generator.standard_normal((SEEDS, 1))
+        noise = 0.3 * self.margin * generator.standard_normal((SEEDS, len(PLACES)))
+        values = np.exp(heights + slopes * np.log(PLACES) + noise)
+        seeds = np.repeat(np.arange(SEEDS), len(PLACES))
+        return pd.DataFrame({self.along: [*PLACES] * SEEDS, "seed": seeds, "value": values.ravel()})
+
+
+def as_number(value: object) -> float:
+    """Take a value on an axis as a number; NaN if it is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+
+
+def refuse_several(table: pd.DataFrame, along: str) -> None:
+    """Refuse rows among which one seed lies twice at a place: they belong to several lines."""
+    if table.duplicated([along, "seed"]).any():
+        raise Mistake(f"along={along}: a seed has several rows at one place; choose a line by `where`")
+
+
+class Location(AbstractExpectation):
+    """Location: where along an axis a figure is largest (or least), as a share of where it should be.
+
+    The figure has its extreme along `along` at `value`, up to the share `margin`.
+
+        log place of seed = the top of the parabola through the extreme point and its neighbours, in log axis
+        expected: value/(1 + margin) … value·(1 + margin)
+
+    A seed whose extreme lies at an end of the axis has not been located, and then nothing is decided.
+    """
+
+    along: str
+    value: float = Field(gt=0)
+    margin: float = Field(gt=0)
+    extreme: Literal["largest", "least"] = "largest"
+
+    @property
+    def expected(self) -> Expected:
+        """The range of the logarithm of the place."""
+        return Expected(math.log(self.value), math.log1p(self.margin))
+
+    @property
+    def words(self) -> str:
+        return f"{self.extreme} at {short(self.value)} ± {percent(self.margin)}"
+
+    def decide(self, table: pd.DataFrame) -> Finding:
+        column(table, self.along, "along")
+        refuse_several(table, self.along)
+        places = [self.locate(rows) for _, rows in table.groupby("seed", sort=True)]
+        known = [place for place in places if not math.isnan(place)]
+        found = decide(mean_of(known), self.expected)
+        found = found.mapped(*np.exp([found.low, found.figure, found.high]).tolist())
+        lost = len(places) - len(known)
+        return found.doubted(f"{lost} of {len(places)} seeds have it at an end of the axis") if lost else found
+
+    def locate(self, rows: pd.DataFrame) -> float:
+        """Locate the extreme of one seed, as the logarithm of its place; NaN at an end."""
+        ordered = rows.sort_values(self.along)
+        x = ordered[self.along].to_numpy(dtype=float)
+        if len(x) < 3 or (x <= 0).any():
+            raise Mistake(f"along={self.along}: an extreme is located among three positive places or more")
+        y = ordered["value"].to_numpy(dtype=float) * (1 if self.extreme == "largest" else -1)
+        top = int(np.argmax(y))
+        return math.nan if top in {0, len(y) - 1} else vertex(np.log(x[top - 1 : top + 2]), y[top - 1 : top + 2])
+
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        for _, seed in table.sort_values(self.along).groupby("seed"):
+            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        means = table.set_index(self.along)["value"].astype(float).groupby(level=0).mean()
+        axes.plot(means.index, means, "o-", color=colour, zorder=3)
+
+    def mark(self, axes: Axes) -> None:
+        """Shade the places that are expected."""
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
+
+        log_axis(axes, "x")
+        low, high = math.exp(self.expected.low), math.exp(self.expected.high)
+        axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
+        axes.set(xlabel=self.along, ylabel="figure")
+
+    def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
+        """Invent a hump for each seed, somewhere around the truth."""
+        centre, reach = self.expected.value, self.expected.margin
+        truth = centre if place < 0 else centre + reach * (1 + 1.5 * place)
+        tops = truth + 0.4 * reach * generator.standard_normal((SEEDS, 1))
+        x = centre + reach * np.arange(-6, 11)
+        sign = 1 if self.extreme == "largest" else -1
+        values = sign * np.exp(-(((x - tops) / (3 * reach)) ** 2))
+        seeds = np.repeat(np.arange(SEEDS), len(x))
+        return pd.DataFrame({self.along: np.tile(np.exp(x), SEEDS), "seed": seeds, "value": values.ravel()})
+
+
+def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """Find the vertex of the parabola through three points, of which the middle one is highest.
+
+    >>> round(vertex(np.array([0.0, 1.0, 3.0]), np.array([0.0, 1.0, -3.0])), 6)  # y = 2x − x²
+    1.0
+    """
+    before, after = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
+    if before == after:
+        return float(x[1])
+    share = before / (before - after)
+    return float((x[0] + x[1]) / 2 + share * (x[2] - x[0]) / 2)

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ntkexp.claim.measured import Measured
-from ntkexp.claim.quantity.base import AbstractQuantity
+from ntkexp.claim.quantity.base import AbstractQuantity, Measured
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.run import Run
 

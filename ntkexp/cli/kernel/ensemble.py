@@ -14,8 +14,7 @@ from ntkexp.report.progress import listener
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
-    from ntkexp.ensemble.compare import Comparison, TrainedNetworks
-    from ntkexp.ensemble.problem import EnsembleProblem
+    from ntkexp.ensemble.compare import Comparison, EnsembleProblem, TrainedNetworks
     from ntkexp.experiment.experiment import Experiment
 
 BASIS = (
@@ -45,8 +44,7 @@ def ensemble(asked: EnsembleRequest) -> None:
 
     experiment = compose([*USUAL, *asked.overrides], asked.config_dir, asked.trust)
     folder = ensure_writable(asked.out.expanduser())
-    from ntkexp.ensemble.compare import comparisons, ensemble
-    from ntkexp.ensemble.problem import problem
+    from ntkexp.ensemble.compare import comparisons, ensemble, problem
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
@@ -73,9 +71,9 @@ def write_files(
     table: Sequence[Comparison],
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
-    from ntkexp.cli.kernel.tables import save
-    from ntkexp.report.plots.ensemble import Panel, Theory, draw
-    from ntkexp.report.plots.run_plots import METADATA, write
+    from ntkexp.cli.kernel.predict import save
+    from ntkexp.report.plots.run_plots import METADATA, Panel, Theory, write
+    from ntkexp.report.plots.run_plots import draw_ensemble as draw
     from ntkexp.report.plots.style import house_style
 
     name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
@@ -151,7 +149,7 @@ def show(table: Sequence[Comparison], said: str, files: Sequence[Path], asked: E
     """Show the comparison and what follows from it, and where the picture is."""
     from dataclasses import asdict
 
-    from ntkexp.records.json_file import to_text
+    from ntkexp.records.atomic import to_text
 
     if asked.as_json:
         rows = [asdict(row) for row in table]

@@ -1,15 +1,11 @@
-"""Steps between weights that were kept are taken again, by the optimizer's own code, and held against what was seen.
-
-    gradient   of the outputs' gradients that came back then, up to the factors that its signature tells: proof (a)
-    step       by the optimizer, with its settings of then; the signature of the weights after it is looked at
-
-Where weights and states are kept on both sides of a step, nothing of it is taken again but the gradient.
-"""
+"""Steps between weights that were kept are taken again, by the optimizer's own code, and held against what was seen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import sqrt
 from typing import Any, TypeAlias
 
@@ -18,15 +14,45 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.attribution import AGREES, factors_between
 from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.kept.kept_loop import Event
-from ntkexp.foreign_loop.kept.signature import Signatures, distance
-from ntkexp.foreign_loop.model_call import ModelCall
-from ntkexp.foreign_loop.rule.base import IDLE, LinearStep
-from ntkexp.foreign_loop.rule.choose import named
-from ntkexp.foreign_loop.rule.proof import ROUNDING
-from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.kept.loop import AbstractKeptLoop, Event
+from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.rule import IDLE, ROUNDING, LinearStep, Signatures, distance, named
+from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
+
+# --- What optimizers hold of the parameters of a model, by the names of these.
+
+
+def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """The parameters of each group.
+
+    >>> weight = torch.ones(1, requires_grad=True)
+    >>> groups_of(torch.optim.SGD([weight]), {id(weight): "w"})
+    [['w']]
+    """
+    return [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+
+
+def memories_of(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> list[Memories]:
+    """Copies of what they remember."""
+    return [{names[id(weight)]: copied(kept) for weight, kept in each.state.items()} for each in optimizers]
+
+
+def copies_of(optimizer: torch.optim.Optimizer) -> int:
+    """How many numbers an optimizer may remember for each weight."""
+    return 0 if isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups) else 2
+
+
+# --- Steps between weights that were kept are taken again, by the optimizer's own code, and held against what was
+# seen.
+#
+#     gradient   of the outputs' gradients that came back then, up to the factors that its signature tells: proof (a)
+#     step       by the optimizer, with its settings of then; the signature of the weights after it is looked at
+#
+# Where weights and states are kept on both sides of a step, nothing of it is taken again but the gradient.
+
 
 Memories: TypeAlias = dict[str, dict[str, Any]]
 """What an optimizer remembers of each parameter."""
@@ -200,3 +226,107 @@ def copied(memory: Mapping[str, Any]) -> dict[str, Any]:
 def ended(kept: Mapping[str, Any]) -> Any:
     """What the optimizers remembered when they came to where something is kept, before a loop was resumed there."""
     return kept.get("ended", kept["memories"])
+
+
+# --- The steps of what is kept of a loop, a segment between kept weights at a time.
+
+
+Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
+"""Steps, each with the weights after it."""
+
+LATEST = 2
+"""How many segments are held: the one that is asked for, and one with calls that it used."""
+
+
+@dataclass
+class ReplayedSteps(AbstractSteps):
+    """The steps of a loop that is kept, of a module of this kind; segments go by the events at their ends."""
+
+    kept: AbstractKeptLoop
+    module: nn.Module
+    output: str | int | None
+    kinds: Sequence[str]
+    held: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    signatures: Signatures = field(default_factory=Signatures)
+
+    @cached_property
+    def called(self) -> CalledModule:
+        """The module as the calls had it."""
+        return CalledModule(self.module, self.output)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the steps are taken again."""
+        return next(self.module.parameters()).device
+
+    @property
+    def outside(self) -> Outside:
+        return self.kept.outside
+
+    @property
+    def processes(self) -> int:
+        return self.kept.processes
+
+    def refresh(self) -> None:
+        self.kept.refresh()
+        self.held.clear()
+
+    def __len__(self) -> int:
+        return len(self.kept.firsts)
+
+    @property
+    def end(self) -> Weights:
+        return self.segment(len(self.kept.borders) - 1)[-1][1]
+
+    def names(self) -> Iterator[str]:
+        return (name for first in self.kept.firsts for name in self.kept.names(self.kept.events[first]))
+
+    @property
+    def autocast(self) -> Autocast | None:
+        found = (each for event in self.kept.events for each in self.kept.autocasts(event))
+        return next((each for each in found if each is not None), None)
+
+    def start(self, index: int) -> Weights:
+        if index >= len(self):
+            return self.end
+        place = bisect_right(self.kept.borders, self.kept.firsts[index]) - 1
+        return next(step.start for step, _ in self.segment(place) if step.index == index)
+
+    def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
+        return (found for place in range(len(self.kept.borders)) for found in self.segment(place))
+
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        stop = len(self) if before is None else before
+        places = range(bisect_right(self.kept.borders, self.kept.firsts[stop - 1])) if stop else range(0)
+        found = (each for place in reversed(places) for each in reversed(self.segment(place)))
+        return (each for each in found if each[0].index < stop)
+
+    def segment(self, place: int) -> Segment:
+        """The steps from one border to the next, replayed."""
+        begin, stop = [*self.kept.borders, len(self.kept.events)][place : place + 2]
+        if (begin, stop) not in self.held:
+            self.held[begin, stop] = self.replayed(begin, stop)
+            for oldest in list(self.held)[:-LATEST]:
+                del self.held[oldest]
+        return self.held[begin, stop]
+
+    def replayed(self, begin: int, stop: int) -> Segment:
+        """Replay a segment, up to what is kept at its end."""
+        first, then = (self.kept.weights(event, self.device) for event in (begin, stop))
+        assert first is not None
+        loop = ReplayedLoop(self.called, self.kinds, first["weights"], list(first["memories"]), self.signatures)
+        jump = then if stop - begin == 1 and then is not None and ended(then) is not None else None
+        steps: list[FollowedStep] = []
+        for event in self.kept.events[begin:stop]:
+            joins = bool(steps) and steps[-1].index == event["step"]
+            calls = steps[-1].calls if joins else self.kept.calls(event, self.device)
+            start = steps[-1].start if joins else loop.weights
+            step = loop.take(event, calls, start) if jump is None else loop.pass_over(event, calls, start, jump)
+            steps = [*steps[:-1], steps[-1].joined(step)] if joins else [*steps, step]
+        end = loop.weights
+        if then is not None:
+            steps[-1], end = (
+                replace(steps[-1], rule_error=max(steps[-1].rule_error, loop.meet(steps[-1].index + 1, then))),
+                then["weights"],
+            )
+        return list(zip(steps, [*(step.start for step in steps[1:]), end], strict=True))

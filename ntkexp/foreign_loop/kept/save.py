@@ -1,44 +1,117 @@
-"""What was found of a trace becomes a run folder, which all that reads runs can read: the queries are its probes.
-
-metrics.csv   a row per step and its proofs: factor and error of the gradient (a), error of the rule (b), closure (c)
-results.csv   how f_0 + Σ contributions + decay meets f_T at the queries: the machine `secant`
-"""
+"""What was found of a trace becomes a run folder, with its examples as a person looks at them."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ntkexp.foreign_loop.cost_of_casts import cost_of_casts, cost_of_rounding
-from ntkexp.foreign_loop.kept.shown import Decode, Gallery, shown, texts
+from ntkexp.foreign_loop.called_module import cost_of_casts, cost_of_rounding
 from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
 from ntkexp.foreign_loop.outside import done_outside
-from ntkexp.records.command import command
-from ntkexp.records.contributions import OUTSIDE, ByStep, ContributionsByRule, add_effect, write_contributions
+from ntkexp.kernel.record.tape import tensors
+from ntkexp.records.atomic import WIDTH, Sealing
+from ntkexp.records.contributions import (
+    OUTSIDE,
+    STORE,
+    ByStep,
+    ContributionsByRule,
+    LeaveOut,
+    add_effect,
+    write_contributions,
+    write_leave_out,
+)
 from ntkexp.records.data import write_data
-from ntkexp.records.folder import BEGUN, CONFIG, DONE, RunFolder
-from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels
-from ntkexp.records.leave_out import STORE, LeaveOut, write_leave_out
-from ntkexp.records.metrics import MetricsWriter
-from ntkexp.records.predictions import write_predictions
-from ntkexp.records.provenance import PROVENANCE
-from ntkexp.records.results import FOLLOWED, Result, write_results
-from ntkexp.records.seal import WIDTH, Sealing
-from ntkexp.records.version import package_version, results_version
+from ntkexp.records.folder import BEGUN, CONFIG, DONE, PROVENANCE, RunFolder, command, package_version, results_version
+from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
+from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, write_results
 from ntkexp.report.painter import painter
 from ntkexp.shapes import Inputs
 from ntkexp.text import short
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+# --- Examples as a person looks at them: the tensor of a call that holds most of each, and its text if it is of
+# tokens.
+
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""From the numbers of tokens to their text."""
+
+MOST = 500e6  # bytes of examples that are kept once more, to be looked at
+PREFERRED = ("input_ids", "pixel_values")  # what models of Hugging Face call what a person would look at
+
+
+@dataclass
+class Gallery:
+    """Rows of the examples that were seen so far, by their names; of none, once they take too much."""
+
+    rows: dict[str, NDArray[Any]] = field(default_factory=dict)
+    room: float = MOST
+
+    def take(self, names: Sequence[str], inputs: Inputs) -> None:
+        """Take in those that are new."""
+        rows = shown(inputs)
+        for name, row in zip(names, rows, strict=True):
+            if name not in self.rows and self.room > 0:
+                self.rows[name] = row
+                self.room -= row.nbytes
+
+    def of(self, names: Sequence[str]) -> NDArray[Any]:
+        """The rows of some examples; empty ones, if there was no room for all."""
+        found = [self.rows[name] for name in names if name in self.rows]
+        return stacked(found) if len(found) == len(names) and self.room > 0 else np.zeros((len(names), 0))
+
+
+def shown(inputs: Inputs) -> NDArray[Any]:
+    """What a person would look at, a row for each example.
+
+    >>> shown({"mask": torch.ones(1, 2), "input_ids": torch.tensor([[4, 7]])})
+    array([[4, 7]])
+    """
+    named = inputs if isinstance(inputs, Mapping) else {}
+    found = next((named[key] for key in PREFERRED if isinstance(named.get(key), Tensor)), tensors(inputs)[0])
+    assert isinstance(found, Tensor)
+    number = found.detach().cpu()
+    return np.asarray((number.double() if number.dtype == torch.bfloat16 else number).numpy())
+
+
+def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Rows as one array; sentences of several lengths are filled up with −1.
+
+    >>> stacked([np.array([5, 6]), np.array([7])])
+    array([[ 5,  6],
+           [ 7, -1]])
+    """
+    if len({row.shape for row in rows}) == 1:
+        return np.stack(rows)
+    if any(row.ndim != 1 for row in rows):
+        return np.zeros((len(rows), 0))
+    longest = max(len(row) for row in rows)
+    return np.stack([np.pad(row, (0, longest - len(row)), constant_values=-1) for row in rows])
+
+
+def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
+    """The text of rows of tokens."""
+    return np.array([decode([int(token) for token in row if token >= 0]) for row in rows], dtype=str)
+
+
+# --- What was found of a trace becomes a run folder, which all that reads runs can read: the queries are its probes.
+#
+# metrics.csv   a row per step and its proofs: factor and error of the gradient (a), error of the rule (b),
+# closure (c) results.csv   how f_0 + Σ contributions + decay meets f_T at the queries: the machine `secant`
+
 
 WRITTEN = (CONFIG, "data.npz", "metrics.csv", "results.csv", "predictions.zarr", KERNELS, "contributions.zarr")
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")

@@ -1,31 +1,109 @@
-"""Shards: what each of the processes saw that trained together, put together to one trace.
-
-    consumed gradient = c Σ_ranks Σ_calls Jᵀℓ′        c = 1/world where gradients are averaged: found, as for clipping
-
-The calls of a step are those of all ranks. That all had the same weights is seen in the signatures that each took.
-"""
+"""Processes that train together: which of them this is, and what each saw put together to one trace."""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch.distributed import get_rank, get_world_size, is_available, is_initialized
+from torch.distributed.distributed_c10d import (
+    Store,  # there is no public way to the store
+    _get_default_store,  # there is no public way to the store
+)
 
 from ntkexp.foreign_loop.attribution import AGREES
-from ntkexp.foreign_loop.kept.signature import distance
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.rule import distance
 from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import is_held
 from ntkexp.records.folder import LOCK, Held
-from ntkexp.records.lock import is_held
 from ntkexp.shapes import Inputs
 
+# --- Processes that train together, each with a part of every batch: which of them this is, and what the first one
+# says.
+#
+# What the first decides, the others hear of by the store through which `torch.distributed` found them; that no
+# collective is needed for it keeps a process that does not follow from stopping those that do.
+
+
+Decision: TypeAlias = dict[str, int]
+PATIENCE = 300.0  # seconds: the first may have a long trace to read before it goes on with it
+ASKED: Counter[str] = Counter()
+"""How often this process was part of what is decided about something."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """The process of this `rank`, one of `world`."""
+
+    rank: int = 0
+    world: int = 1
+    store: Store | None = None
+
+    def decided(self, about: str, decide: Callable[[], Decision]) -> Decision:
+        """What the first process decides; what is refused there, is refused in all.
+
+        >>> Together().decided("a walk", lambda: {"miles": 3})
+        {'miles': 3}
+        """
+        if self.store is None:
+            return decide()
+        asked = f"{about} in {self.rank}"
+        key, ASKED[asked] = f"ntkexp/{ASKED[asked]}/{about}", ASKED[asked] + 1
+        return self.heard(about, key, self.store) if self.rank else said(decide, key, self.store)
+
+    def heard(self, about: str, key: str, store: Store) -> Decision:
+        """What the first process has said."""
+        try:
+            store.wait([key], timedelta(seconds=PATIENCE))
+            found = json.loads(store.get(key))
+        except RuntimeError as error:
+            raise Mistake(
+                f"rank {self.rank} follows into {about}, and rank 0 did not within {PATIENCE:g} s; call ntkexp.follow "
+                "in every process, with the same to="
+            ) from error
+        if "refused" in found:
+            raise Mistake(f"rank 0: {found['refused']}")
+        return Decision(found["said"])
+
+
+def said(decide: Callable[[], Decision], key: str, store: Store) -> Decision:
+    """Decide, and say so."""
+    try:
+        found = decide()
+    except Mistake as error:
+        store.set(key, json.dumps({"refused": str(error)}))
+        raise
+    store.set(key, json.dumps({"said": found}))
+    return found
+
+
+def together() -> Together:
+    """Those among which this process is."""
+    if not (is_available() and is_initialized()) or get_world_size() == 1:
+        return Together()
+    return Together(get_rank(), get_world_size(), _get_default_store())
+
+
+# --- Shards: what each of the processes saw that trained together, put together to one trace.
+#
+#     consumed gradient = c Σ_ranks Σ_calls Jᵀℓ′        c = 1/world where gradients are averaged: found, as for
+#                                                       clipping
+#
+# The calls of a step are those of all ranks. That all had the same weights is seen in the signatures that each
+# took.
+
+
 LOG = logging.getLogger("ntkexp.follow")
-PATIENCE, PAUSE = 60.0, 0.05  # seconds: other processes end when the first does, or soon
+SHARDS_PATIENCE, PAUSE = 60.0, 0.05  # seconds: other processes end when the first does, or soon
 
 
 @dataclass(frozen=True)
@@ -85,7 +163,7 @@ def refuse_absent(files: TraceFolder) -> None:
 
 def wait_for(shard: TraceFolder) -> None:
     """Wait until a process has ended, if the first one has."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + SHARDS_PATIENCE
     while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
         if time.monotonic() > until:
             raise Held(f"{shard.own.path} is being written by rank {shard.rank}; wait for it")

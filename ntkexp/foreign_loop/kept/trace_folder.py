@@ -1,34 +1,50 @@
-"""What a trace is on disk, in its run folder:
+"""A trace on disk: tensors as bytes that run no code when they are read, examples stored once, and the files of a run
+folder.
 
-    config.json              what is followed: the model, its optimizers, the queries
-    trace/start.bin          the queries, and what the model holds besides the weights that move
-    trace/rows.log           the examples, each once
-    trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
-    trace/weights/<n>.bin    the weights and the optimizers' states before event n, for some n
-    trace/asked.bin          what the model itself gave at the queries, at both ends
-    trace/ended.bin          that the loop came to its end
-    trace/sweep.bin          how far a sweep back for effects has come
+Tensors in lists, tuples and dicts as bytes, and back, without running any code on reading.
 
-An event is a step of one optimizer; several of them may be one step. Everything is sealed for this trace. Where several
-processes train together, each after the first has rows, steps and an end of its own, in trace/rank-<r>/.
+    length of the head (8 bytes)   head: JSON, with the kind, shape and place of each tensor   the tensors' bytes
+
+>>> found = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
+>>> found["x"].tolist(), found["more"]
+([1.0, 1.0], (1, None, 'text'))
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from ntkexp.foreign_loop.kept.content import read, written
-from ntkexp.foreign_loop.kept.rows import KeptRows
-from ntkexp.mistake import NoPlace
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.record.tape import map_tensors, tensors
+from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.atomic import WIDTH, Damaged, SealedLog, being_sealed, read_object, seal, sealed_for
 from ntkexp.records.folder import CONFIG, RunFolder
-from ntkexp.records.json_file import read_object
-from ntkexp.records.seal import WIDTH, Damaged, being_sealed, seal, sealed_for
-from ntkexp.records.sealed_log import SealedLog
+from ntkexp.shapes import Inputs
+
+# --- What a trace is on disk, in its run folder:
+#
+#     config.json              what is followed: the model, its optimizers, the queries
+#     trace/start.bin          the queries, and what the model holds besides the weights that move
+#     trace/rows.log           the examples, each once
+#     trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
+#     trace/weights/<n>.bin    the weights and the optimizers' states before event n, for some n
+#     trace/asked.bin          what the model itself gave at the queries, at both ends
+#     trace/ended.bin          that the loop came to its end
+#     trace/sweep.bin          how far a sweep back for effects has come
+#
+# An event is a step of one optimizer; several of them may be one step. Everything is sealed for this trace. Where
+# several processes train together, each after the first has rows, steps and an end of its own, in
+# trace/rank-<r>/.
+
 
 PLACE, START = "trace", "start.bin"
 
@@ -157,3 +173,140 @@ class TraceFolder:
     def of_file(self, path: Path) -> str:
         """What a file is sealed for."""
         return f"{path.name} of {self.of}"
+
+
+LENGTH, ALIGNED = 8, 16
+SMALL = 1 << 14  # bytes, which are copied sooner than written by themselves
+PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class Tensors:
+    """The bytes of tensors one behind another; those of large ones where they are, and not copied."""
+
+    parts: list[bytes | memoryview] = field(default_factory=list)
+    size: int = 0
+
+    def put(self, tensor: Tensor) -> int:
+        """Put a tensor behind the others; its place."""
+        place, flat = self.size, tensor.detach().cpu().reshape(-1).contiguous()
+        if flat.numel():
+            found = flat.view(torch.uint8).numpy().data
+            self.parts += [found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)]
+            self.size += len(found) + len(self.parts[-1])
+        return place
+
+
+def written(content: object) -> list[bytes | memoryview]:
+    """The bytes of some content, in parts; those of large tensors are their own, until they are written to."""
+    tensors = Tensors()
+    head = json.dumps(described(content, tensors)).encode()
+    head += b" " * (-(LENGTH + len(head)) % ALIGNED)
+    parts = [len(head).to_bytes(LENGTH, "little"), head, *tensors.parts]
+    runs = groupby(parts, lambda part: len(part) > SMALL)
+    return [part for large, run in runs for part in (run if large else [b"".join(run)])]
+
+
+def described(content: object, tensors: Tensors) -> object:
+    """The content with every tensor put among the tensors, and its place in its stead."""
+    if type(content) in PLAIN:  # most of it is, at every step of somebody's training
+        return content
+    if isinstance(content, Tensor):
+        place = tensors.put(content)
+        return {"tensor": [str(content.dtype).removeprefix("torch."), list(content.shape), place]}
+    if isinstance(content, Mapping):
+        return {"dict": [[described(key, tensors), described(value, tensors)] for key, value in content.items()]}
+    if isinstance(content, list | tuple):
+        return {type(content).__name__: [described(part, tensors) for part in content]}
+    if not isinstance(content, PLAIN):
+        raise Mistake(f"a {type(content).__name__} cannot be kept in a file; follow without to=")
+    return content
+
+
+def read(content: bytes | memoryview) -> Any:
+    """The content that these are the bytes of; its tensors lie in those bytes, and are not to be written to."""
+    view = memoryview(content)
+    view = memoryview(bytearray(view)) if view.readonly else view  # torch wants to be able to write
+    length = int.from_bytes(view[:LENGTH], "little")
+    return restored(json.loads(bytes(view[LENGTH : LENGTH + length])), view[LENGTH + length :])
+
+
+def restored(head: Any, tensors: memoryview) -> Any:
+    """The content that a head describes."""
+    if not isinstance(head, dict):
+        return head
+    ((kind, parts),) = head.items()
+    if kind == "tensor":
+        return tensor(str(parts[0]), list(parts[1]), int(parts[2]), tensors)
+    if kind == "dict":
+        return {restored(key, tensors): restored(value, tensors) for key, value in parts}
+    found = [restored(part, tensors) for part in parts]
+    return tuple(found) if kind == "tuple" else found
+
+
+def tensor(kind: str, shape: list[int], place: int, tensors: memoryview) -> Tensor:
+    """A tensor of the bytes at this place."""
+    dtype = getattr(torch, kind)
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(tensors, dtype=dtype, count=count, offset=place).reshape(shape)
+
+
+# --- Examples on disk, each once by what it holds, however often and in whatever batch the model is called with it.
+
+
+@dataclass
+class KeptRows:
+    """A log of batches of examples that had not been seen before, by their digests and the kinds of their tensors."""
+
+    log: SealedLog
+
+    @cached_property
+    def entries(self) -> list[Any]:
+        """What was kept when this was first asked for."""
+        return [read(entry) for entry in self.log.entries()]
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """The entry and the row of every example."""
+        keys = [(place, entry["keys"]) for place, entry in enumerate(self.entries)]
+        return {key: (place, row) for place, here in keys for row, key in enumerate(here)}
+
+    def keep(self, digests: Sequence[str], inputs: Inputs) -> dict[str, object]:
+        """Keep those that are new; what is to be kept of the call."""
+        like = outline(inputs)
+        keys = [f"{digest} {like}" for digest in digests]
+        new = {key: row for row, key in enumerate(keys) if key not in self.places}
+        if new:
+            rows = torch.tensor(list(new.values()))
+            chosen = [tensor[rows.to(tensor.device)] for tensor in tensors(inputs)]
+            place = self.log.append(*written({"keys": list(new), "tensors": chosen}))
+            self.places.update({key: (place, row) for row, key in enumerate(new)})
+        return {"rows": keys, "form": map_tensors(lambda tensor: tensor[:0], inputs)}
+
+    def find(self, call: Mapping[str, Any]) -> Inputs:
+        """The inputs of a call, from what was kept of it."""
+        if lost := [key for key in call["rows"] if key not in self.places]:
+            raise Damaged(
+                f"{self.log.path} is damaged: {len(lost)} of the {len(call['rows'])} examples of a call are missing; "
+                "follow anew"
+            )
+        places = [self.places[key] for key in call["rows"]]
+        rows = [[tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]] for entry, row in places]
+        found = iter([torch.cat(list(column)) for column in zip(*rows, strict=True)])
+        return map_tensors(lambda _: next(found), call["form"])
+
+
+def outline(inputs: Inputs) -> str:
+    """The kinds of the tensors of one example.
+
+    >>> outline({"x": torch.ones(2, 3), "mask": torch.ones(2)})
+    'float32[3] float32[]'
+    """
+    return " ".join(map(kind, tensors(inputs)))
+
+
+def kind(tensor: Tensor) -> str:
+    """The kind of a tensor's rows."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape[1:])}"

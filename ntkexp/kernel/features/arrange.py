@@ -1,29 +1,221 @@
-"""Arranging what was pulled back to the uses of weights into features, example by example.
-
-Parameters that are always used together, in products alone, keep their factors. A parameter that is used in several
-ways (a tied weight, a gain, a weight made of other weights) gets its gradients multiplied out: the sum over its uses
-is then an ordinary sum.
+"""Features are made: differentiation of the outputs of a network, and what was pulled back to the uses of weights
+arranged by example.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
+from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.func import vmap
 
-from ntkexp.kernel.features.blocks import Block, Factored, Rows, spread
-from ntkexp.kernel.features.differentiate import pull_at_once
-from ntkexp.kernel.features.features import Features, Key
-from ntkexp.kernel.features.places import at_places, in_rounds, in_turn
-from ntkexp.kernel.features.scatter import BY_COMPARISON, refuse_unowned, scatter
-from ntkexp.kernel.secant.patches import Window
+from ntkexp.kernel.features.blocks import Block, Factored, Features, Key, Rows, spread
+from ntkexp.kernel.secant.linear_map import inner_products
+from ntkexp.kernel.secant.ownership import Owners, shown_once
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Use, View, rows_of
+from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Use, View, Window, rows_of
 from ntkexp.shapes import Weights
+
+# --- Differentiation: from the outputs of a network, or of its surrogate, to its features.
+#
+# The outputs are differentiated at the taps of every use of a weight, one output after the other or all at once;
+# or one mixture of them, for which it takes a single back-propagation.
+
+
+Jacobian = TypeVar("Jacobian")
+
+
+def differentiate(
+    arranged: Callable[..., Jacobian],
+    output: Float[Tensor, "example out"],
+    uses: Sequence[Use],
+    owned: Owners,
+    leaves: Weights,
+    mixtures: Float[Tensor, "mixture example out"],
+    *,
+    at_once: bool = False,
+) -> Jacobian:
+    """The Jacobian of mixtures of outputs, as it is arranged from what is pulled back to every use (`arrange.arrange`).
+
+    `leaves` are the weights, or the differences of weights, that are trained.
+    """
+    taps = [use.tap for use in uses]
+    pull = pull_at_once if at_once and len(mixtures) > 1 else pull_one_by_one
+    cotangents = pull(output, taps, mixtures) if taps else []
+    return arranged(uses, cotangents, owned.of_uses, len(output), len(mixtures), leaves)
+
+
+def pull_one_by_one(
+    output: Float[Tensor, "example out"], taps: list[Tensor], mixtures: Float[Tensor, "mixture example out"]
+) -> list[Float[Tensor, "mixture ..."]]:
+    """∂f/∂tap, with a back-propagation for every mixture."""
+    pulled = [
+        torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True) for mixture in mixtures
+    ]
+    return [stacked(parts) for parts in zip(*pulled, strict=True)]
+
+
+def stacked(parts: tuple[Tensor, ...]) -> Float[Tensor, "mixture ..."]:
+    """What the mixtures pulled back, those of an example beside each other in memory, as kernels go through them."""
+    if len(parts) == 1:
+        return parts[0][None]
+    return torch.stack(parts, 1).transpose(0, 1) if parts[0].dim() else torch.stack(parts)
+
+
+def pull_at_once(
+    output: Float[Tensor, "*shape"], taps: list[Tensor], mixtures: Float[Tensor, "mixture *shape"]
+) -> list[Float[Tensor, "mixture ..."]]:
+    """∂f/∂tap, with a back-propagation in which every operation runs for all mixtures."""
+
+    def pull(mixture: Float[Tensor, "*shape"]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True)
+
+    return list(vmap(pull)(mixtures))
+
+
+def each_output(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:
+    """One for each chosen output in turn, of all examples."""
+    places = torch.tensor(chosen, device=output.device)[:, None]
+    each = torch.zeros(len(chosen), output.shape[1], dtype=output.dtype, device=output.device).scatter(1, places, 1.0)
+    return each[:, None].expand(-1, *output.shape)
+
+
+# --- Places: which rows of a product, or elements, belong to which example.
+
+
+def in_rounds(owner: Int[Tensor, " row"], examples: int) -> bool:
+    """Whether rows of matrices follow each other in rounds, one row of each example, as where time comes first.
+
+    >>> in_rounds(torch.tensor([0, 1, 0, 1]), 2), in_rounds(torch.tensor([0, 0, 1, 1]), 2)
+    (True, False)
+    """
+    rounds, rest = divmod(len(owner), examples)
+    return not rest and torch.equal(owner, torch.arange(examples, device=owner.device).repeat(rounds))
+
+
+def in_turn(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
+    """The rows that each example uses; None where they follow each other example by example, as many of each.
+
+    Of an example with fewer than others, rows that are not there: those after the last.
+
+    >>> in_turn(torch.tensor([0, 0, 1, 1]), 2), in_turn(torch.tensor([1, 0, -1, 1]), 2)
+    (None, tensor([[1, 4],
+            [0, 3]]))
+    """
+    uses, rest = divmod(len(owner), examples)
+    if not rest and torch.equal(owner, torch.arange(examples, device=owner.device).repeat_interleave(uses)):
+        return None
+    times = torch.bincount(owner + 1, minlength=examples + 1)
+    order = owner.argsort(stable=True)[int(times[0]) :]
+    whose, before = owner[order], times[1:].cumsum(0) - times[1:]
+    nobody = owner.new_full((examples, int(times[1:].max())), len(owner))
+    return nobody.index_put((whose, torch.arange(len(order), device=owner.device) - before[whose]), order)
+
+
+def at_places(
+    rows: Float[Tensor, "..."], axis: int, places: Int[Tensor, "example use"]
+) -> Float[Tensor, "... example use _"]:
+    """The rows of each example, zeros where it has none; a view, where all uses follow each other use by use."""
+    examples, uses = places.shape
+    count = rows.shape[axis]
+    if torch.equal(places.t().reshape(-1), torch.arange(count, device=places.device)):
+        return rows.reshape(*rows.shape[:axis], uses, examples, *rows.shape[axis + 1 :]).transpose(axis, axis + 1)
+    known = with_zeros(rows, axis) if (places == count).any() else rows
+    return known[places] if axis == 0 else known[:, places]
+
+
+def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
+    """The rows, and one of zeros after the last."""
+    shape = [1 if d == axis else n for d, n in enumerate(rows.shape)]
+    return torch.cat([rows, rows.new_zeros(shape)], axis)
+
+
+# --- Scattering: the gradients of a weight that an elementwise operation used, added up over all its copies.
+#
+# A weight that was copied along the axis of the examples, as gains and biases are, takes one sum; any other takes
+# its gradients element by element to where they belong.
+
+
+BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
+
+
+def scatter(
+    use: Element, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
+) -> Float[Tensor, "example out size"]:
+    """The gradient of each example with respect to the elements that a weight was expanded from."""
+    if not (shown_once(owner) >= 0).all():
+        refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
+    positions = use.positions
+    size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
+    axis = axis_of_examples(positions, owner, examples)
+    if axis is not None:
+        return add_copies(use, cotangent, axis, size)
+    cotangent, reached = with_gain(use, cotangent), owner >= 0
+    target = (owner * size + positions.to(owner.device))[reached]
+    flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
+    return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
+
+
+def with_gain(use: Element, cotangent: Float[Tensor, "out ..."]) -> Float[Tensor, "out ..."]:
+    """The gradient of the expanded weight, where the tap is a result that it was multiplied into."""
+    return cotangent if isinstance(use.gain, float) and use.gain == 1 else cotangent * use.gain
+
+
+def axis_of_examples(positions: Int[Tensor, "..."], owner: Int[Tensor, "..."], examples: int) -> int | None:
+    """The axis that counts examples, if a weight was copied along it, as gains and biases are."""
+    shown = shown_once(owner)
+    for axis in range(owner.dim()):
+        if owner.shape[axis] == examples and (positions.stride(axis) == 0 or examples == 1):
+            index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - axis - 1))
+            if bool(((shown == index) | (shown < 0)).all()):
+                return axis
+    return None
+
+
+def add_copies(
+    use: Element, cotangent: Float[Tensor, "out ..."], axis: int, size: int
+) -> Float[Tensor, "example out size"]:
+    """The sum over the axes that the weight was copied along, and what is left by its place in the weight."""
+    positions = use.positions
+    copied = [d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis]
+    rows = sum_over(use, cotangent, copied).movedim(axis + 1 - sum(d < axis for d in copied), 1)
+    rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
+    once = positions[tuple(0 if d in (axis, *copied) else slice(None) for d in range(positions.dim()))]
+    places = once.reshape(-1).to(rows.device)
+    if not torch.equal(places, torch.arange(size, device=rows.device)):
+        rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
+    return rows.transpose(0, 1)
+
+
+def sum_over(use: Element, cotangent: Float[Tensor, "out ..."], axes: list[int]) -> Float[Tensor, "out ..."]:
+    """The gradient of the expanded weight, added up; of many outputs by products, where pixels are the last axes."""
+    last = len(axes) > 0 and axes[0] == use.tap.dim() - len(axes)
+    if last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
+        kind = torch.promote_types(cotangent.dtype, use.gain.dtype)  # casts may have left the gain a shorter one
+        gain = use.gain.expand(use.tap.shape).flatten(axes[0]).to(kind)
+        return inner_products(cotangent.flatten(axes[0] + 1).to(kind), gain[None])[0, ..., 0]
+    whole = with_gain(use, cotangent)
+    return whole.sum([d + 1 for d in axes]) if axes else whole
+
+
+def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
+    """What no example owned when it was asked must not matter now (only a mask that changed could make it)."""
+    if cotangent.any():
+        raise NoRule(BY_COMPARISON)
+
+
+# --- Arranging what was pulled back to the uses of weights into features, example by example.
+#
+# Parameters that are always used together, in products alone, keep their factors. A parameter that is used in
+# several ways (a tied weight, a gain, a weight made of other weights) gets its gradients multiplied out: the sum
+# over its uses is then an ordinary sum.
+
 
 NOWHERE: Weights = {}
 

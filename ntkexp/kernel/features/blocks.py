@@ -1,14 +1,24 @@
-"""The Jacobian of some parameters at some inputs, in factors or row by row.
+"""Features: the Jacobian of a network at some inputs, block by block of its parameters, in factors or row by row.
 
-For a product z = a W the gradient of output c of example n is Σ_u a_nu ⊗ β_ncu, a sum over the uses u that belong to
-the example (one for a plain layer, one a position for a convolution). It is not multiplied out where the factors do.
+Uses that share their β are one use: positions before a mean over them, or the one position that is read.
+
+    Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u one or nothing
+
+so a layer whose result is only summed up, or looked at in one place, costs a kernel what a layer of one use does.
+Whether they do is read from the numbers, for which a device is waited: a kernel by itself can afford that, a step not.
+
+>>> from ntkexp.kernel.features.blocks import Factored
+>>> a, beta = torch.arange(6.0).view(1, 3, 2), torch.tensor([[1.0], [0.0], [1.0]]).view(1, 1, 3, 1)
+>>> found = gathered(Factored(a, beta, None, None, None))
+>>> (found.inputs * found.outputs[:, 0]).tolist()
+[[[4.0, 6.0]]]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -16,6 +26,13 @@ from torch import Tensor
 
 from ntkexp.kernel.secant.uses import Source, View
 from ntkexp.shapes import Weights
+
+# --- The Jacobian of some parameters at some inputs, in factors or row by row.
+#
+# For a product z = a W the gradient of output c of example n is Σ_u a_nu ⊗ β_ncu, a sum over the uses u that
+# belong to the example (one for a plain layer, one a position for a convolution). It is not multiplied out where
+# the factors do.
+
 
 Key: TypeAlias = tuple[Source | str | None, Source | None]
 
@@ -236,3 +253,129 @@ def spread(gradient: Float[Tensor, "example out size"], view: View, size: int) -
         )
     positions = view.of(torch.arange(size, device=gradient.device)).reshape(-1)
     return gradient.new_zeros(*gradient.shape[:2], size).index_add(2, positions, gradient)
+
+
+# --- Features: the Jacobian of a network at some inputs, block by block of its parameters.
+
+
+@dataclass(frozen=True)
+class Features:
+    """A Jacobian, block by block. Features of the same function have the same keys."""
+
+    blocks: Mapping[Key, Block]
+    examples: int
+    outputs: int
+
+    def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Features:
+        """The Jacobian contracted with ℓ′ on its outputs: J(x)ᵀℓ′ for every example."""
+        blocks = {key: block.weighted(output_gradient) for key, block in self.blocks.items()}
+        return Features(blocks, self.examples, 1)
+
+    def scaled(self, factors: Mapping[str, float]) -> Features:
+        """The Jacobian, each parameter's part times its factor."""
+        blocks = {key: block.scaled(factors) for key, block in self.blocks.items()}
+        return Features(blocks, self.examples, self.outputs)
+
+    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+        """J v, for a v in the shape of the weights."""
+        first, *rest = (block.applied(weights) for block in self.blocks.values())
+        return sum(rest, start=first)
+
+    def total(self, weights: Weights) -> Weights:
+        """The sum over examples and outputs, in the shape of the weights: the gradient, for weighted features."""
+        found: Weights = {}
+        for block in self.blocks.values():
+            for name, value in block.total(weights).items():
+                found[name] = found[name] + value if name in found else value
+        return {name: found[name] if name in found else zeros(weight) for name, weight in weights.items()}
+
+
+def nothing(weights: Weights) -> Weights:
+    """Zeros in the shapes of the weights."""
+    return {name: zeros(weight) for name, weight in weights.items()}
+
+
+def zeros(weight: Tensor) -> Tensor:
+    """Zeros in the shape of a weight, which lie in order even where that does not, as in channels-last layout.
+
+    >>> import torch
+    >>> zeros(torch.ones(2, 3).t()).stride()
+    (2, 1)
+    """
+    return weight.new_zeros(weight.shape)
+
+
+# --- Features of examples that were read a few at a time, as those of all.
+
+
+def joined(parts: Iterable[Callable[[Weights], Features]], examples: int) -> Features | None:
+    """All parts in their order, each copied to its place when it comes; None where they have no common form.
+
+    A part is told where the rows of each parameter belong from its first example on, and may write them there itself.
+    """
+    room: dict[Key, Block] = {}
+    at = outputs = 0
+    for read in parts:
+        part = read({block.name: block.rows[at:] for block in room.values() if isinstance(block, Rows)})
+        room = room or {key: widened(block, examples) for key, block in part.blocks.items()}
+        if part.blocks.keys() != room.keys():
+            return None
+        if not all(put(room[key], block, at) for key, block in part.blocks.items()):
+            return None
+        at, outputs = at + part.examples, part.outputs
+    return Features(room, examples, outputs)
+
+
+def widened(block: Block, examples: int) -> Block:
+    """Room for so many examples."""
+    room: dict[str, Any] = {name: value.new_empty(examples, *value.shape[1:]) for name, value in arrays(block).items()}
+    return replace(block, **room)
+
+
+def put(room: Block, block: Block, at: int) -> bool:
+    """Copy some examples to their place, from this one on; False where they do not fit."""
+    places, given = arrays(room), arrays(block)
+    if places.keys() != given.keys() or any(places[name].shape[1:] != given[name].shape[1:] for name in given):
+        return False
+    for name, value in given.items():
+        place = places[name][at : at + len(value)]
+        if place.data_ptr() != value.data_ptr():
+            place.copy_(value)
+    return True
+
+
+def arrays(block: Block) -> Mapping[str, Tensor]:
+    """The fields of a block that are tensors: all have an example for each element of their first axis."""
+    return {name: value for name, value in vars(block).items() if isinstance(value, Tensor)}
+
+
+def in_few_uses(features: Features) -> Features:
+    """The same features, with as few uses as they can have."""
+    blocks = features.blocks.items()
+    return replace(
+        features, blocks={key: gathered(block) if isinstance(block, Factored) else block for key, block in blocks}
+    )
+
+
+def gathered(block: Factored) -> Factored:
+    """The same gradients from one use of each example, where all of an example's uses have one β or none."""
+    examples, uses, _ = block.inputs.shape
+    if uses < 2 or not examples or share(block.outputs[:1]) is None:  # as most show by their first example
+        return block
+    weights = share(block.outputs)
+    if weights is None:
+        return block
+    total = weights.sum(1, keepdim=True).clamp(min=1)  # in the outputs, so that a bias has its share as well
+    inputs = torch.bmm((weights / total)[:, None], block.inputs)
+    return replace(block, inputs=inputs, outputs=block.outputs.sum(2, keepdim=True))
+
+
+def share(outputs: Float[Tensor, "example out use features"]) -> Float[Tensor, "example use"] | None:
+    """One for each use that has the β of its example, nothing for one that has none; None if one has another."""
+    if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):  # which is soon seen
+        return outputs.new_ones(len(outputs), outputs.shape[2])
+    uses = (outputs != 0).any(3).any(1)
+    first = uses.to(torch.uint8).argmax(1)  # each example's first use with any β
+    alike = outputs[torch.arange(len(outputs), device=first.device), :, first]
+    weights = uses.to(outputs.dtype)
+    return weights if torch.equal(alike[:, :, None] * weights[:, None, :, None], outputs) else None

@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Factored, Rows, apart, laid_out
-from ntkexp.kernel.features.features import Features, Key
+from ntkexp.kernel.features.blocks import Block, Factored, Features, Key, Rows, apart, laid_out
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 

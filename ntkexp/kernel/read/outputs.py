@@ -1,4 +1,6 @@
-"""Outputs: which of them a kernel is between, and how many are read at once.
+"""Outputs that a kernel is between, how many are read at once, and what was found out for the latest questions.
+
+Outputs: which of them a kernel is between, and how many are read at once.
 
 `all` gives blocks [out, out_], a list of places the blocks of those outputs, and `trace` their sum Σ_c K[x, c, x′, c],
 which needs no memory for blocks: outputs are read a few at a time.
@@ -9,20 +11,56 @@ which needs no memory for blocks: outputs are read a few at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
-from typing import Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Factored
-from ntkexp.kernel.features.differentiate import each_output
-from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.features.arrange import each_output
+from ntkexp.kernel.features.blocks import Block, Factored, Features, Key, arrays
+from ntkexp.kernel.record.tape import Slot, Tape
 from ntkexp.mistake import Mistake
+
+# --- Answers: what was found out, for the latest questions.
+#
+# Where values route rows, by masks, orders or experts, every batch may be a question of its own, and answers are
+# as large as what they are about: the oldest are forgotten.
+
+
+LATEST = 64  # what is remembered: something for every block of a run, where values route rows
+
+T = TypeVar("T")
+
+
+@dataclass
+class Answers(Generic[T]):
+    """The latest `room` answers.
+
+    >>> squares = Answers[int](room=2)
+    >>> [squares.to(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.kept)
+    ([1, 4, 1, 9], [1, 3])
+    """
+
+    room: int = field(default_factory=lambda: LATEST)
+    kept: OrderedDict[Hashable, T] = field(default_factory=OrderedDict, repr=False)
+
+    def to(self, question: Hashable, find: Callable[[], T]) -> T:
+        """The answer to a question; found again if it is not known any more."""
+        return self.keep(question, self.kept[question] if question in self.kept else find())
+
+    def keep(self, question: Hashable, answer: T) -> T:
+        """Remember an answer as the latest."""
+        self.kept[question] = answer
+        self.kept.move_to_end(question)
+        while len(self.kept) > self.room:
+            self.kept.popitem(last=False)
+        return answer
+
 
 AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
 
@@ -98,3 +136,59 @@ def numbers_made(block: Block) -> int:
     if isinstance(block, Factored) and block.inputs.shape[1] == 1:
         return block.outputs[0].numel()
     return block.size
+
+
+# --- Parts: tapes and features taken apart into tensors, and put together again from others.
+#
+# A program takes tensors and gives tensors. What it is fed are the values that weights and inputs decide; what it
+# gives are the values on a tape, or the factors of features. All the rest is the same whenever it runs, and is
+# kept as a mould.
+
+
+def fed_slots(tape: Tape) -> list[Slot]:
+    """The slots of weights and inputs."""
+    return [*tape.weights, *tape.inputs]
+
+
+def varying(tape: Tape) -> list[Tensor]:
+    """The values that weights or inputs decide; all others are the same on every tape of a program."""
+    return [tape[slot] for slot in (*fed_slots(tape), *tape.made)]
+
+
+def parts(made: Tape | Features) -> list[Tensor]:
+    """What is compared: all tensors of features; the outputs of a tape, to which all else on it leads.
+
+    On the way to them there may be memory that nobody has written to yet.
+    """
+    if isinstance(made, Tape):
+        return [made.outputs]
+    return [value for block in made.blocks.values() for value in arrays(block).values()]
+
+
+def tape_mould(tape: Tape) -> Tape:
+    """A tape without the values that vary."""
+    gone, nothing = {*fed_slots(tape), *tape.made}, tape.outputs.new_empty(0)
+    return tape.refilled(tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)))
+
+
+def fill_tape(mould: Tape, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Tape:
+    """Another tape of the same program."""
+    values = list(mould.values)
+    for slot, value in zip((*fed_slots(mould), *mould.made), (*fed, *found), strict=True):
+        values[slot] = value
+    return mould.refilled(tuple(values))
+
+
+def features_mould(features: Features) -> Features:
+    """Features without their numbers."""
+    return fill_features(features, (), [value.new_empty([0] * value.dim()) for value in parts(features)])
+
+
+def fill_features(mould: Features, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Features:
+    """Other features of the same function."""
+    left = iter(found)
+    blocks: dict[Key, Block] = {}
+    for key, block in mould.blocks.items():
+        kept: dict[str, Any] = vars(block) | {name: next(left) for name in arrays(block)}
+        blocks[key] = type(block)(**kept)
+    return Features(blocks, mould.examples, mould.outputs)

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.features.features import Features
-from ntkexp.kernel.read.answers import Answers
-from ntkexp.kernel.read.outputs import Mixtures
-from ntkexp.kernel.read.parts import (
+from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.read.outputs import (
+    Answers,
+    Mixtures,
     features_mould,
     fed_slots,
     fill_features,
@@ -36,12 +36,10 @@ from ntkexp.kernel.read.parts import (
     tape_mould,
     varying,
 )
-from ntkexp.kernel.record.inputs import tensors
-from ntkexp.kernel.record.out_of_memory import is_out_of_memory
-from ntkexp.kernel.record.program import DoesNotHold, Program, program, trace
-from ntkexp.kernel.record.same import same
-from ntkexp.kernel.record.straight import NotStraight
-from ntkexp.kernel.record.tape import Tape, is_whole
+from ntkexp.kernel.record.program import DoesNotHold, Program, program, same, trace
+from ntkexp.kernel.record.recorder import NotStraight
+from ntkexp.kernel.record.tape import Tape, is_whole, tensors
+from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.shapes import Inputs, Weights
 

@@ -1,31 +1,212 @@
-"""Recording: a function runs on ordinary tensors while every ATen operation is written down.
-
-A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a module into operations
-that return new tensors; what operations of torch overwrite inside themselves (the gates of an LSTM, circular padding)
-is turned here. A write through one view changes every other view of its storage, so the content of the storage is
-kept as one flat value, from which a view that is used later is taken again:
-
-    view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
+"""Recording: a function runs on ordinary tensors while every ATen operation is written down, and what leaves torch or
+draws at random is noticed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ntkexp.kernel.record.arguments import leaves, replace
-from ntkexp.kernel.record.convolve import convolve
-from ntkexp.kernel.record.drawing import is_random, refuse_passing, refuse_unknown
-from ntkexp.kernel.record.entry import Entry, Slot
-from ntkexp.kernel.record.straight import NotStraight
-from ntkexp.kernel.record.tape import storage
+from ntkexp.kernel.record.tape import Entry, Slot, leaves, replace, storage
 from ntkexp.mistake import Mistake
+
+# --- Drawing: the random numbers of a module whose generators begin in a known state, as numbers from outside.
+#
+# Such a module is a function again, of a batch as a whole: who is left out moves what the others draw. A number
+# that was drawn counts as an input, which differs from batch to batch and leads back to no weight.
+#
+#     dropout(x, p) = x · m / (1 − p)        m was drawn
+
+
+FREE = frozenset(
+    (
+        *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
+        *("normal_functional", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
+        *("random", "randperm", "uniform"),
+    )
+)
+"""Operations whose result has no derivative in what they are given."""
+
+
+@cache
+def is_random(op: OpOverload) -> bool:
+    """Whether the operation draws numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def refuse_unknown(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, known: bool) -> None:
+    """Refuse to draw where nobody knows from which state."""
+    if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
+        raise Mistake(
+            f"the module draws random numbers ({op}) from a generator of its own, whose state nobody keeps; let it "
+            "draw from torch's, or call module.eval() first"
+        )
+    if not known:
+        raise Mistake(f"the module draws random numbers ({op}); kernels need a function: call module.eval() first")
+
+
+def refuse_passing(op: OpOverload) -> None:
+    """Refuse numbers through which gradients pass."""
+    if base_name(op) not in FREE:
+        raise Mistake(f"the module draws random numbers through which gradients pass ({op}); put another layer there")
+
+
+def dropped(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of torch, but dropout by one operation, which writes nothing in place. It draws in the order of memory,
+    which `functionalize` does not keep.
+
+    >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
+    >>> one = functional.dropout(x)
+    >>> torch.set_rng_state(state)
+    >>> torch.equal(one, dropped(functional.dropout, (x,), {}))
+    True
+    """
+    if func is not functional.dropout and func is not torch.dropout:
+        return func(*args, **kwargs)
+    value, rate, training, in_place = of_dropout(*args, **kwargs)
+    if not training or not rate:
+        return func(*args, **kwargs)
+    found = torch.native_dropout(value, rate, True)[0]
+    return value.copy_(found) if in_place else found
+
+
+def of_dropout(
+    input: Tensor,  # noqa: A002  as torch calls it
+    p: float = 0.5,
+    training: bool | None = None,
+    inplace: bool = False,
+    *,
+    train: bool = True,
+) -> tuple[Tensor, float, bool, bool]:
+    """The arguments of dropout, as they are given to the layer's function, or to that of torch."""
+    return input, p, train if training is None else training, inplace
+
+
+def base_name(op: OpOverload) -> str:
+    """The name of an operation, whether it writes in place or not.
+
+    >>> base_name(torch.ops.aten.bernoulli_.float), base_name(torch.ops.aten.bernoulli.p)
+    ('bernoulli', 'bernoulli')
+    """
+    return str(op._schema.name.removeprefix("aten::").removesuffix("_"))
+
+
+# --- Numbers go out of torch: a module takes them out of tensors as lists or arrays, and may put them back as
+# constants.
+#
+# No operation tells of it, so an equation is written down in its place: these are the numbers that were read. A
+# program that was made of the tape holds as long as it does. `functionalize` cannot follow: its tensors have no
+# memory to read.
+
+
+WAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+
+
+class OutOfTorch(TorchFunctionMode):
+    """Notes what leaves torch; refuses it where values are not in memory."""
+
+    def __init__(self, in_memory: bool) -> None:
+        super().__init__()
+        self.in_memory = in_memory
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in WAYS:
+            if not self.in_memory:
+                raise RuntimeError("numbers leave torch")
+            note(args[0])
+        return dropped(func, args, kwargs or {})
+
+
+def note(value: Tensor) -> None:
+    """Ask torch whether a tensor has the elements that it has."""
+    torch.equal(value, torch.tensor(value.tolist(), dtype=value.dtype, device=value.device).reshape(value.shape))
+
+
+# --- Straight on: most modules write nothing in place and read no numbers, and are recorded as they run.
+#
+# Any other needs help, and runs again: writes are rewritten, and what leaves torch is noted.
+
+
+READS = frozenset({*WAYS, Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__})
+
+
+class NotStraight(Exception):
+    """The module is about to write into a tensor, or to read a number from one."""
+
+
+class StraightOn(TorchFunctionMode):
+    """Stops before a number is read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise NotStraight
+        return dropped(func, args, kwargs or {})
+
+
+# --- Convolutions of many examples, a few at a time.
+#
+# In double precision torch multiplies a kernel with patches of the input, which it first brings together for all
+# examples that it is given: nine times the input of a 3×3 kernel, in memory that the system clears first, every
+# time. Those of a few examples stay in the cache from when they are written to when they are multiplied. The bits
+# are the same, for torch multiplies one example after the other.
+
+
+AT_ONCE = 2**20  # bytes of patches or copies, for every thread: about half of its cache
+
+
+def convolve(
+    x: Float[Tensor, "example channel *pixels"],
+    kernel: Float[Tensor, "_ _ *window"],
+    bias: Float[Tensor, " features"] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    extra: Sequence[int],
+    groups: int,
+) -> Float[Tensor, "example features *pixels_"]:
+    """What `torch.convolution` gives for these arguments.
+
+    >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
+    >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
+    >>> torch.equal(convolve(x, kernel, None, *how), torch.convolution(x, kernel, None, *how))
+    True
+    """
+    how = (kernel, bias, stride, padding, dilation, transposed, extra, groups)
+    by_patches = x.dtype == torch.float64 and x.device.type == "cpu" and prod(kernel.shape[2:]) > 1
+    if transposed or groups > 1 or not by_patches or x.dim() != kernel.dim() or not len(x):
+        return torch.convolution(x, *how)
+    patches = x.nbytes * prod(kernel.shape[2:]) // (len(x) * prod(stride))
+    step = max(1, AT_ONCE // max(1, patches)) * torch.get_num_threads()
+    if len(x) <= step:
+        return torch.convolution(x, *how)
+    first = torch.convolution(x[:step], *how)
+    whole = first.new_empty(len(x), *first.shape[1:])
+    whole[:step] = first
+    for at in range(step, len(x), step):
+        whole[at : at + step] = torch.convolution(x[at : at + step], *how)
+    return whole
+
+
+# --- Recording: a function runs on ordinary tensors while every ATen operation is written down.
+#
+# A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a module into
+# operations that return new tensors; what operations of torch overwrite inside themselves (the gates of an LSTM,
+# circular padding) is turned here. A write through one view changes every other view of its storage, so the
+# content of the storage is kept as one flat value, from which a view that is used later is taken again:
+#
+#     view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
+
 
 aten = torch.ops.aten
 

@@ -1,26 +1,183 @@
 """A tape: what a function of weights did on one batch of inputs, operation by operation.
 
-The function runs as it is, on ordinary tensors, while every ATen operation is written down. `functionalize` turns its
-in-place operations and writes through views into operations that return new tensors, so that a tape is a pure program;
-what operations of torch overwrite inside themselves stays visible by the operation's schema.
+Inputs: one tensor, several by position, or several by name. The first axis of every tensor is that of the examples.
+
+>>> import torch
+>>> x = torch.ones(5, 2)
+>>> part({"tokens": x, "cache": False}, slice(1, 3))["tokens"].shape
+torch.Size([2, 2])
+
+Arguments: what an operation is given or gives, by itself or in lists and tuples.
+
+torch walks trees of any kind, which takes longer than most operations; those of an operation have no other branches.
+
+>>> replace((1, [2, "x"]), lambda leaf: 10 * leaf), list(leaves((1, [2, None])))
+((10, [20, 'xxxxxxxxxx']), [1, 2, None])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as dataclasses_replace
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ntkexp.kernel.record.digest import digest
-from ntkexp.kernel.record.entry import Entry, Slot, reached
-from ntkexp.kernel.record.inputs import examples
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
+
+
+def as_inputs(inputs: object) -> Inputs:
+    """Inputs as tensors without a graph, tuples and dicts; other mappings and lists become those."""
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)
+    elif isinstance(inputs, list):
+        inputs = tuple(inputs)
+    if not isinstance(inputs, Tensor | tuple | dict):
+        kind = type(inputs).__name__
+        raise Mistake(f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword arguments")
+    found = map_tensors(Tensor.detach, inputs)
+    examples(found)
+    return found
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """The inputs with a function applied to every tensor."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    result: Inputs = tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
+    return result
+
+
+def part(inputs: Inputs, where: slice) -> Inputs:
+    """Some of the examples."""
+    return map_tensors(lambda tensor: tensor[where], inputs)
+
+
+def tensors(inputs: Inputs) -> list[Tensor]:
+    """The tensors among the inputs."""
+    leaves = [inputs] if isinstance(inputs, Tensor) else tree_flatten(inputs)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def examples(inputs: Inputs) -> int:
+    """How many examples there are."""
+    counts = {len(tensor) if tensor.dim() else None for tensor in tensors(inputs)}
+    if len(counts) != 1 or None in counts:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs)) or "no tensor at all"
+        raise Mistake(f"the inputs have the shapes {shapes}; every first axis must be that of the same examples")
+    return int(counts.pop() or 0)
+
+
+def replace(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The same, a function applied to every leaf."""
+    if isinstance(value, tuple):
+        return tuple([replace(each, function) for each in value])
+    if isinstance(value, list):
+        return [replace(each, function) for each in value]
+    return function(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What is in it that holds nothing else."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from leaves(each)
+    else:
+        yield value
+
+
+# --- An entry of a tape: one operation, with the places of its arguments and results.
+
+
+class Slot(int):
+    """The place of a tensor on a tape, which is not written like a number.
+
+    >>> [Slot(2), 2]
+    [@2, 2]
+    """
+
+    def __repr__(self) -> str:
+        return f"@{int(self)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One operation: its arguments with slots for tensors, the slots of its results, what it gave to Python."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Slot, ...]
+    scalars: tuple[Any, ...]
+    places: tuple[int, ...] | None = None  # of the results among what the operation returned; None: it returned one
+
+    @property
+    def name(self) -> str:
+        """The operation without its overload: `aten::add.Tensor` is `add`."""
+        return self.op._schema.name.removeprefix("aten::")
+
+    @property
+    def reads(self) -> bool:
+        """Whether it gave a number to Python."""
+        return any(scalar is not None for scalar in self.scalars)
+
+    def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
+        """The same operation on other slots, which a function gives for these."""
+        kwargs = {name: replace(value, slot) for name, value in self.kwargs.items()}
+        return Entry(self.op, replace(self.args, slot), kwargs, results, self.scalars, self.places)
+
+    @cached_property
+    def makes(self) -> frozenset[Slot]:
+        """The slots of results that were not there before; a constant that is taken up as it is was."""
+        return frozenset(self.results) - frozenset(self.slots)
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots among the arguments."""
+        return tuple([leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)])
+
+
+def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
+    """The given slots, and all that is computed from them."""
+    found = set(start)
+    for entry in entries:
+        if not found.isdisjoint(entry.slots):
+            found.update(entry.results)
+    return frozenset(found)
+
+
+# --- Digests: what tensors hold, in so few bytes that it can be kept and compared for as long as anybody asks.
+
+
+def digest(values: Iterable[Tensor], about: str = "") -> bytes:
+    """The sha256 of the elements of some tensors, and of what is said about them.
+
+    >>> ones = torch.ones(2)
+    >>> digest([ones]) == digest([ones.clone()]), digest([ones]) == digest([2 * ones])
+    (True, False)
+    """
+    found = sha256(about.encode())
+    for value in values:
+        flat = (
+            value.detach().reshape(-1).cpu().clone(memory_format=torch.contiguous_format)
+        )  # one element may have no step
+        found.update(flat.view(torch.uint8).numpy().tobytes())
+    return found.digest()
+
+
+# --- A tape: what a function of weights did on one batch of inputs, operation by operation.
+#
+# The function runs as it is, on ordinary tensors, while every ATen operation is written down. `functionalize`
+# turns its in-place operations and writes through views into operations that return new tensors, so that a tape
+# is a pure program; what operations of torch overwrite inside themselves stays visible by the operation's schema.
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +270,11 @@ class Tape:
                 kept.append(entry)
         nothing = self.values[self.output].new_empty(0)
         values = tuple(value if Slot(k) in needed else nothing for k, value in enumerate(self.values))
-        return replace(self, entries=tuple(reversed(kept)), values=values)
+        return dataclasses_replace(self, entries=tuple(reversed(kept)), values=values)
 
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
         """A tape of the same program with other values; what was found out about the program stays known."""
-        other = replace(self, values=values, overwrites=False)
+        other = dataclasses_replace(self, values=values, overwrites=False)
         vars(other).update({name: getattr(self, name) for name in OF_A_PROGRAM})
         return other
 

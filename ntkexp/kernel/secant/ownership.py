@@ -19,11 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.record.casts import Uncast
-from ntkexp.kernel.record.digest import digest
-from ntkexp.kernel.record.entry import Slot
-from ntkexp.kernel.record.independence import COUPLED
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.tape import Slot, Tape, digest
+from ntkexp.kernel.record.taping import COUPLED, Uncast
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of

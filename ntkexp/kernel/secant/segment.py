@@ -1,17 +1,24 @@
-"""A segment of weight space, from θ₀ to θ₁; a point is a segment of length zero.
-
-A network is read along a segment by its secant Jacobian J̄, for which J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀) exactly. On a segment
-of length zero J̄ is the tangent J(θ₀).
-"""
+"""A segment of weight space, from θ₀ to θ₁, and its closure: J̄Δθ = f(θ₁) − f(θ₀), which rounding alone may break."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf, isfinite, isnan
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
+
+# --- A segment of weight space, from θ₀ to θ₁; a point is a segment of length zero.
+#
+# A network is read along a segment by its secant Jacobian J̄, for which J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀) exactly. On a
+# segment of length zero J̄ is the tangent J(θ₀).
 
 
 @dataclass(frozen=True)
@@ -46,3 +53,90 @@ class Segment:
 def point(weights: Weights) -> Segment:
     """The segment of length zero at these weights, all of them trained."""
     return Segment(weights, weights, frozenset(weights))
+
+
+# --- Closure: J̄Δθ = f(θ₁) − f(θ₀), which rounding alone may break.
+#
+# Neither end of Δf is known better than f itself is, and f is a chain of sums, each rounded to eps of its terms.
+# So
+#
+#     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
+#
+# with norms over all examples and outputs, and eps that of the shortest numbers between weights and outputs. What
+# is beyond that is no rounding, or that of a network whose outputs are small differences of large numbers. Where
+# half of the digits of f are gone, or what is left is no number, the kernel is wrong.
+
+
+ALL = slice(None)
+MULTIPLE = 1000  # the tests' networks stay below 100; their terms are some ten times larger than their outputs
+
+
+@dataclass(frozen=True)
+class Closure:
+    """How far a secant is from the change that it explains, and how far rounding may take it."""
+
+    error: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether rounding explains the error; an error that is no number is not explained.
+
+        >>> Closure(1e-15, 1e-12).holds, Closure(float("nan"), 1e-12).holds
+        (True, False)
+        """
+        return isfinite(self.error) and self.error <= self.bound
+
+    @property
+    def miss(self) -> float:
+        """The error, beyond all others if it is no number."""
+        return inf if isnan(self.error) else self.error
+
+    @property
+    def severity(self) -> float:
+        """The error in units of its bound, beyond all others if that is no number.
+
+        >>> Closure(2e-12, 1e-12).severity, Closure(float("nan"), 1e-12).severity, Closure(0.0, 0.0).severity
+        (2.0, inf, 0.0)
+        """
+        if self.holds:
+            return self.error / self.bound if self.bound else 0.0
+        return self.miss / self.bound if 0 < self.bound < inf else inf
+
+    @property
+    def words(self) -> str:
+        """How far off it is.
+
+        >>> Closure(1e-2, 1e-9).words
+        'by 0.01 where rounding explains 1e-09'
+        """
+        return f"by {self.error:.2g} where rounding explains {self.bound:.2g}"
+
+
+def closure(push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL) -> Closure:
+    """The closure of J̄Δθ at the chosen outputs, between the tapes of the ends."""
+    before, after = start.outputs[:, chosen], end.outputs[:, chosen]
+    size = float(start.outputs.norm()) + float(end.outputs.norm())
+    return Closure(float((push - (after - before)).norm()), bound(size, max(start.eps, end.eps)))
+
+
+def explained(found: Sequence[Closure], eps: float) -> str | None:
+    """What to say of the worst of a segment's closures, if rounding does not explain it; a wrong one is refused.
+
+    >>> explained([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)
+    'the secant misses the change of the outputs by 1e-11 where rounding explains 1e-12'
+    """
+    worst = max(found, key=lambda closure: closure.severity)
+    said = f"the secant misses the change of the outputs {worst.words}"
+    if worst.severity * MULTIPLE * eps**0.5 > 1:
+        raise Mistake(f"{said}, so its kernel would be wrong; are the outputs finite at both ends?")
+    return None if worst.holds else said
+
+
+def bound(size: float, eps: float) -> float:
+    """How far rounding may take sums of terms of this size.
+
+    >>> bound(size=2.0, eps=1e-16)
+    2e-13
+    """
+    return MULTIPLE * eps * size

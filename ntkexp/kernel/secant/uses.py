@@ -1,28 +1,114 @@
-"""Uses: which operation used which weight.
-
-A use is an operation between something made of weights alone and something that depends on the inputs. There the
-network is cut: the `tap` is a tensor in which the (surrogate) network can be differentiated, β = ∂f/∂tap. The gradient
-with respect to the weight then needs no further propagation:
-
-    product     z = a W        one row of z per use           Σ_r a_r ⊗ β_r
-    grouped     z_g = a_g W_g  one row of z per use           the same, group by group
-    element     anything else  the weight, expanded           Σ over the elements that each weight was copied to
+"""Uses: which operation used which weight, on a replay or on a tape whose graph autograd can follow, and convolution
+as a product of patches.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
-from ntkexp.kernel.record.entry import Slot
-from ntkexp.kernel.record.tape import Tape, storage
-from ntkexp.kernel.secant.patches import Window
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
+
+# --- Convolution as a product of matrices: patches of the input times the kernel.
+
+
+def patches(
+    x: Float[Tensor, "example channel *pixels"],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Float[Tensor, "example use size"]:
+    """What the window of a convolution shows at each output pixel, channel by channel.
+
+    Pixels follow each other in memory, as they do in x: to bring a patch together takes longer than to multiply it.
+    """
+    shown = shown_by(padded(x, padding), window, stride, dilation)  # [example, channel, *offset, *pixel]
+    return shown.reshape(len(x), x.shape[1] * prod(window), -1).mT
+
+
+def padded(x: Float[Tensor, "example channel *pixels"], padding: Sequence[int]) -> Float[Tensor, "example channel *_"]:
+    """Images with a border of zeros."""
+    return nn.functional.pad(x, [width for width in reversed(padding) for _ in range(2)])
+
+
+def shown_by(
+    image: Float[Tensor, "example channel *pixels"],
+    window: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Float[Tensor, "example channel *offsets_and_pixels"]:
+    """A view of an image with its border: for every offset in the window, what is seen there from every pixel."""
+    for axis, (size, step, apart) in enumerate(zip(window, stride, dilation, strict=True), start=2):
+        image = image.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
+    axes = len(window)
+    return image.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
+
+
+AT_ONCE = 2**22  # bytes of patches that are brought together: they are multiplied while they are in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """What the window of a convolution shows, brought together when it is multiplied."""
+
+    x: Float[Tensor, "example channel *pixels"]
+    size: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    @property
+    def rows(self) -> Float[Tensor, "example use size"]:
+        """All patches."""
+        return patches(self.x, self.size, self.stride, self.padding, self.dilation)
+
+    def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
+        """The patches of a few examples at a time, transposed; each time in the memory of the time before."""
+        how = (self.size, self.stride, self.dilation)
+        pixel = [1] * len(self.size)
+        bare = list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding)
+        if bare:
+            yield slice(None), self.x.flatten(2)
+            return
+        border = self.x.new_empty(1, self.x.shape[1], *self.bordered)
+        seen = shown_by(border, *how)
+        step = min(max(1, AT_ONCE // (seen.numel() * seen.element_size())), len(self.x))
+        if step == len(self.x):  # nothing is overwritten, so that a program can be made of it
+            yield slice(None), self.rows.mT
+            return
+        border = self.x.new_zeros(step, *border.shape[1:])
+        shown = self.x.new_empty(step, *seen.shape[1:])
+        for at in range(0, len(self.x), step):
+            part = self.x[at : at + step]
+            inner = [slice(p, p + n) for p, n in zip(self.padding, part.shape[2:], strict=True)]
+            border[(slice(len(part)), slice(None), *inner)] = part
+            rows = shown[: len(part)].copy_(shown_by(border[: len(part)], *how))
+            yield slice(at, at + step), rows.view(len(part), part.shape[1] * prod(self.size), -1)
+
+    @property
+    def bordered(self) -> list[int]:
+        """The pixels of an image with its border."""
+        return [n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)]
+
+
+# --- Uses: which operation used which weight.
+#
+# A use is an operation between something made of weights alone and something that depends on the inputs. There
+# the network is cut: the `tap` is a tensor in which the (surrogate) network can be differentiated, β = ∂f/∂tap.
+# The gradient with respect to the weight then needs no further propagation:
+#
+#     product     z = a W        one row of z per use           Σ_r a_r ⊗ β_r
+#     grouped     z_g = a_g W_g  one row of z per use           the same, group by group
+#     element     anything else  the weight, expanded           Σ over the elements that each weight was copied to
 
 
 class View(NamedTuple):
@@ -171,3 +257,181 @@ class Trained:
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
+
+
+# --- Plain uses: where trained weights met inputs on a tape whose graph autograd can follow.
+#
+# No difference is replayed there. The network is cut at the operations' own results, and what each weight was
+# multiplied with is on the tape. Uses come in the order of the replay's, which knows who owns their elements.
+
+
+def plain_uses(trained: Trained) -> list[Use] | None:
+    """The uses of trained weights, if autograd can differentiate at the operations' own results; otherwise None."""
+    uses: list[Use] = []
+    for entry in trained.tape.entries:
+        if entry.name == "copy":
+            return None  # autograd has no derivative of what a write in place becomes
+        if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
+            continue
+        if entry.results and trained.tape[entry.results[0]].is_complex():
+            return None  # a use has real taps
+        try:
+            uses += READINGS.get(entry.name, refuse)(Meeting(trained, entry))
+        except NotPlain:
+            return None
+    return uses
+
+
+class NotPlain(Exception):
+    """A use of a weight that is not seen from the operation's result."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """An operation between trained weights and what depends on inputs."""
+
+    trained: Trained
+    entry: Entry
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Its arguments, slots for tensors."""
+        return self.entry.args
+
+    @property
+    def tap(self) -> Tensor:
+        """The operation's (first) result."""
+        return self.trained.tape[self.entry.results[0]]
+
+    def value(self, slot: Slot) -> Tensor:
+        """A number beside the weights, without its graph."""
+        return self.trained.tape[slot].detach()
+
+    def is_trained(self, value: object) -> bool:
+        """Whether an argument is made of trained weights."""
+        return isinstance(value, Slot) and value in self.trained.slots
+
+    def source(self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight) -> View:
+        """The view of a parameter that an argument is, as the operation uses it."""
+        weight = self.trained.tape[slot]
+        seen = slot in self.trained.slots and weight.requires_grad  # autograd does not see a weight that is detached
+        view = self.trained.view(arranged(weight.detach())) if seen and self.tap.requires_grad else None
+        if view is None:
+            raise NotPlain
+        return view
+
+    def spread(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
+        """An element for each of the result's, of a weight of this shape that is repeated along the other axes; or of
+        rows of a table at constant places, as those of positions are.
+        """
+        table, places = self.trained.lookups.get(slot, (slot, None))
+        source, count = self.source(table), torch.arange(self.value(table).numel(), device=self.tap.device)
+        if places is not None:
+            if not self.trained.tape[slot].requires_grad:
+                raise NotPlain
+            count = count.view(self.value(table).shape)[self.value(places)]
+        return Element(self.tap, source, count.view(tuple(axes)).expand(self.tap.shape), gain)
+
+
+def refuse(met: Meeting) -> list[Use]:
+    """An operation whose result does not tell what its weights were multiplied with."""
+    raise NotPlain
+
+
+def product(met: Meeting) -> list[Use]:
+    """gain · x W + shift · b, with the weight on the right."""
+    added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
+    weight, bias = met.source(right), met.source(added) if met.is_trained(added) else None
+    if met.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):  # the bias is broadcast
+        raise NotPlain
+    gain, shift = met.entry.kwargs.get("alpha", 1.0), None if bias is None else met.entry.kwargs.get("beta", 1.0)
+    shown = met.value(left)
+    return [Product(met.tap, shown if gain == 1 else gain * shown, weight, bias, shift)]
+
+
+def convolution(met: Meeting) -> list[Use]:
+    """x ∗ W + b, by patches of x."""
+    left, right, added, stride, padding, dilation, transposed, _, groups = met.args
+    if transposed or met.is_trained(left):
+        raise NotPlain
+    bias = met.source(added) if met.is_trained(added) else None
+    window = Window(met.value(left), met.value(right).shape[2:], stride, padding, dilation)
+    if groups > 1 or not keeps_factors(met.value(right).shape, met.tap.shape):
+        return [Grouped(met.tap, window, groups, met.source(right, lambda kernel: kernel.flatten(1)), bias)]
+    weight = met.source(right, lambda kernel: kernel.flatten(1).t())
+    return [Product(met.tap, window.rows, weight, bias, None if bias is None else 1.0)]
+
+
+def keeps_factors(kernel: torch.Size, result: torch.Size) -> bool:
+    """Whether a kernel is cheaper from factors, by a sum over pairs of pixels, than from gradients multiplied out."""
+    uses, inputs, features = prod(result[2:]), prod(kernel[1:]), kernel[0]
+    return uses**2 * (inputs + features + 1) < inputs * features
+
+
+def layer_norm(met: Meeting) -> list[Use]:
+    """Gain and bias of the last axes."""
+    x, shape, gain, bias, _ = met.args
+    return affine(met, normed(met, met.value(x)), gain, bias, shape)
+
+
+def group_norm(met: Meeting) -> list[Use]:
+    """Gain and bias of the channels."""
+    x, gain, bias, examples, channels, _, groups, _ = met.args
+    grouped = met.value(x).reshape(examples, groups, -1)
+    moments = (met.value(slot).view(examples, groups, 1) for slot in met.entry.results[1:])
+    return affine(met, normed(met, grouped, *moments).view(met.tap.shape), gain, bias, along_channels(met, channels))
+
+
+def normed(met: Meeting, x: Tensor, *moments: Tensor) -> Tensor:
+    """(x − mean)/deviation, by the mean and the reciprocal deviation that the operation gave beside its result."""
+    mean, reciprocal = moments or (met.value(slot) for slot in met.entry.results[1:])
+    return (x - mean) * reciprocal
+
+
+def along_channels(met: Meeting, channels: int) -> list[int]:
+    """The shape of a number for each channel."""
+    return [1, channels] + [1] * (met.tap.dim() - 2)
+
+
+def affine(met: Meeting, x: Tensor, gain: Slot | None, bias: Slot | None, axes: Sequence[int]) -> list[Use]:
+    """gain · x + bias."""
+    uses: list[Use] = [met.spread(gain, axes, x)] if met.is_trained(gain) and gain is not None else []
+    return [*uses, met.spread(bias, axes)] if met.is_trained(bias) and bias is not None else uses
+
+
+def add(met: Meeting) -> list[Use]:
+    """a + αb, one of them a weight."""
+    left, right = met.args
+    slot, gain = (left, 1.0) if met.is_trained(left) else (right, float(met.entry.kwargs.get("alpha", 1.0)))
+    return [met.spread(slot, met.value(slot).shape, gain)]
+
+
+def multiply(met: Meeting) -> list[Use]:
+    """a · b, one of them a weight."""
+    left, right = met.args
+    slot, other = (left, right) if met.is_trained(left) else (right, left)
+    return [met.spread(slot, met.value(slot).shape, met.value(other))]
+
+
+def embedding(met: Meeting) -> list[Use]:
+    """Rows of a table; that of padding has no gradient."""
+    table, index, *rest = met.args
+    places, padding = met.value(index), rest[0] if rest else -1
+    gain = (places != padding)[..., None].to(met.tap.dtype) if padding >= 0 else 1.0
+    count = torch.arange(met.value(table).numel(), device=met.tap.device).view(met.value(table).shape)
+    return [Element(met.tap, met.source(table), count[places], gain)]
+
+
+Reading: TypeAlias = Callable[[Meeting], list[Use]]
+
+READINGS: dict[str, Reading] = {
+    "add": add,
+    "addmm": product,
+    "convolution": convolution,
+    "embedding": embedding,
+    "mm": product,
+    "mul": multiply,
+    "native_group_norm": group_norm,
+    "native_layer_norm": layer_norm,
+}
+"""What each operation makes of the weights that it uses, if that can be seen from its result."""

@@ -6,8 +6,8 @@ from ntkexp.chapter import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.path.rule.base import AbstractRule as AbstractRule
-    from ntkexp.path.rule.gauss import Gauss as Gauss
-    from ntkexp.path.rule.left import Left as Left
-    from ntkexp.path.rule.secant import Secant as Secant
+    from ntkexp.path.rule.base import Gauss as Gauss
+    from ntkexp.path.rule.base import Left as Left
+    from ntkexp.path.rule.base import Secant as Secant
 else:
     __getattr__ = classes_of(__name__)

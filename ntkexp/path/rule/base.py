@@ -1,16 +1,20 @@
-"""A rule says how the kernel of one finite step is read.
-
-On a step from θ₀ to θ₁ = θ₀ + Δθ the change of the network is exactly [∫₀¹ J(θ₀ + uΔθ; x) du]·Δθ. A rule replaces
-the integral by a weighted sum over pieces [u₀, u₁] of the step: the secant Jacobian of the piece, which is the
-tangent J(θ₀ + uΔθ) where the piece has length zero. Weights sum to one.
-"""
+"""A rule says how the kernel of one finite step is read."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 from ntkexp.component import Component
+from ntkexp.mistake import Mistake
+
+# --- A rule says how the kernel of one finite step is read.
+#
+# On a step from θ₀ to θ₁ = θ₀ + Δθ the change of the network is exactly [∫₀¹ J(θ₀ + uΔθ; x) du]·Δθ. A rule
+# replaces the integral by a weighted sum over pieces [u₀, u₁] of the step: the secant Jacobian of the piece,
+# which is the tangent J(θ₀ + uΔθ) where the piece has length zero. Weights sum to one.
 
 
 class Piece(NamedTuple):
@@ -33,3 +37,87 @@ class AbstractRule(Component):
     @abstractmethod
     def detail(self, nodes: int, pieces: int, romberg: int) -> str:
         """The numbers that concern this rule, for a table."""
+
+
+class Left(AbstractRule):
+    """The left end of the step: the sum of Domingos (2020), of first order in the step size.
+
+    J(θ₀).
+
+    >>> Left().quadrature(nodes=2, pieces=1, romberg=0)
+    (Piece(start=0.0, end=0.0, weight=1.0),)
+    """
+
+    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
+        return (Piece(0.0, 0.0, 1.0),)
+
+    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+        return ""
+
+
+class Gauss(AbstractRule):
+    """Gauss–Legendre nodes inside the step: order 2n in the step size on smooth networks, about 1 where there are
+    kinks.
+
+    Σ_k w_k J(θ₀ + u_k Δθ); one node is the midpoint.
+
+    >>> Gauss().quadrature(nodes=1, pieces=1, romberg=0)
+    (Piece(start=0.5, end=0.5, weight=1.0),)
+    """
+
+    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
+        positions, weights = np.polynomial.legendre.leggauss(nodes)
+        return tuple(
+            Piece(u, u, w) for u, w in zip(((1 + positions) / 2).tolist(), (weights / 2).tolist(), strict=True)
+        )
+
+    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+        return f"nodes={nodes}"
+
+
+class Secant(AbstractRule):
+    """Secant Jacobians: exact at every step size, for kinks too.
+
+    S(pieces, romberg).
+
+    >>> Secant().quadrature(nodes=2, pieces=1, romberg=0)
+    (Piece(start=0.0, end=1.0, weight=1.0),)
+    >>> Secant().quadrature(nodes=2, pieces=2, romberg=1)[-1]
+    Piece(start=0.0, end=1.0, weight=-0.3333333333333333)
+
+    The step is cut into n equal pieces and their secant Jacobians J̄ are averaged. Each closes, J̄Δθ = Δf, and the
+    differences telescope, so the average closes for every n; its parts tend to those of the integral like n⁻².
+    Romberg's extrapolation keeps the closure, because its weights sum to one:
+
+        S(n, 0) = S_n,    S(n, k) = S(n, k−1) + (S(n, k−1) − S(n/2, k−1)) / (4ᵏ − 1)
+    """
+
+    closes: ClassVar[bool] = True
+
+    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
+        if pieces % 2**romberg:
+            raise Mistake(
+                f"path.romberg={romberg} halves the pieces {romberg} times, but path.pieces={pieces} is no multiple of "
+                f"{2**romberg}"
+            )
+        return tuple(
+            Piece(k / n, (k + 1) / n, share / n) for n, share in shares(pieces, romberg).items() for k in range(n)
+        )
+
+    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+        return f"pieces={pieces}" + (f" romberg={romberg}" if romberg else "")
+
+
+def shares(pieces: int, romberg: int) -> dict[int, float]:
+    """The weight of S_n, S_{n/2}, … in S(n, romberg).
+
+    >>> shares(2, 1)
+    {2: 1.3333333333333333, 1: -0.3333333333333333}
+    """
+    if romberg == 0:
+        return {pieces: 1.0}
+    gain = 1 / (4**romberg - 1)
+    total = {n: (1 + gain) * share for n, share in shares(pieces, romberg - 1).items()}
+    for n, share in shares(pieces // 2, romberg - 1).items():
+        total[n] = total.get(n, 0.0) - gain * share
+    return total

@@ -1,4 +1,7 @@
-"""A number and the interval that holds it with 95 % confidence, from a few independent repetitions.
+"""Estimates from independent repetitions: intervals, the units that are independent, power laws, and how an estimate
+stands to what was expected.
+
+A number and the interval that holds it with 95 % confidence, from a few independent repetitions.
 
     mean ± t_{ν} s/√n,    ν = n − 1
 
@@ -12,6 +15,35 @@ doi:10.1198/jbes.2009.08046).
 (2.0, -0.484, 4.484)
 >>> estimate.covers(4.0), estimate.covers(5.0)
 (True, False)
+
+A power law, y = A xᵖ, fitted by least squares to log y = log A + p log x, seed by seed.
+
+    log y = log A + p log x + c (log x − middle)²/2    whether c is zero: whether it is a power law at all
+
+Every seed has an exponent of its own (`ntkexp.report.analysis.estimate`); the law's is their mean, and its interval is
+Student's. Where all seeds were run at all places, this is the fit through all runs.
+
+>>> x = np.array([1.0, 2.0, 4.0, 1.0, 2.0, 4.0])
+>>> law = power_law(x, 3 * x**-0.5, np.array([0, 0, 0, 1, 1, 1]))
+>>> round(law.exponent.value, 12), round(law.prefactor, 12), law.curved
+(-0.5, 3.0, False)
+
+How an estimate stands to what was expected of it: the expectation leaves a range, and the whole interval counts.
+
+    inside     the interval lies in the range             (equivalence: two one-sided tests, each at 2.5 %)
+    outside    the interval lies beyond it
+    across     anything else; nothing is known if there is one repetition alone
+
+Laws of sweeps say of it `agrees`, `larger` or `smaller`, `undecided`; claims `supported`, `refuted`, `undecided`.
+
+An exponent leaves exponent ± margin; one that bounds from above leaves (−∞, exponent + margin], one from below
+[exponent − margin, ∞). So few repetitions are never evidence for anything: their interval is too wide.
+
+>>> law = Estimate(-0.97, error=0.02, freedom=4)
+>>> [judge(law, expected).word for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
+['agrees', 'smaller', 'agrees']
+>>> judge(Estimate(-0.97, error=0.1, freedom=1), Expected(-1.0))
+Verdict(word='undecided', more=43)
 """
 
 from __future__ import annotations
@@ -19,8 +51,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import zip_longest
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.sweep import Expected
 
 CONFIDENCE = 0.95
 
@@ -79,3 +118,213 @@ def student(freedom: int, share: float) -> float:
     from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
 
     return float(stdtrit(freedom, share))
+
+
+# --- The independent units of a fit: which runs are one draw.
+#
+# A sweep repeats every place with the same seeds. Runs of one seed share what the seed drew, so a seed with its
+# runs at all places is one unit, whichever places it lacks, and a law is asked of each unit by itself: what its
+# runs share, such as a kernel that is large at every width, cancels. A seed at one place alone knows of no
+# change. Only where fewer than two seeds were run at several places are such single seeds put together, the k-th
+# of each place, as if they were one.
+
+
+Unit: TypeAlias = NDArray[np.int64]
+"""Which runs."""
+
+
+def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
+    """Sort runs at these places with these seeds into units.
+
+    >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), np.array([0, 0, 1, 1, 2]))]
+    [[0, 1], [2, 3]]
+    >>> [unit.tolist() for unit in units(np.array([1.0, 1.0, 2.0, 2.0]), np.array([0, 1, 2, 3]))]
+    [[0, 2], [1, 3]]
+    """
+    of_seeds = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
+    shared = [unit for unit in of_seeds if np.ptp(x[unit]) > 0]
+    return shared if len(shared) > 1 else shared + gathered([unit for unit in of_seeds if np.ptp(x[unit]) == 0], x)
+
+
+def gathered(single: Sequence[Unit], x: NDArray[np.float64]) -> list[Unit]:
+    """Put together seeds that were run at one place each, the k-th of every place."""
+    places = [[unit for unit in single if x[unit[0]] == place] for place in np.unique(x)]
+    rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*places))
+    return [np.concatenate(turn) for turn in rounds if len(turn) > 1]
+
+
+def most_informative(known: Sequence[float]) -> list[int]:
+    """Choose the units to ask, by how much each knows: those that make the expected interval shortest.
+
+        t_{k−1} √(Σ 1/known)/k    of the k that know most
+
+    Of three seeds at all widths, and one at two neighbouring widths, the last would only blur the mean.
+
+    >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
+    ([0, 1, 2], [0, 1, 2])
+    """
+    best_first = sorted(range(len(known)), key=lambda unit: -known[unit])
+    doubts = np.cumsum([1 / known[unit] for unit in best_first])
+    reach = [student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(doubts[k - 1]) / k for k in range(2, len(known) + 1)]
+    return sorted(best_first[: 2 + int(np.argmin(reach))] if reach else best_first)
+
+
+ROUNDING = 1e-9  # a curvature below is that of rounded logarithms
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A fitted law has these coefficients, and was fitted to so much."""
+
+    exponent: Estimate
+    prefactor: float
+    curvature: Estimate
+    start: float
+    stop: float
+    points: int
+    runs: int
+    seeds: int
+    units: int
+    left_out: int
+
+    @property
+    def curved(self) -> bool:
+        """Whether the curvature is significant: a straight line in the log–log plot will not do."""
+        return self.curvature.covers(0.0) is False and abs(self.curvature.value) > ROUNDING
+
+    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The law says this at a place."""
+        return np.asarray(self.prefactor * x**self.exponent.value)
+
+    def widened(self, factor: float) -> PowerLaw:
+        """The same law is given, known less well."""
+        return replace(self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor))
+
+
+def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
+    """Fit the law through runs at `x` that gave `y`; what is not positive and finite has no logarithm and is left."""
+    fit = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0))
+    places = np.unique(x[fit])
+    if len(places) < 2:
+        raise Mistake(f"a power law needs positive numbers at two places or more, and has them at {len(places)}")
+    log_x, log_y = np.log(x[fit]), np.log(y[fit])
+    middle = float(np.log(places).mean())
+    asked, lines = own(np.vander(log_x - middle, 2, increasing=True), units(x[fit], seeds[fit]))
+    heights, slopes = (lines @ log_y).T
+    used = np.concatenate(asked)
+    exponent = mean_of(slopes.tolist())
+    return PowerLaw(
+        exponent=exponent,
+        prefactor=math.exp(heights.mean() - exponent.value * middle),
+        curvature=bend(log_x - middle, log_y, asked),
+        start=float(x[fit][used].min()),
+        stop=float(x[fit][used].max()),
+        points=len(np.unique(x[fit][used])),
+        runs=len(used),
+        seeds=len(np.unique(seeds[fit][used])),
+        units=len(asked),
+        left_out=len(x) - len(used),
+    )
+
+
+def bend(log_x: NDArray[np.float64], log_y: NDArray[np.float64], asked: Sequence[Unit]) -> Estimate:
+    """Fit the curvature c, by the units with three places or more."""
+    able = [unit for unit in asked if len(np.unique(log_x[unit])) > 2]
+    if not able:
+        return Estimate(math.nan)
+    _, parabolas = own(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
+    return mean_of((parabolas[:, 2] @ log_y).tolist())
+
+
+def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.float64]]:
+    """Find the units that tell most of the last coefficient, and what log y is multiplied with to give each its own.
+
+    [unit, coefficient, run], zero for the runs of others.
+    """
+    inverses = np.zeros((len(asked), columns.shape[1], len(columns)))
+    for inverse, unit in zip(inverses, asked, strict=True):
+        inverse[:, unit] = np.linalg.pinv(columns[unit])
+    chosen = most_informative((1 / (inverses[:, -1] ** 2).sum(1)).tolist())
+    return [asked[k] for k in chosen], inverses[chosen]
+
+
+Place: TypeAlias = Literal["inside", "outside", "across"]
+Word: TypeAlias = Literal["agrees", "larger", "smaller", "undecided"]
+
+CHANCE = (1 - CONFIDENCE) / 2
+POWER = 0.8
+MOST = 1000
+"""Repetitions that nobody will ask for."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict is a word, and says of what is undecided how many more repetitions would probably decide it; None if
+    far too many.
+    """
+
+    word: Word
+    more: int | None = None
+
+
+def place(estimate: Estimate, expected: Expected, *, strict: bool = False) -> tuple[Place, float]:
+    """Where the interval lies, and p: the probability of so good an estimate by chance, were the truth at the edge.
+
+    p ≤ 2.5 % is where the whole 95 % interval lies inside or outside. The edges belong to the range, unless it is
+    `strict`: then an exact estimate at an edge lies outside.
+
+    >>> equal = Estimate(0.0, error=0.0, freedom=4)
+    >>> [place(equal, Expected(0.0, 0.0, "lower"), strict=strict)[0] for strict in (False, True)]
+    ['inside', 'outside']
+    """
+    value = estimate.value
+    if not estimate.known or math.isnan(value):
+        return "across", math.nan
+    at_edge = strict and value in {expected.low, expected.high} and not estimate.error
+    inside = 1.0 if at_edge else max(tail(estimate, value - expected.low), tail(estimate, expected.high - value))
+    outside = min(tail(estimate, expected.low - value), tail(estimate, value - expected.high))
+    if inside <= CHANCE:
+        return "inside", inside
+    return ("outside", outside) if outside <= CHANCE else ("across", math.nan)
+
+
+def tail(estimate: Estimate, way: float) -> float:
+    """The probability of an estimate so far beyond an edge, were the truth at that edge."""
+    from scipy.special import stdtr  # noqa: PLC0415  slow, and a report without intervals needs none
+
+    if math.isinf(way) or not estimate.error:
+        return 0.0 if way >= 0 else 1.0
+    return float(stdtr(estimate.freedom, -way / estimate.error))
+
+
+def judge(estimate: Estimate, expected: Expected) -> Verdict:
+    """Judge an estimate by what was expected."""
+    match place(estimate, expected)[0]:
+        case "inside":
+            return Verdict("agrees")
+        case "outside":
+            return Verdict("larger" if estimate.value > expected.high else "smaller")
+    return Verdict("undecided", missing(estimate, expected) if estimate.known else None)
+
+
+def missing(estimate: Estimate, expected: Expected) -> int | None:
+    """Find how many more repetitions decide with a probability of 80 %, if value and spread are what they seem.
+
+        (t_{m−1, 97.5 %} + t_{m−1, 90 %}) s/√m  ≤  the way from the value to the nearest end of the range
+
+    90 %, because of two ends that are equally near an interval may miss either.
+    """
+    way = min(abs(estimate.value - expected.low), abs(estimate.value - expected.high))
+    have = estimate.freedom + 1
+    enough = np.flatnonzero(reaches()[have:] * estimate.error * math.sqrt(have) <= way)
+    return int(enough[0]) + 1 if len(enough) else None
+
+
+@cache
+def reaches() -> NDArray[np.float64]:
+    """Find what is asked of way/s above, for m = 1, 2, …"""
+    from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
+
+    total = np.arange(1, MOST + 1)
+    quantiles = stdtrit(total[1:] - 1, (1 + CONFIDENCE) / 2) + stdtrit(total[1:] - 1, (1 + POWER) / 2)
+    return np.append(math.inf, quantiles / np.sqrt(total[1:]))

@@ -1,39 +1,41 @@
-"""The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything else.
-
-outputs/report/index.html           the page
-outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
-outputs/report/runs.csv             the table of all runs
-outputs/report/claims.html          the page of claims, if any was judged
-outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, if that was asked for
+"""The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything else;
+and the same in Markdown.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jinja2
+import pandas as pd
 
 from ntkexp.records.atomic import make_folder, write_atomically
 from ntkexp.records.claim import ClaimRecord
-from ntkexp.records.version import package_version
+from ntkexp.records.folder import package_version
+from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import save
-from ntkexp.report.claims import summary
+from ntkexp.report.claims import summary as claims_summary
 from ntkexp.report.explain import Explanation
-from ntkexp.report.forgetting import forgettings
-from ntkexp.report.forgetting_text import sentence
+from ntkexp.report.forgetting import forgettings, sentence
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material
 from ntkexp.report.page.claim_view import RULE, claim_view
 from ntkexp.report.page.claim_view import overview as claims_overview
-from ntkexp.report.page.explain_view import check, point_views
-from ntkexp.report.page.headline import what_came_out, what_was_run
-from ntkexp.report.page.run_view import lead, overview, run_views
-from ntkexp.report.page.sweep_view import sweep_view
-from ntkexp.report.run import Run
-from ntkexp.report.table import as_csv, combined
+from ntkexp.report.page.picture import what_came_out, what_was_run
+from ntkexp.report.page.run_view import check, fits, lead, overview, point_views, points, run_views, sweep_view
+from ntkexp.report.run import Run, as_csv, combined, written
+
+# --- The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything
+# else.
+#
+# outputs/report/index.html           the page outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and
+# their numbers outputs/report/runs.csv             the table of all runs outputs/report/claims.html          the
+# page of claims, if any was judged outputs/report/explain-<run>.html   what made a run's outputs, and what would
+# change them, if that was asked for
+
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
@@ -74,7 +76,7 @@ def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> 
     page = filled(
         "claims.html",
         command,
-        summary=summary(records),
+        summary=claims_summary(records),
         rule=RULE,
         overview=claims_overview(records),
         claims=[claim_view(record, folder) for record in records],
@@ -119,3 +121,44 @@ def filled(template: str, command: str, **content: object) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         per_page=PER_PAGE,
     )
+
+
+# --- A report for a paper or a terminal: the same sentences and tables, in Markdown.
+
+
+def markdown(material: Material) -> str:
+    """Write the whole report."""
+    return "\n\n".join(parts(material)) + "\n"
+
+
+def parts(material: Material) -> Iterator[str]:
+    """Go through sentences and tables, in the order of the page."""
+    yield f"# {escaped(what_was_run(material))}"
+    yield escaped(what_came_out(material.runs))
+    for analysis in material.analyses:
+        yield f"## {escaped(analysis.sweep.name)}"
+        if analysis.laws:
+            yield escaped(summary(analysis.laws, analysis.draws))
+            yield piped(fits(analysis))
+        yield piped(points(analysis))
+    yield "## All runs"
+    yield piped(combined(material.runs))
+
+
+def piped(table: pd.DataFrame) -> str:
+    """Write a table between bars, numbers to the right."""
+    numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
+    rules = ["---:" if right else "---" for right in numeric]
+    rows = table.astype(object).where(table.notna(), None).itertuples(index=False)
+    lines = [[str(name) for name in table], *([written(value) for value in row] for row in rows)]
+    bars = ["| " + " | ".join(escaped(cell) for cell in line) + " |" for line in lines]
+    return "\n".join([bars[0], f"| {' | '.join(rules)} |", *bars[1:]])
+
+
+def escaped(text: str) -> str:
+    r"""Write text so that Markdown reads it as text.
+
+    >>> print(escaped("a|b <c> x_1"))
+    a\|b \<c\> x\_1
+    """
+    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>|#" else letter for letter in text.replace("\n", " "))

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Judgement
-from ntkexp.records.exhibit import Exhibit, read_exhibit
+from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
 from ntkexp.report.claims import chances, outlook, standing
-from ntkexp.report.page.inline import inline, slug
-from ntkexp.report.page.picture import Shown, link
-from ntkexp.report.page.table import Table, tabled
+from ntkexp.report.page.picture import Shown, Table, inline, link, slug, tabled
 from ntkexp.text import listed
 
 HEADER = (

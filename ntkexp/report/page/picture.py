@@ -1,25 +1,188 @@
-"""The pictures of a page: each inline, with the file of its numbers and the command that made it."""
+"""The parts of a page: pictures, each a plain SVG inline with the file of its numbers; tables; and what was run and
+what came out, in two sentences.
+
+Whether an SVG is a plain picture: elements, attributes and values that plots are drawn with, and nothing else.
+
+A run folder may come from anywhere, and the page shows its pictures as a part of itself. What is not listed here is
+refused: scripts, links, forms, a base for other links, what acts by itself, and whatever is to be loaded.
+
+>>> refuse_other('<svg><g id="a"><path d="M 0 1" style="fill: #ff0000; clip-path: url(#a)"/></g></svg>')
+>>> refuse_other("<svg><a href='https://elsewhere'/></svg>")
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: it is no plain picture: it has <a>
+"""
 
 from __future__ import annotations
 
 import base64
+import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from urllib.parse import quote
+from xml.parsers import expat
 
+import pandas as pd
 from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import write_atomically
-from ntkexp.records.json_file import read_object
-from ntkexp.records.provenance import PROVENANCE
-from ntkexp.report.page.inline import inline, slug
-from ntkexp.report.plots.run_plots import svg
-from ntkexp.report.plots.sweep_plots import Picture
-from ntkexp.report.run import Run
-from ntkexp.report.table import as_csv
+from ntkexp.records.atomic import read_object, write_atomically
+from ntkexp.records.folder import PROVENANCE
+from ntkexp.records.sweep import Sweep
+from ntkexp.report.material import Material
+from ntkexp.report.plots.run_plots import Picture, svg
+from ntkexp.report.run import Run, as_csv, written
+from ntkexp.report.sentence import SPOKEN, clause, sentence, standing
+from ntkexp.text import MISSING, listed
+
+ELEMENTS = frozenset({
+    *("svg", "g", "defs", "clipPath", "use", "image", "text", "tspan"),
+    *("path", "rect", "circle", "ellipse", "line", "polyline", "polygon"),
+})  # fmt: skip
+REFERENCE = r"url\(#[\w.-]+\)"
+PROPERTY = r"(?:fill|stroke|font)[a-z-]*|opacity|clip-path|text-anchor|(?:shape|image)-rendering|white-space"
+STYLE = rf"\s*+(?:(?:{PROPERTY})\s*+:\s*+(?:{REFERENCE}\s*+|[\w\s#.,%'+-]++)(?:;\s*+|$))*+"
+NUMBERS = r"(?!.*url)[\w\s.,%#()+-]*+"
+GEOMETRY = (
+    "x",
+    "y",
+    "x1",
+    "x2",
+    "y1",
+    "y2",
+    "cx",
+    "cy",
+    "r",
+    "rx",
+    "ry",
+    "d",
+    "points",
+    "transform",
+    "width",
+    "height",
+)
+SAID = ("viewBox", "version", "preserveAspectRatio", "xml:space", "text-anchor", "opacity", "fill", "stroke")
+ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *SAID)} | {
+    "id": re.compile(r"[\w.-]+"),
+    "style": re.compile(STYLE),
+    "clip-path": re.compile(REFERENCE),
+    "href": re.compile(r"#[\w.-]+"),
+    "xlink:href": re.compile(r"#[\w.-]+"),
+    "xmlns": re.compile(r"http://www\.w3\.org/2000/svg"),
+    "xmlns:xlink": re.compile(r"http://www\.w3\.org/1999/xlink"),
+}
+"""Each attribute with the values that it may have."""
+
+PIXELS = re.compile(r"data:image/png;base64,[\w+/=\s]*")
+
+
+def refuse_other(svg: str) -> None:
+    """Refuse text that is not well-formed or has a part that is not listed; nothing is expanded, since nothing can be
+    declared.
+    """
+    if "<!" in svg or "<?" in svg:
+        raise other("a declaration")
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = refuse_element
+    try:
+        parser.Parse(svg, True)
+    except expat.ExpatError as error:
+        raise other(f"what no XML has, {expat.errors.messages[error.code]}") from None
+
+
+def refuse_element(name: str, attributes: dict[str, str]) -> None:
+    """Refuse an element with other attributes than those listed."""
+    if name not in ELEMENTS:
+        raise other(f"<{name}>")
+    for key, value in attributes.items():
+        allowed = PIXELS if name == "image" and key.endswith("href") else ATTRIBUTES.get(key)
+        if allowed is None or not allowed.fullmatch(value):
+            raise other(f"{key}={value[:40]!r}")
+
+
+def other(what: str) -> Mistake:
+    """Make the refusal."""
+    return Mistake(f"it is no plain picture: it has {what}")
+
+
+# --- A picture's SVG as a part of the page: names that no other picture uses, the page's colours, its text still
+# text.
+#
+# What is not a plain picture, such as one with a script in it, is refused (`report.page.picture`).
+
+
+DROPPED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.S)
+REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
+NAMED = re.compile(r' id="([^"]*)"')
+COLOURED = re.compile(r"(fill|stroke): #([0-9a-f]{6})")
+STYLED = re.compile(r'style="[^"]*"')
+LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')  # coordinates; values with a colon are styles
+DIGITS = re.compile(r"(\.\d\d)\d+")
+FONT = "font-family: 'DejaVu Sans'"
+
+PALETTE = frozenset({
+    *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
+    *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
+})  # fmt: skip
+"""Colours that have a counterpart on a dark page: style.css names them."""
+
+
+def inline(svg: str, prefix: str, title: str) -> Markup:
+    """Put the picture inline, with its title for those who cannot see it."""
+    start, end = svg.find("<svg"), svg.rfind("</svg>")
+    if start < 0 or end < 0 or svg.count("<svg") > 1:
+        raise Mistake("it is no plain picture: it has no single <svg>")
+    text = DROPPED.sub("", svg[start : end + len("</svg>")])
+    refuse_other(text)
+    referred = set(REFERRED.findall(text))
+    text = NAMED.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", text)
+    text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
+    text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
+    text = LONG.sub(lambda found: DIGITS.sub(r"\1", found[0]), text)
+    head, _, body = text.partition(">")
+    return Markup(f"{opened(head, title)}>{body}")
+
+
+def themed(found: re.Match[str]) -> str:
+    """Call colours of the palette by their names on the page; others, of a scale, are mixed so that they stand out from
+    it.
+    """
+    written = "font-size" in found[0]
+    return COLOURED.sub(lambda colour: f"{colour[1]}: {on_page(colour[2], colour[1], written)}", found[0])
+
+
+def on_page(colour: str, use: str, written: bool) -> str:
+    """Find the page's colour for letters, lines or areas."""
+    if colour in PALETTE:
+        return f"var(--c{colour}, #{colour})"
+    if written:
+        return f"color-mix(in srgb, #{colour}, var(--c000000) 60%)"
+    return f"color-mix(in srgb, #{colour}, #fff var(--lift))" if use == "stroke" else f"#{colour}"
+
+
+def opened(head: str, title: str) -> str:
+    """Write the first tag: as wide as there is room, up to four thirds of its size in print."""
+    width = re.search(r'width="([\d.]+)pt"', head)
+    points = float(width[1]) if width else 480.0
+    sized = re.sub(r' (width|height)="[^"]*"', "", head)
+    wide = " wide" if points > 300 else ""
+    return f'{sized} role="img" aria-label="{escape(title)}" class="plot{wide}" style="max-width: {points * 1.5:.0f}px"'
+
+
+def slug(name: str) -> str:
+    """Make a name that can be an anchor.
+
+    >>> slug("mlp-w512 <b>")
+    'mlp-w512--b-'
+    """
+    return re.sub(r"[^\w-]", "-", name)
+
+
+# --- The pictures of a page: each inline, with the file of its numbers and the command that made it.
+
 
 SOURCES = {
     "ladder": "results.csv",
@@ -93,3 +256,117 @@ def command_of(run: Run) -> str:
         return str(read_object(run.path / PROVENANCE).get("command", ""))
     except Mistake:
         return ""
+
+
+# --- A table as the page shows it: a cell has a text, and a number or a word to be sorted by.
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell is read so, is sorted by this, and leads there."""
+
+    text: str
+    key: str
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column has a heading."""
+
+    name: str
+    number: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table has columns, rows, and a name that the page can link to."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def table(frame: pd.DataFrame, name: str, caption: str, links: Sequence[str] = ()) -> Table:
+    """Show a data frame; the first cell of each row leads where `links` says."""
+    numbers = [pd.api.types.is_numeric_dtype(frame[key]) for key in frame]
+    rows = list(zip(*(frame[key].tolist() for key in frame), strict=True))
+    return tabled(list(map(str, frame)), numbers, rows, name, caption, links)
+
+
+def tabled(
+    header: Sequence[str],
+    numbers: Sequence[bool],
+    rows: Iterable[Sequence[object]],
+    name: str,
+    caption: str,
+    links: Sequence[str] = (),
+) -> Table:
+    """Show rows of values."""
+    columns = tuple(map(Column, header, numbers))
+    cells = [[cell(value) for value in row] for row in rows]
+    for row, link in zip(cells, links, strict=False):
+        row[0] = replace(row[0], link=link)
+    return Table(name, caption, columns, tuple(map(tuple, cells)))
+
+
+def cell(value: object) -> Cell:
+    """Show one value: as many digits as mean something, sorted by all of them."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Cell(MISSING, "")
+    return Cell(written(value), str(value))
+
+
+# --- What was run and what came out, in two sentences.
+
+
+def what_was_run(material: Material) -> str:
+    """Write the first sentence."""
+    if len(material.runs) == 1:
+        ended, _, _ = material.runs[0].outcome.partition("; ")  # what there is to say of effects stands below
+        return f"{material.runs[0].name}, {ended or 'one run'}."
+    failed = sum(run.diverged for run in material.runs)
+    count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
+    if not material.analyses:
+        return f"{count}."
+    swept = {place.folder for analysis in material.analyses for place in analysis.sweep.runs}
+    part = len(swept & material.by_folder.keys())
+    some = f", {part} of them in" if part < len(material.runs) else ", in"
+    names = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
+    return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
+
+
+def extent(sweep: Sweep) -> str:
+    """Say how far the axes of a sweep go.
+
+    >>> from pathlib import Path
+    >>> axes = {"model.width": (128, 32, 64)}
+    >>> extent(Sweep(path=Path(), name="width", command="", axes=axes, seeds=(), base=(), fits=(), runs=()))
+    'model.width 3 values from 32 to 128'
+    """
+    parts = []
+    for key, values in sweep.axes.items():
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) < max(3, len(values)):
+            parts.append(f"{key} {', '.join(map(str, values))}")
+        else:
+            parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
+    seeds, done = len({place.seed for place in sweep.runs}), sum(place.state == "done" for place in sweep.runs)
+    missing = [f"{done} of {len(sweep.runs)} runs done"] if done < len(sweep.runs) else []
+    return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else []), *missing])
+
+
+def what_came_out(runs: Sequence[Run]) -> str:
+    """Write the second: how far the machines that are spoken of are from the networks, of all runs."""
+    if len(runs) == 1:
+        return sentence(runs[0].ladder, diverged=runs[0].diverged)
+    clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
+    text = (
+        "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"
+    )
+    failed = sum(run.diverged for run in runs)
+    left = (
+        f"; {failed} of the networks diverged, and {'is' if failed == 1 else 'are'} compared as left" if failed else ""
+    )
+    return f"{text[0].upper()}{text[1:]}{left}."

@@ -1,23 +1,45 @@
-"""What the page shows of runs: each by itself, pictures of as many as there is room for, and all in one table."""
+"""What the page shows of runs, of sweeps, and of explanations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
-from ntkexp.records.timings import of_machines, read_timings
-from ntkexp.report.configuration import differing, flat
-from ntkexp.report.ladder import ladder_rows, notes
+import pandas as pd
+
+from ntkexp.records.results import of_machines, read_timings
+from ntkexp.report.analysis.laws import allowed, summary
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.explain import Explanation, called, known_effects
+from ntkexp.report.explain import notes as explain_text_notes
+from ntkexp.report.inventory import differing, flat
+from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material
-from ntkexp.report.page.inline import slug
-from ntkexp.report.page.picture import Shown, command_of, link, of_run, of_sweep
-from ntkexp.report.page.table import Table, table, tabled
-from ntkexp.report.plots.strip import strip
-from ntkexp.report.run import Run
-from ntkexp.report.sentence import sentence
-from ntkexp.report.table import combined
+from ntkexp.report.page.picture import (
+    Shown,
+    Table,
+    command_of,
+    extent,
+    link,
+    of_run,
+    of_sweep,
+    shown,
+    slug,
+    table,
+    tabled,
+)
+from ntkexp.report.plots import examples
+from ntkexp.report.plots.examples import draw, row
+from ntkexp.report.plots.run_plots import Picture, exhibition, strip
+from ntkexp.report.plots.style import house_style
+from ntkexp.report.run import Run, combined, describe
+from ntkexp.report.sentence import ladder_rows, notes, sentence
+from ntkexp.text import short
+
+# --- What the page shows of runs: each by itself, pictures of as many as there is room for, and all in one table.
+
 
 ROOM = 4_000_000
 """Bytes for pictures of single runs; what does not fit is linked to."""
@@ -114,3 +136,189 @@ def overview(material: Material) -> Table:
     """Show all runs in one table."""
     links = [f"#{name}" for name in anchors(material.runs).values()]
     return table(combined(material.runs), "all-runs", "Every run, what sets it apart, and its relative errors", links)
+
+
+# --- What the page shows of a sweep: its pictures, its laws and the means at its points.
+
+
+TELLING = ("drift", "weights_moved", "loss")
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """The page shows this of a sweep."""
+
+    anchor: str
+    name: str
+    extent: str
+    command: str
+    base: str
+    figures: tuple[Shown, ...]
+    laws: str
+    fits: Table | None
+    reasons: tuple[str, ...]
+    points: Table
+    failed: tuple[str, ...]
+
+
+def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepView:
+    """Show a sweep: its pictures, its laws, its points."""
+    sweep, name = analysis.sweep, slug(analysis.sweep.name)
+    pictures = exhibition(analysis, material.by_folder)
+    reasons = dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None)
+    return SweepView(
+        anchor=f"sweep-{name}",
+        name=sweep.name,
+        extent=extent(sweep),
+        command=sweep.command,
+        base=" ".join(sweep.base),
+        figures=tuple(of_sweep(picture, name, sweep.command, folder) for picture in pictures),
+        laws=summary(analysis.laws, analysis.draws),
+        fits=table(fits(analysis), f"fits-{name}", f"Power laws, with 95 % intervals over seeds, {analysis.draws}")
+        if analysis.laws
+        else None,
+        reasons=tuple(reasons),
+        points=table(points(analysis), f"points-{name}", f"Means over seeds, {analysis.draws}, with 95 % intervals"),
+        failed=tuple(f"{p.folder.name}: {p.reason or p.state}" for p in sweep.runs if p.state == "failed"),
+    )
+
+
+def fits(analysis: Analysis) -> pd.DataFrame:
+    """Show the laws in few columns."""
+    found = analysis.fits.assign(theory=pd.Series(map(allowed, analysis.laws), dtype=object))
+    judged = ["quantity", *analysis.sweep.axes, "exponent", "low", "high", "theory", "verdict", "more_seeds", "curved"]
+    kept = [column for column in [*judged, "axis", "from", "to", "points", "seeds", "left_out"] if column in found]
+    return found[kept].assign(quantity=[describe_or_name(str(name)) for name in found["quantity"]])
+
+
+def describe_or_name(quantity: str) -> str:
+    """Spell the quantity in words, with the name to be used in commands."""
+    try:
+        return f"{describe(quantity)} [{quantity}]"
+    except ValueError:
+        return quantity
+
+
+def points(analysis: Analysis) -> pd.DataFrame:
+    """Show the means that tell most, each with half its interval's width, and of how many runs; the CSV has all."""
+    table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
+    chosen = [q for q in analysis.quantities if q in TELLING or q.endswith(f".{split}")]
+    found = table[list(analysis.sweep.axes)].copy()
+    found["runs"] = [from_to(row) for row in table[[f"{name}.count" for name in chosen]].to_numpy(dtype=int).tolist()]
+    for name in chosen:
+        found[name] = table[f"{name}.mean"]
+        if table[f"{name}.low"].notna().any():
+            found[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
+    return found
+
+
+def from_to(counts: Sequence[int]) -> str:
+    """Count how many runs numbers are means of, which need not be as many for each.
+
+    >>> from_to([5, 5]), from_to([5, 3]), from_to([])
+    ('5', '3 to 5', '0')
+    """
+    low, high = min(counts, default=0), max(counts, default=0)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+# --- What the page of explanations shows of a point: what made its output, what would change it, what a removal did.
+
+
+NUMBERS = ("added", "if left out", "half by")
+
+
+@dataclass(frozen=True)
+class PointView:
+    """The page shows this of a point."""
+
+    anchor: str
+    title: str
+    pieces: Table
+    examples: Table
+    notes: tuple[str, ...]
+    pictures: tuple[Shown, ...]
+    removal: str
+
+
+def point_views(found: Sequence[Explanation], removed: Sequence[LedgerEntry]) -> list[PointView]:
+    """Show each point, and what a removal changed there, if one was asked for."""
+    entries = {entry.number: entry for entry in removed}
+    return [point_view(explanation, entries.get(explanation.number)) for explanation in found]
+
+
+def point_view(explanation: Explanation, entry: LedgerEntry | None) -> PointView:
+    """Show one point."""
+    name = f"{explanation.split} {explanation.number}"
+    anchor = slug(name.replace(" ", "-"))
+    point = explanation.point
+    return PointView(
+        anchor=anchor,
+        title=f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
+        pieces=pieces(explanation, anchor),
+        examples=explain_view_examples(explanation, anchor),
+        notes=tuple(explain_text_notes(explanation)),
+        pictures=tuple(shown(picture, anchor) for picture in explain_view_pictures(explanation, entry)),
+        removal="" if entry is None else removed(entry),
+    )
+
+
+def pieces(explanation: Explanation, anchor: str) -> Table:
+    """Tabulate what an output is made of; the rows above the last add up to it."""
+    rows: Mapping[str, float] = {**explanation.pieces, "output": explanation.prediction}
+    return tabled(("made of", "value"), (False, True), list(rows.items()), f"pieces-{anchor}", "What the output is")
+
+
+def explain_view_examples(explanation: Explanation, anchor: str) -> Table:
+    """Tabulate all examples, those first that added or took most."""
+    phased = explanation.point.phase is not None
+    rows = [
+        (
+            called(part.example),
+            part.example.text or part.example.name,
+            *([part.example.phase] if phased else []),
+            part.added,
+            part.left_out,
+            part.halfway,
+        )
+        for part in explanation.parts
+    ]
+    columns = ("example", "holds", *(["phase"] if phased else []), *NUMBERS)
+    are_numbers = [False, False, *[True] * (len(columns) - 2)]
+    return tabled(columns, are_numbers, rows, f"examples-{anchor}", "All training examples")
+
+
+def explain_view_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
+    """Draw a point beside its examples, both answers as bars, when it came, and how a removal splits."""
+    with house_style():
+        yield Picture("examples", draw([row(explanation)]), numbers(explanation))
+    yield examples.beside(explanation)
+    if (moved := explanation.movement) is not None:
+        yield examples.when(moved.by_step, "When training moved this output", moved.last_step)
+    if entry is not None:
+        yield examples.shares(entry)
+        yield examples.when(entry.by_step, "At which steps leaving them out made its change")
+
+
+def numbers(explanation: Explanation) -> pd.DataFrame:
+    """Tabulate what each example added."""
+    rows = [(part.example.index, part.example.name, part.added) for part in explanation.parts]
+    return pd.DataFrame(rows, columns=["example", "holds", "added"])
+
+
+def removed(entry: LedgerEntry) -> str:
+    """Say what leaving a group out was predicted to change, and changed."""
+    several = f", by the sum of {len(entry.places)} effects, which do not add" if len(entry.places) > 1 else ""
+    predicted = "" if entry.predicted is None else f" (predicted: {short(entry.before + entry.predicted)}{several})"
+    return (
+        f"Trained again without {len(entry.places)} of the examples, the output is "
+        f"{short(entry.before + entry.actual)} instead of {short(entry.before)}{predicted}."
+    )
+
+
+def check(run: Run) -> tuple[str, Shown | None]:
+    """Say whether predicted changes came true, and draw it, where that was tried."""
+    known = known_effects(run)
+    if known is None or known.check is None or known.agreement is None:
+        return "", None
+    return known.agreement.sentence, shown(examples.checked(known.check, known.agreement), "check")

@@ -17,10 +17,9 @@ from select import select
 
 from matplotlib.figure import Figure
 
-from ntkexp.report.painter import END
+from ntkexp.report.painter import END, uncollected
 from ntkexp.report.plots.run_plots import files_of, gallery, svg
 from ntkexp.report.run import read_run
-from ntkexp.report.uncollected import uncollected
 
 PATIENCE = 60.0  # seconds; a longer run has time enough to draw by itself, and better use for the memory
 

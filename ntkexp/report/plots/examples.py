@@ -1,23 +1,33 @@
-"""Points beside the training examples that made most of their outputs, as a picture.
-
-Images are shown as images, at whole multiples of their pixels; other examples as bars.
-"""
+"""What was asked of a point, as pictures: the examples that made its output, and what would change without them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from ntkexp.records.contributions import LeaveOut
 from ntkexp.report.examples import Example
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, VERMILION, WIDE
-from ntkexp.text import short
+from ntkexp.report.explain import Explanation, Part
+from ntkexp.report.leave_out import Agreement
+from ntkexp.report.ledger import LedgerEntry
+from ntkexp.report.plots.run_plots import Picture, write
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, VERMILION, WIDE, heading, house_style
+from ntkexp.text import percent, short
+
+# --- Points beside the training examples that made most of their outputs, as a picture.
+#
+# Images are shown as images, at whole multiples of their pixels; other examples as bars.
+
 
 TOP = 8  # examples beside a point
 LONGEST = 11  # letters that fit below an image
@@ -160,3 +170,149 @@ def given(output: str, value: float) -> str:
 def minus(value: float) -> str:
     """Spell a number with the sign that the axes use."""
     return short(value).replace("-", "−")
+
+
+# --- Explanations as a picture: each point, and beside it the examples that made most of its prediction.
+
+
+def save(explanations: Sequence[Explanation], path: Path) -> None:
+    """Write the picture as a file, SVG or PNG by its name."""
+    rows = [row(explanation) for explanation in explanations]
+    with house_style():
+        figure = draw(rows)
+        heading(figure, answer(explanations))
+        write(figure, path, path.suffix.removeprefix("."))
+
+
+def row(explanation: Explanation) -> Explained:
+    """Put a point in the terms of the picture that a run draws of itself."""
+    top = explanation.parts[:TOP]
+    return Explained(
+        role=f"{explanation.split} {explanation.number}",
+        said=given(explanation.output, explanation.prediction),
+        point=labelled(explanation.point),
+        top=tuple(labelled(part.example) for part in top),
+        shares=np.array([part.added for part in top]),
+    )
+
+
+def labelled(example: Example) -> Example:
+    """Give an example a name that fits below it."""
+    return replace(example, name=fitting(example.text or example.name))
+
+
+def answer(explanations: Sequence[Explanation]) -> str:
+    """Write the title."""
+    masses = [explanation.mass for explanation in explanations]
+    largest = [sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations]
+    share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"
+    where = f"these {len(explanations)} points, taken together" if len(explanations) > 1 else "this point"
+    return f"The examples shown make {share} of the contributions to {where}"
+
+
+# --- What was asked of a point, as pictures: what examples added beside what would change without them, when it came,
+# how a removal splits, and whether predicted changes came true.
+
+
+ANSWERS_TOP = 12  # examples that have bars
+Array = NDArray[np.float64]
+
+
+def beside(explanation: Explanation) -> Picture:
+    """Draw what each of the first examples added, and by how much the output would change without it, if known."""
+    parts = explanation.parts[:ANSWERS_TOP]
+    tells = any(part.left_out is not None for part in parts)
+    names = [name_of(part) for part in parts]
+    table = pd.DataFrame({
+        "example": names,
+        "added": [part.added for part in parts],
+        **({"if_left_out": [part.left_out for part in parts]} if tells else {}),
+    })  # fmt: skip
+    with house_style():
+        figure = sheet(WIDE if tells else NARROW, len(parts))
+        panels = np.atleast_1d(figure.subplots(1, 1 + tells, sharey=True))
+        answers_bars(panels[0], names, table["added"].to_numpy(dtype=float), "added on the way, in this training")
+        if tells:
+            changes = table["if_left_out"].to_numpy(dtype=float)
+            answers_bars(panels[1], names, changes, "change of the output, if left out")
+        heading(figure, f"What made {explanation.split} {explanation.number}" + ", and what would change it" * tells)
+    return Picture("beside", figure, table)
+
+
+def shares(entry: LedgerEntry) -> Picture:
+    """Draw how the change that a removal made splits over the examples that were left out, and the change itself."""
+    order = np.argsort(-np.abs(entry.shares), kind="stable")[:ANSWERS_TOP].tolist()
+    names = [*(fitting(entry.names[k]) for k in order), "all of them"]
+    values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
+    with house_style():
+        figure = sheet(NARROW, len(names))
+        axes = figure.subplots()
+        answers_bars(axes, names, values, "share of the change")
+        if entry.predicted is not None:
+            axes.plot([entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10)
+        marked = "; the mark: as predicted" if entry.predicted is not None else ""
+        heading(figure, f"What leaving them out changed: {short(entry.actual)}{marked}")
+    return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
+
+
+def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
+    """Draw what came of each step, or of each stretch up to its last step, added up from the first."""
+    last = np.arange(len(by_step)) if last_step is None else last_step
+    table = pd.DataFrame({"step": last + 1, "so_far": np.cumsum(by_step)})
+    with house_style():
+        figure = Figure(figsize=(NARROW, 2.0), layout="constrained")
+        axes = figure.subplots()
+        axes.plot([0, *table["step"]], [0.0, *table["so_far"]], color=BLUE)
+        axes.axhline(0, color=GREY, linewidth=0.5)
+        axes.set(xlabel="step", ylabel="added so far")
+        heading(figure, title)
+    return Picture("when", figure, table)
+
+
+def checked(found: LeaveOut, agreement: Agreement) -> Picture:
+    """Draw predicted over actual changes: a dot for each removal, point and output whose effect is known."""
+    rows = [
+        (k, removal.influential, len(removal.examples), said, came)
+        for k, removal in enumerate(found.removals)
+        for said, came in zip(found.predicted[k].ravel(), found.actual[k].ravel(), strict=True)
+        if np.isfinite(said)
+    ]
+    table = pd.DataFrame(rows, columns=["removal", "influential", "left_out", "predicted", "actual"])
+    with house_style():
+        figure = Figure(figsize=(NARROW, NARROW), layout="constrained")
+        axes = figure.subplots()
+        axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)
+        most = table["influential"].astype(bool)
+        others = "random examples" if most.any() else "each example by itself"
+        for influential, ink, said in ((False, GREY, others), (True, BLUE, "the most influential")):
+            chosen = table[most == influential]
+            if chosen.empty:
+                continue
+            axes.plot(
+                chosen["actual"], chosen["predicted"], "o", color=ink, alpha=0.6, markeredgewidth=0, label=said,
+                rasterized=len(table) > 1000,
+            )  # fmt: skip
+        axes.set(xlabel="change that came, trained again without them", ylabel="change that was predicted")
+        axes.legend()
+        heading(figure, agreement.sentence)
+    return Picture("checked", figure, table)
+
+
+def sheet(width: float, rows: int) -> Figure:
+    """Make room for so many bars."""
+    return Figure(figsize=(width, 0.8 + 0.17 * rows), layout="constrained")
+
+
+def answers_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
+    """Draw bars downwards: blue raises the output, orange lowers it."""
+    axes.barh(range(len(values)), values, color=[BLUE if value >= 0 else VERMILION for value in values])
+    axes.set_yticks(range(len(values)), list(names))
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.axvline(0, color=BLACK, linewidth=0.5)
+    axes.set_xlabel(label)
+
+
+def name_of(part: Part) -> str:
+    """Name an example beside its bar."""
+    shown = replace(part.example, name=fitting(part.example.name))
+    return shown.label if shown.text else f"#{shown.index} {shown.label}"

@@ -1,23 +1,35 @@
-"""All pictures of a run, as SVG to look at and CSV for the next plot: the same bytes each time."""
+"""All pictures of a run, of a sweep, of many runs and of an ensemble, as SVG to look at and CSV for the next plot:
+the same bytes each time.
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+from numpy.typing import NDArray
 
 from ntkexp.chapter import files
 from ntkexp.records.atomic import write_atomically
-from ntkexp.report.plots import figures
-from ntkexp.report.plots.style import house_style
-from ntkexp.report.run import Run
-from ntkexp.report.table import as_csv
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots import figures, together
+from ntkexp.report.plots.style import BLACK, GREY, NARROW, WIDE, colour, heading, house_style, log_axis
+from ntkexp.report.run import Run, as_csv
+from ntkexp.report.sentence import Likeness, likeness, main_split
+from ntkexp.text import counted, listed, short, spoken
+
+# --- All pictures of a run, as SVG to look at and CSV for the next plot: the same bytes each time.
+
 
 Draw: TypeAlias = Callable[[Run], Figure | None]
 Table: TypeAlias = Callable[[Run], pd.DataFrame]
@@ -95,3 +107,178 @@ def drawn(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=METADATA[kind])
     return NO_XML.sub(b"?", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+
+
+# --- All pictures of a sweep, each with the numbers that it shows.
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure is called so, and these are the numbers in it."""
+
+    name: str
+    figure: Figure
+    table: pd.DataFrame
+
+
+def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
+    """Draw what the files in `together` make of it, those with laws first."""
+    with house_style():
+        for name in sorted(files(together), key=lambda name: name != "laws"):
+            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
+                yield Picture(f"{name}{suffix}", figure, table)
+
+
+# --- How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all
+# runs.
+#
+# What is no number has no dot: it is counted beside the row.
+
+
+LEAST = 1e-17  # where an error of exactly zero is drawn
+
+
+def strip(runs: Sequence[Run]) -> Picture | None:
+    """Draw the picture, if any machine was compared with any network."""
+    rows = {
+        (k, row.machine): (
+            *(run.name, row.machine, row.split, row.relative_error),
+            *(likeness(row) is Likeness.EXACT, row.control),
+        )
+        for k, run in enumerate(runs)
+        for row in run.ladder
+        if row.split == main_split(run.ladder) and row.relative_error is not None
+    }
+    columns = ["run", "machine", "split", "relative_error", "exact", "control"]
+    table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)  # by number: namesakes may lie in two places
+    if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
+        return None
+    with house_style():
+        return Picture("machines", draw_strip(table, len(runs)), table)
+
+
+def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
+    """Draw one row a machine, in the order of the ladder."""
+    names = list(dict.fromkeys(table["machine"]))
+    figure = Figure(figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    log_axis(axes, "x")
+    for height, name in enumerate(names):
+        found = table.loc[table["machine"] == name, "relative_error"]
+        errors = found[np.isfinite(found)].clip(lower=LEAST)
+        axes.plot(errors, [height] * len(errors), "o", color=colour(name), alpha=1 if runs == 1 else 0.4,
+                  markeredgewidth=0)  # fmt: skip
+        axes.plot([errors.median()], [height], "|", color=BLACK, markersize=0 if runs == 1 else 7)
+        axes.annotate(
+            beside(found), (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", va="center", fontsize=7,
+        )  # fmt: skip
+    axes.set_yticks(range(len(names)), [spoken(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(LogLocator(numticks=6))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(f"relative error ({', '.join(dict.fromkeys(table['split']))})")
+    heading(figure, answer(table, runs))
+    return figure
+
+
+def beside(errors: pd.Series[float]) -> str:
+    """Say the errors of a machine in words: one, or the median and the worst, and how many are no number.
+
+    >>> beside(pd.Series([1e-15])), beside(pd.Series([0.01, 0.02, 0.3, float("nan")]))
+    ('1e-15', '0.02, worst 0.3; 1 not finite')
+    """
+    finite = errors[np.isfinite(errors)]
+    said = [short(float(finite.median()))] if len(finite) else []
+    worst = [f", worst {short(float(finite.max()))}"] if len(finite) > 1 else []
+    wrong = [f"{len(errors) - len(finite)} not finite"] if len(finite) < len(errors) else []
+    return "; ".join(["".join(said + worst)] * bool(said) + wrong)
+
+
+def answer(table: pd.DataFrame, runs: int) -> str:
+    """Write the title: which machine is nearest to the network in most runs, controls aside; exact ones are equally
+    near.
+    """
+    own = table[~table["control"].astype(bool) & np.isfinite(table["relative_error"])]
+    ranks = own["relative_error"].mask(own["exact"].astype(bool), 0.0)
+    least = ranks.groupby(level=0).transform("min")
+    times = own.loc[(ranks == least).to_numpy(), "machine"].value_counts(sort=False)
+    if not len(times):
+        return f"No machine that knows the network has a finite error in {counted(runs, 'run')}"
+    first = listed([spoken(str(name)) for name in times.index[times == times.max()]])
+    often = f" in {times.max()} of {runs} runs" if runs > 1 else ""
+    return f"Nearest to the network {'is' if (times == times.max()).sum() == 1 else 'are'} {first}{often}"
+
+
+# --- Which process do trained networks follow? One panel per kind of networks: faint lines are networks, the band is
+# the mean ± 2 deviations of their own process and thin lines are those of the other, dashes are the same of the
+# networks, dots are what was learned.
+
+
+Curve = NDArray[np.float64]
+LINES = 25  # networks that are drawn
+PROCESSES = {"ntk": ("NTK process", "frozen_limit"), "nngp": ("NNGP process", "nngp")}
+
+
+@dataclass(frozen=True)
+class Theory:
+    """A process has this mean and this deviation along the places."""
+
+    process: str
+    mean: Curve
+    deviation: Curve
+
+    @property
+    def curves(self) -> tuple[Curve, Curve, Curve]:
+        """The mean, and two deviations below and above it."""
+        return self.mean, self.mean - 2 * self.deviation, self.mean + 2 * self.deviation
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Networks, their process and the others are drawn along the places."""
+
+    title: str
+    networks: NDArray[np.float64]  # [network, place]
+    own: Theory
+    others: Sequence[Theory]
+
+
+def draw_ensemble(
+    places: Curve, panels: Sequence[Panel], learned: tuple[Curve, Curve], axis: str, answer: str
+) -> Figure:
+    """Draw panels side by side, on one scale."""
+    figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        band(axes, places, panel)
+        axes.plot(*learned, "o", color=BLACK, markersize=4, zorder=5)
+        axes.set(xlabel=axis, xlim=(places.min(), places.max()))
+        axes.set_title(panel.title)
+    figure.axes[0].set_ylabel("output")
+    first, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(first, labels, loc="outside lower center", ncols=len(labels), fontsize=6.5, handlelength=1.8)
+    heading(figure, answer)
+    return figure
+
+
+def band(axes: Axes, places: Curve, panel: Panel) -> None:
+    """Draw one kind of networks."""
+    for network in panel.networks[:LINES]:
+        axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
+    name, machine = PROCESSES[panel.own.process]
+    mean, low, high = panel.own.curves
+    axes.fill_between(places, low, high, color=colour(machine), alpha=0.35, linewidth=0, zorder=2)
+    axes.plot(places, mean, color=colour(machine), linewidth=1.6, zorder=3, label=f"{name}, mean ± 2 sd")
+    for other in panel.others:
+        name, machine = PROCESSES[other.process]
+        lines(axes, places, other.curves, f"{name}, mean ± 2 sd", color=colour(machine), linewidth=0.9, zorder=3.5)
+    mean, deviation = panel.networks.mean(axis=0), panel.networks.std(axis=0, ddof=1)
+    label, dashed = f"{len(panel.networks)} networks, mean ± 2 sd", (0, (4, 2))
+    curves = (mean, mean - 2 * deviation, mean + 2 * deviation)
+    lines(axes, places, curves, label, color=BLACK, linewidth=0.8, linestyle=dashed, zorder=4)
+
+
+def lines(axes: Axes, places: Curve, curves: Sequence[Curve], label: str, **style: object) -> None:
+    """Draw curves alike, with one label."""
+    for curve in curves:
+        axes.plot(places, curve, label=label if curve is curves[0] else None, **style)  # type: ignore[arg-type]

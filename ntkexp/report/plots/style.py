@@ -1,4 +1,4 @@
-"""How every picture looks: sizes for print, colours that the colour-blind can tell apart, the same bytes each time."""
+"""How every picture looks: sizes for print, colours that the colour-blind can tell apart, lines named at their ends."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import colorsys
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from math import dist
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib import RcParams, rc_context, rcParams, rcParamsDefault
@@ -18,6 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+# --- How every picture looks: sizes for print, colours that the colour-blind can tell apart, the same bytes each
+# time.
+
 
 EXPONENT = re.compile(r"\^\{(.*?)\}")
 RAISED = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -158,3 +163,55 @@ def step_axis(axes: Axes, last: int) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set_xlim(0, max(last, 1))
     axes.set_xlabel("step")
+
+
+# --- Lines are named at their ends, in their colours, instead of in a legend.
+
+
+class End(NamedTuple):
+    """A line ends here, in the units of the data, and has a name."""
+
+    text: str
+    height: float
+    colour: str
+
+
+def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
+    """Write the names to the right of the axes, no closer than `gap` of their height."""
+    heights = np.array([end.height for end in ends])
+    axes.autoscale_view()  # limits that nobody set are found out late
+    places = axes.transLimits.transform(axes.transScale.transform(np.column_stack([np.ones_like(heights), heights])))
+    for end, place in zip(ends, spread(places[:, 1], gap), strict=True):
+        axes.annotate(
+            end.text, (1, place), xytext=(3, 0), xycoords="axes fraction", textcoords="offset points",
+            color=end.colour, va="center", fontsize=7, annotation_clip=False,
+        )  # fmt: skip
+
+
+def spread(places: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
+    """Move places within [0, 1] as little as it takes to keep the gap and their order, where there is room.
+
+    >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
+    [0.4, 0.6, 0.0]
+    """
+    order = np.argsort(places, kind="stable")
+    # With z_k = place_k − k·gap the gap becomes an order, and the nearest ordered sequence is the isotonic fit
+    steps = gap * np.arange(len(places))
+    room = max(0.0, 1 - gap * (len(places) - 1))
+    result = np.empty(len(places))
+    result[order] = np.clip(isotonic(places[order] - steps), 0, room) + steps
+    return result
+
+
+def isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Find the nearest sequence that does not fall: neighbours that do are replaced by their mean.
+
+    >>> isotonic(np.array([1.0, 3.0, 2.0])).tolist()
+    [1.0, 2.5, 2.5]
+    """
+    blocks: list[list[float]] = []
+    for value in values.tolist():
+        blocks.append([value])
+        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    return np.array([np.mean(block) for block in blocks for _ in block])

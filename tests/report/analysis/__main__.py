@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 
-from ntkexp.records.fit import MARGIN, Expected
-from ntkexp.report.analysis.start_variance import dependence
+from ntkexp.records.sweep import MARGIN, Expected
+from ntkexp.report.analysis.laws import dependence
 from ntkexp.text import MISSING, aligned, percent
 from tests.report.analysis.trials import AMOUNTS, DESIGNS, SWEEPS, Design, Laws, fluctuating, laws, variances
 

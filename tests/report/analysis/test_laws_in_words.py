@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ntkexp.records.fit import Expected, Fit
-from ntkexp.report.analysis.laws import Fitted
-from ntkexp.report.analysis.laws_in_words import summary, told
-from ntkexp.report.analysis.power_law import power_law
+from ntkexp.records.sweep import Expected, Fit
+from ntkexp.report.analysis.estimate import power_law
+from ntkexp.report.analysis.laws import Fitted, summary, told
 from ntkexp.report.analysis.tables import draws
 from ntkexp.report.run import Run
 from tests.report.analysis.trials import WIDTHS

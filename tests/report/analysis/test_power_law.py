@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.report.analysis.power_law import power_law
+from ntkexp.report.analysis.estimate import power_law
 
 Array = NDArray[np.float64]
 WIDTHS = np.array([32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ntkexp.records.atomic import Json, read_sealed, sealed_text
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.json_file import Json
 from ntkexp.records.kernels import create_kernels, write_snapshot
-from ntkexp.records.seal import read_sealed, sealed_text
 from ntkexp.records.sweep import read_sweep
-from ntkexp.report.analysis.start_variance import dependence, spread
+from ntkexp.report.analysis.laws import dependence, spread
 from ntkexp.report.analysis.tables import Analysis, analyse
-from ntkexp.report.quantity import START_VARIANCE
-from ntkexp.report.run import load_tables
+from ntkexp.report.run import START_VARIANCE, load_tables
 from tests.report.analysis.trials import AMOUNTS, exponents, fluctuating, from_the_mean, variances
 from tests.report.sweeps import WIDTHS, write_sweep
 

@@ -10,14 +10,11 @@ import pandas as pd
 import pytest
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.json_file import Json
-from ntkexp.records.seal import read_sealed, sealed_text
+from ntkexp.records.atomic import Json, read_sealed, sealed_text
 from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.estimate import mean_of
-from ntkexp.report.analysis.paired import compare
-from ntkexp.report.analysis.tables import Analysis, analyse, write_tables
-from ntkexp.report.quantity import MEASURES, describe, quantities
-from ntkexp.report.run import load_run, load_tables
+from ntkexp.report.analysis.tables import Analysis, analyse, compare, write_tables
+from ntkexp.report.run import MEASURES, describe, load_run, load_tables, quantities
 from tests.report.sweeps import WIDTHS, law, write_small_run, write_sweep
 
 

@@ -11,9 +11,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ntkexp.records.fit import MARGIN, Expected
-from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.analysis.verdict import judge
+from ntkexp.records.sweep import MARGIN, Expected
+from ntkexp.report.analysis.estimate import judge, power_law
 from tests.report.analysis.trials import DESIGNS, SWEEPS, Laws, estimates, laws
 
 SEEDS = (2, 3, 5)

@@ -15,11 +15,8 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.records.fit import Expected
-from ntkexp.report.analysis.estimate import Estimate, mean_of
-from ntkexp.report.analysis.power_law import own
-from ntkexp.report.analysis.units import units
-from ntkexp.report.analysis.verdict import Word, judge
+from ntkexp.records.sweep import Expected
+from ntkexp.report.analysis.estimate import Estimate, Word, judge, mean_of, own, units
 
 Array = NDArray[np.float64]
 WIDTHS = np.array([32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])

@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from ntkexp.cli.claims_shown import line, notes
+from ntkexp.cli.claims import line, notes
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
-from ntkexp.records.timings import Took, write_timings
+from ntkexp.records.results import Took, write_timings
 from ntkexp.report.claims import outlook, standing, summary
 from ntkexp.report.page.build import write_claims
 

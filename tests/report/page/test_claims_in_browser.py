@@ -10,8 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from matplotlib.figure import Figure
 from playwright.sync_api import Browser, Page
 
-from ntkexp.records.claim import PICTURE, claim_records, write_claim
-from ntkexp.records.exhibit import Exhibit, write_exhibit
+from ntkexp.records.claim import PICTURE, Exhibit, claim_records, write_claim, write_exhibit
 from ntkexp.report.page.build import write_claims
 from ntkexp.report.plots.run_plots import svg
 from tests.report.page.test_browser import Scheme

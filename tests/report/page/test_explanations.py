@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from ntkexp.cli.main import run
-from ntkexp.records.leave_out import LeaveOut, LeftOut
+from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.report.leave_out import held_against
-from ntkexp.report.plots.answers import checked
+from ntkexp.report.plots.examples import checked
 from ntkexp.report.run import load_run
 from tests.report.synthetic import digits, write_run
 

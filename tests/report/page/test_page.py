@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from ntkexp.mistake import Mistake
-from ntkexp.report.markdown import markdown
 from ntkexp.report.material import Material, gather
-from ntkexp.report.page.build import HERE, write
-from ntkexp.report.page.inline import inline
-from ntkexp.report.page.picture import link
+from ntkexp.report.page.build import HERE, markdown, write
+from ntkexp.report.page.picture import inline, link
 from tests.report.page.conftest import HOSTILE
 from tests.report.sweeps import write_small_run
 

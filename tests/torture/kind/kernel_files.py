@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from ntkexp.records.kernel_file.store import KernelMatrix
+from ntkexp.records.kernel_file import KernelMatrix
 from tests.torture.command import ntkexp
 from tests.torture.damage import damage
 from tests.torture.judge import Fault, Outcome, agree, judged

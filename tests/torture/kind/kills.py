@@ -32,7 +32,7 @@ UNPROMISED = ("DONE.json", "provenance.json", "timings.csv", "progress.json", "j
 
 def undrawn(arguments: Sequence[str]) -> int:
     """The command without its pictures, which take longer than such a run."""
-    with mock.patch("ntkexp.run.attempt.painter", no_pictures):
+    with mock.patch("ntkexp.run.execute.painter", no_pictures):
         return ntkexp(arguments)
 
 

@@ -21,8 +21,8 @@ import torch
 
 from ntkexp import load_run
 from ntkexp.mistake import Mistake
-from ntkexp.records.kernel_file.store import open_matrix
-from ntkexp.records.removal import Removal, write_removal
+from ntkexp.records.contributions import Removal, write_removal
+from ntkexp.records.kernel_file import open_matrix
 from ntkexp.run.folder_listener import FolderListener
 from tests.foreign_loop import loops
 from tests.torture.judge import Ended, Fault, Outcome, agree, judged

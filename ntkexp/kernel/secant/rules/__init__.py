@@ -1,29 +1,19 @@
 """How a difference passes each operation: a rule is one short function, found by the operation's ATen name."""
 
-from ntkexp.kernel.secant.rules import (
-    bilinear,
-    binary,
-    choice,
-    convolution,
-    cross_entropy,
-    elementwise,
-    linear,
-    linear_algebra,
-    lookup,
-    mask,
-    matrix_product,
-    norm,
-    pool,
-    power,
-    smooth,
-    softmax,
-    vector_norm,
-)
 from ntkexp.kernel.secant.rules.base import Rule
+from ntkexp.kernel.secant.rules.bilinear import BILINEAR, CONVOLUTION, MATRIX_PRODUCT
+from ntkexp.kernel.secant.rules.binary import RULES as BINARY
+from ntkexp.kernel.secant.rules.choice import CHOICE, MASK, POOL
 from ntkexp.kernel.secant.rules.complex_numbers import COMPLEX as COMPLEX
+from ntkexp.kernel.secant.rules.cross_entropy import RULES as CROSS_ENTROPY
+from ntkexp.kernel.secant.rules.elementwise import ELEMENTWISE, POWER
+from ntkexp.kernel.secant.rules.linear import LINEAR, LOOKUP
+from ntkexp.kernel.secant.rules.linear_algebra import RULES as LINEAR_ALGEBRA
+from ntkexp.kernel.secant.rules.norm import NORM, VECTOR_NORM
+from ntkexp.kernel.secant.rules.smooth import SMOOTH, SOFTMAX
 
 CHAPTERS = (
-    *(linear, lookup, bilinear, matrix_product, convolution, elementwise, power, smooth),
-    *(softmax, choice, mask, pool, binary, norm, vector_norm, cross_entropy, linear_algebra),
+    *(LINEAR, LOOKUP, BILINEAR, MATRIX_PRODUCT, CONVOLUTION, ELEMENTWISE, POWER, SMOOTH),
+    *(SOFTMAX, CHOICE, MASK, POOL, BINARY, NORM, VECTOR_NORM, CROSS_ENTROPY, LINEAR_ALGEBRA),
 )
-RULES: dict[str, Rule] = {name: rule for chapter in CHAPTERS for name, rule in chapter.RULES.items()}
+RULES: dict[str, Rule] = {name: rule for chapter in CHAPTERS for name, rule in chapter.items()}

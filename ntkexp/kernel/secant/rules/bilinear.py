@@ -1,16 +1,22 @@
-"""Products of numbers that both change: Δ(ab) = Δa·b̄ + ā·Δb, a bar being the mean over both ends."""
+"""Products of numbers, of matrices, or of images and filters that both change: Δ(AB) = ΔA·B̄ + Ā·ΔB, a bar being the
+mean over both ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, total
+from ntkexp.kernel.secant.linear_map import CONVOLVE_BACK, once, passed
+from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, fold, last, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
-from ntkexp.kernel.secant.rules.fold import fold, last
+from ntkexp.kernel.secant.uses import patches
+
+# --- Products of numbers that both change: Δ(ab) = Δa·b̄ + ā·Δb, a bar being the mean over both ends.
 
 
 def mul(call: AbstractCall) -> Tensor:
@@ -93,7 +99,7 @@ def divide(call: AbstractCall, above: Ends | float, below: Ends | float, shape: 
     return total(terms, shape)
 
 
-RULES: dict[str, Rule] = {
+BILINEAR: dict[str, Rule] = {
     "mul": mul,
     "addcmul": partial(add_scaled, multiply),
     "div": div,
@@ -102,3 +108,200 @@ RULES: dict[str, Rule] = {
     "glu": glu,
     "linalg_cross": cross,
 }
+
+
+# --- Products of matrices that both change: Δ(AB) = ΔA·B̄ + Ā·ΔB. One of weights with inputs is a use of the weights.
+
+
+def mm(call: AbstractCall) -> Tensor:
+    """Two matrices."""
+    left, right = call.args
+    return call.product(left, right)
+
+
+def mv(call: AbstractCall) -> Tensor:
+    """A matrix and a vector, as a matrix of one column."""
+    left, right = call.args
+    return call.product(left, right.view(lambda vector: vector[:, None]))[:, 0]
+
+
+def addmm(call: AbstractCall) -> Tensor:
+    """shift · bias + gain · left @ right."""
+    bias, left, right = call.args
+    return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
+
+
+def dot(call: AbstractCall) -> Tensor:
+    """Two vectors."""
+    left, right = call.args
+    return call.product(left.view(lambda v: v[None]), right.view(lambda v: v[:, None]))[0, 0]
+
+
+def bmm(call: AbstractCall) -> Tensor:
+    """Batches of matrices."""
+    left, right = call.args
+    return in_batches(call, left, right, call.start.shape)
+
+
+def in_batches(call: AbstractCall, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
+    """The same of known matrices; a weight among them is taken batch by batch, and one copied along the batch once."""
+    if not (call.is_cut(left) or call.is_cut(right)):
+        terms = [] if left.delta is None else [torch.bmm(left.delta, call.mean(right))]
+        terms += [] if right.delta is None else [torch.bmm(call.mean(left), right.delta)]
+        return total(terms, shape)
+    batch, rows, columns = shape
+    if call.is_cut(right) and is_copied(right.start):
+        folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right.view(lambda v: v[0]))
+        return folded.view(batch, rows, columns)
+    if call.is_cut(left) and is_copied(left.start):
+        turned = right.view(lambda v: v.transpose(1, 2).reshape(batch * columns, -1))
+        folded = call.product(turned, left.view(lambda v: v[0].t()))
+        return folded.view(batch, columns, rows).transpose(1, 2)
+    return torch.stack([call.product(left.view(picker(k)), right.view(picker(k))) for k in range(batch)])
+
+
+def is_copied(value: Tensor) -> bool:
+    """Whether a batch of matrices is one matrix, expanded."""
+    return value.shape[0] == 1 or value.stride(0) == 0
+
+
+def picker(k: int) -> Callable[[Tensor], Tensor]:
+    """The k-th matrix of a batch."""
+    return lambda v: v[k]
+
+
+def baddbmm(call: AbstractCall) -> Tensor:
+    """shift · added + gain · left @ right, in batches."""
+    added, left, right = call.args
+    if call.is_cut(left) or call.is_cut(right):
+        raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
+    gain, shift = call.given["alpha"], call.given["beta"]
+    terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
+    terms += [] if left.delta is None else [gain * torch.bmm(left.delta, call.mean(right))]
+    terms += [] if right.delta is None else [gain * torch.bmm(call.mean(left), right.delta)]
+    return total(terms, call.start.shape)
+
+
+def trilinear(call: AbstractCall) -> Tensor:
+    """Σ_ij a_i W_oij c_j, as `nn.Bilinear` asks for it: a product of the pairs a_i c_j with W as a matrix."""
+    left, weight, right, *layout = call.args
+    if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
+        raise NoRule("a sum of products of three tensors that is not that of nn.Bilinear")
+    pairs = outer(call, left, right)
+    return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
+
+
+def outer(call: AbstractCall, left: Ends, right: Ends) -> Ends:
+    """All products of an element of one row with one of the other, row by row."""
+    left, right = left.view(lambda v: v[:, :, None]), right.view(lambda v: v[:, None, :])
+    start, end = left.start * right.start, left.end * right.end
+    varies = left.delta is not None or right.delta is not None
+    delta = multiply(call, left, right, start.shape).flatten(1) if varies else None
+    return Ends(start.flatten(1), end.flatten(1), delta, from_inputs=left.from_inputs or right.from_inputs)
+
+
+MATRIX_PRODUCT: dict[str, Rule] = {
+    "_trilinear": trilinear,
+    "mm": mm,
+    "mv": mv,
+    **dict.fromkeys(("dot", "vdot"), dot),
+    "addmm": addmm,
+    "bmm": bmm,
+    "baddbmm": baddbmm,
+}
+
+
+# --- Convolutions, of any number of dimensions, stride, padding, dilation and groups.
+#
+# A convolution is bilinear. To its weights it is a product of matrices, a row of patches for every output
+# position times the kernel: its uses are the positions. A transposed one convolves the input with its elements
+# spread apart.
+
+
+Numbers = tuple[int, ...]
+
+
+def convolution(call: AbstractCall) -> Tensor:
+    """Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
+    x, kernel, bias, *how = call.args
+    terms = []
+    if x.delta is not None:
+        terms.append(convolved(call.delta(x), call.mean(kernel), call.start.shape if call.is_still else None, *how))
+    if call.is_cut(kernel):
+        added = bias if bias is not None and call.is_cut(bias) else None
+        terms.append(used(call, x, kernel, added, *how))
+        bias = None if added is not None else bias
+    elif kernel.delta is not None:
+        terms.append(torch.convolution(call.mean(x), kernel.delta, None, *how))
+    if bias is not None and bias.delta is not None:
+        along = [1, -1] + [1] * (call.start.dim() - 2)
+        terms.append(call.delta(bias.view(lambda v: v.view(along)), call.start.shape))
+    return total(terms, call.start.shape)
+
+
+def convolved(delta: Tensor, kernel: Tensor, nothing: Sequence[int] | None, *how: Any) -> Tensor:
+    """Δx ∗ W, or nothing. On the way back all vectors are the images of one batch."""
+    lead, shape = 1 - delta.dim(), delta.shape[1:]
+
+    def there(v: Tensor) -> Tensor:
+        found = torch.convolution(v.flatten(0, lead - 1), kernel, None, *how)
+        return found.view(*v.shape[:lead], *found.shape[1:])
+
+    def back(w: Tensor) -> Tensor:
+        found: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, kernel, *how)
+        return found.view(*w.shape[:lead], *shape)
+
+    return passed(delta, there, once(back, -delta.dim()), nothing)
+
+
+def used(
+    call: AbstractCall,
+    x: Ends,
+    kernel: Ends,
+    bias: Ends | None,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    transposed: bool,
+    extra: Numbers,
+    groups: int,
+) -> Tensor:
+    """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every group."""
+    shown = call.mean(x)
+    if transposed:
+        shown = spread(shown, kernel.start.shape, stride, padding, dilation, extra)
+        kernel = kernel.view(lambda v: turn(v, groups))
+        stride, padding = (1,) * len(stride), (0,) * len(stride)
+    how = (shown, kernel.start.shape[2:], stride, padding, dilation)
+    if groups > 1:
+        found = call.grouped_use(patches(*how), groups, kernel.view(lambda v: v.flatten(1)), bias)
+    else:
+        found = call.use(patches(*how), kernel.view(lambda v: v.flatten(1).t()), bias)
+    return found.view(call.start.shape)
+
+
+def spread(
+    x: Tensor, kernel: torch.Size, stride: Numbers, padding: Numbers, dilation: Numbers, extra: Numbers
+) -> Tensor:
+    """The input of a transposed convolution as that of a plain one: zeros between the elements, and around them."""
+    size = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)]
+    wide = x.new_zeros(*x.shape[:2], *size).index_put(indices(x, stride), x)
+    reach = [d * (w - 1) for d, w in zip(dilation, kernel[2:], strict=True)]
+    along = reversed(list(zip(reach, padding, extra, strict=True)))
+    return torch.nn.functional.pad(wide, [side for r, p, e in along for side in (r - p, r - p + e)])
+
+
+def turn(kernel: Tensor, groups: int) -> Tensor:
+    """The kernel of a transposed convolution as that of a plain one: inputs and outputs exchanged, windows reversed."""
+    grouped = kernel.view(groups, -1, *kernel.shape[1:]).transpose(1, 2).flatten(0, 1)
+    return grouped.flip(tuple(range(2, kernel.dim())))
+
+
+def indices(v: Tensor, stride: Numbers) -> tuple[Tensor, ...]:
+    """Where the elements of an input lie when they are spread apart."""
+    steps = (1, 1, *stride)
+    axes = [torch.arange(n, device=v.device) * s for n, s in zip(v.shape, steps, strict=True)]
+    return torch.meshgrid(*axes, indexing="ij")
+
+
+CONVOLUTION: dict[str, Rule] = {"convolution": convolution}

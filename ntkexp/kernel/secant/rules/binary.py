@@ -23,8 +23,16 @@ from torch import Tensor
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
 from ntkexp.kernel.secant.rules.choice import both, wide
-from ntkexp.kernel.secant.rules.elementwise import absolute, elementwise, quotient
-from ntkexp.kernel.secant.rules.power import exp2, exponential, log_slope, power, real_power
+from ntkexp.kernel.secant.rules.elementwise import (
+    absolute,
+    elementwise,
+    exp2,
+    exponential,
+    log_slope,
+    power,
+    quotient,
+    real_power,
+)
 from ntkexp.kernel.secant.rules.smooth import linear_pieces, slope, softplus_slope
 
 Side: TypeAlias = Callable[[AbstractCall, Tensor, Tensor, Tensor], Tensor]

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.secant.rules import bilinear, linear, mask
+from ntkexp.kernel.secant.rules import bilinear, choice, linear
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, total
+from ntkexp.kernel.secant.rules.bilinear import in_batches
 from ntkexp.kernel.secant.rules.binary import angle_by_height, angle_by_width, average
 from ntkexp.kernel.secant.rules.choice import both
-from ntkexp.kernel.secant.rules.elementwise import cos, elementwise, quotient, reciprocal, sin
-from ntkexp.kernel.secant.rules.matrix_product import in_batches
-from ntkexp.kernel.secant.rules.power import whole_power
+from ntkexp.kernel.secant.rules.elementwise import cos, elementwise, quotient, reciprocal, sin, whole_power
 
 
 def parts(call: AbstractCall, value: Ends) -> tuple[Ends, Ends]:
@@ -183,12 +182,12 @@ FOURIER = "_fft_c2c _fft_c2r _fft_r2c"
 VIEWS = "view_as_complex view_as_real"
 
 COMPLEX: dict[str, Rule] = {
-    **{name: linear.RULES[name] for name in ALIKE.split()},
+    **{name: linear.LINEAR[name] for name in ALIKE.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
     **dict.fromkeys(("_conj", "_conj_physical"), conjugate),
     "_to_copy": linear.convert,
-    **{name: bilinear.RULES[name] for name in ("mul", "addcmul", "div", "addcdiv")},
-    **{name: mask.RULES[name] for name in ("where", "masked_fill", "index_put")},
+    **{name: bilinear.BILINEAR[name] for name in ("mul", "addcmul", "div", "addcdiv")},
+    **{name: choice.MASK[name] for name in ("where", "masked_fill", "index_put")},
     "abs": length,
     **dict.fromkeys(("diagonal_scatter", "select_scatter", "slice_scatter"), written),
     "addmm": addmm,

@@ -16,8 +16,7 @@ from torch.nn.functional import logsigmoid
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
 from ntkexp.kernel.secant.rules.choice import wide
-from ntkexp.kernel.secant.rules.elementwise import quotient
-from ntkexp.kernel.secant.rules.power import log_slope
+from ntkexp.kernel.secant.rules.elementwise import log_slope, quotient
 from ntkexp.kernel.secant.rules.smooth import softplus_slope
 
 LOWEST = -100.0  # of a logarithm, as torch has it

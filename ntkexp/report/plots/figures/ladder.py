@@ -11,10 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.records.results import Result
-from ntkexp.report.ladder import main_split
 from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, log_axis, wrapped
 from ntkexp.report.run import Run
-from ntkexp.report.sentence import sentence
+from ntkexp.report.sentence import main_split, sentence
 from ntkexp.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}

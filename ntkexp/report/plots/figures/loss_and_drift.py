@@ -10,8 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, heading, log_axis, step_axis
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, heading, log_axis, name_ends, step_axis
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ntkexp.report.ladder import main_split
 from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading
 from ntkexp.report.run import Run
-from ntkexp.report.sentence import sentence
+from ntkexp.report.sentence import main_split, sentence
 from ntkexp.text import short, spoken
 
 ACROSS = (4, 5)  # panels side by side: whichever leaves fewer places empty

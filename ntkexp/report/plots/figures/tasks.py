@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ntkexp.report.plots.labels import End, name_ends
 from ntkexp.report.plots.style import (
     BLUE,
     GREEN,
@@ -21,8 +20,10 @@ from ntkexp.report.plots.style import (
     PURPLE,
     SKY,
     VERMILION,
+    End,
     heading,
     log_axis,
+    name_ends,
 )
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short

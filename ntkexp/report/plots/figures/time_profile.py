@@ -11,8 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, heading
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, End, heading, name_ends
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 

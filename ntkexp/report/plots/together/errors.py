@@ -17,8 +17,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.records.results import SPLITS
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import WIDE, colour, heading
+from ntkexp.report.plots.style import WIDE, End, colour, heading, name_ends
 from ntkexp.report.run import Run
 from ntkexp.text import short, spoken
 

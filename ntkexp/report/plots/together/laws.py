@@ -14,15 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from ntkexp.records.fit import Expected
-from ntkexp.report.analysis.laws import Fitted
-from ntkexp.report.analysis.laws_in_words import limit, number, told
-from ntkexp.report.analysis.power_law import PowerLaw
+from ntkexp.records.sweep import Expected
+from ntkexp.report.analysis.estimate import PowerLaw
+from ntkexp.report.analysis.laws import Fitted, limit, number, told
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, heading, wrapped
-from ntkexp.report.quantity import describe
-from ntkexp.report.run import Run
+from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, wrapped
+from ntkexp.report.run import Run, describe
 from ntkexp.text import short
 
 

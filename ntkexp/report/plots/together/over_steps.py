@@ -13,8 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.labels import End, name_ends
-from ntkexp.report.plots.style import WIDE, heading, log_axis, step_axis
+from ntkexp.report.plots.style import WIDE, End, heading, log_axis, name_ends, step_axis
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 

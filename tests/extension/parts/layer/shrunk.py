@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ntkexp.covariance.covariance import Covariance
+from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.operation import Operations, weigh
-from ntkexp.covariance.signal import Signal
 from ntkexp.layer import AbstractLayer
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ntkexp.machine.evidence import Evidence
-from ntkexp.machine.frozen import AbstractFrozen
+from ntkexp.machine.base import Evidence
+from ntkexp.machine.machines import AbstractFrozen
 
 
 class FrozenMiddle(AbstractFrozen):

@@ -1,0 +1,366 @@
+"""What runs say of their machines, kernels, contributions and tasks, a number each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ntkexp.claim.quantity.base import AbstractQuantity, Measured
+from ntkexp.component import Count
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.records.contributions import BY_PHASE
+from ntkexp.report.forgetting import Forgetting, LaterPhase, foretold, later_phases
+from ntkexp.report.run import Run
+
+EPS = 2.0**-52
+
+
+class MachineError(AbstractQuantity):
+    """The relative error of a kernel machine, beside what rounding explains of it.
+
+    Rows have the error of this machine on this split, of every run.
+
+    bound = max(10⁻¹², floor, 10 ε Σ|𝒮|/|Σ𝒮|)      a sum whose parts cancel loses as many digits as they exceed it
+    """
+
+    machine: str
+    split: str = "probe"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        errors = [self.error(measured.run(name)) for name in measured.table["run"]]
+        return measured.table.assign(value=[error for error, _ in errors], bound=[bound for _, bound in errors])
+
+    def error(self, run: Run | None) -> tuple[float, float]:
+        """The error in one ladder, and its bound; NaN where the machine did not come to one."""
+        rows = () if run is None else run.ladder
+        found = [row for row in rows if (row.machine, row.split) == (self.machine, self.split)]
+        if not found or found[0].relative_error is None:
+            return math.nan, math.nan
+        return found[0].relative_error, max(found[0].tolerance, 10 * EPS * cancellation(run, self.machine))
+
+
+def cancellation(run: Run | None, rule: str) -> float:
+    """How many times the parts exceed their sum, where a rule with this name summed them."""
+    facts = {} if run is None or rule not in run.rules else run.parts(rule).attrs
+    return float(facts.get("cancellation", 0.0))
+
+
+class PathFact(AbstractQuantity):
+    """What is known of the contributions of a run, by one rule: `cancellation`, `error_bar`, `coefficient_variation`,
+    …
+
+    Rows have this number of the path of their run.
+
+    They are the numbers of `ntkexp.diagnostics.contributions` and the error bar of the parts, as the run has kept
+    them.
+    """
+
+    fact: str
+    rule: str = "secant"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.table.assign(value=[self.number(measured.run(name)) for name in measured.table["run"]])
+
+    def number(self, run: Run | None) -> float:
+        """The number of one run; NaN where it has none."""
+        if run is None or self.rule not in run.rules:
+            return math.nan
+        known = {str(name): fact for name, fact in run.parts(self.rule).attrs.items() if isinstance(fact, int | float)}
+        if self.fact not in known:
+            raise Mistake(f"quantity.fact={self.fact}: a path has {', '.join(known)}{nearest(self.fact, known)}")
+        return float(known[self.fact])
+
+
+class SymmetryDefect(AbstractQuantity):
+    """How far the path kernel among training examples is from what a kernel must be: symmetric, with no negative
+    values.
+
+    Rows have the defects of these rules' path kernels; the runs read the training examples.
+
+        asymmetry    ‖𝒦 − 𝒦ᵀ‖ / ‖𝒦‖                    over [example, output] × [example, output]
+        negativity   max(0, −λ_min) / λ_max            of (𝒦 + 𝒦ᵀ)/2
+
+    Rows are told apart by the columns `rule` and `defect`.
+    """
+
+    rules: tuple[str, ...] = ("secant",)
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        rows = [
+            {**place, "rule": rule, "defect": name, "value": value}
+            for place in measured.table.to_dict("records")
+            if (run := measured.run(str(place["run"]))) is not None
+            for rule in self.rules
+            for name, value in defects(square(run, rule)).items()
+        ]
+        return pd.DataFrame(rows)
+
+
+def square(run: Run, rule: str) -> NDArray[Any]:
+    """Read one path kernel among the training examples, as a matrix."""
+    kernel = run.kernels[f"path_{rule}"].to_numpy()
+    side = kernel.shape[2] * kernel.shape[3]
+    return np.asarray(kernel[run.points["train"]]).reshape(side, side)
+
+
+def defects(kernel: NDArray[Any]) -> dict[str, float]:
+    """Find both defects of a matrix.
+
+    >>> defects(np.diag([2.0, -1.0]))
+    {'asymmetry': 0.0, 'negativity': 0.5}
+    """
+    values = np.linalg.eigvalsh((kernel + kernel.T) / 2)
+    return {
+        "asymmetry": float(np.linalg.norm(kernel - kernel.T) / np.linalg.norm(kernel)),
+        "negativity": max(0.0, -float(values[0])) / float(values[-1]),
+    }
+
+
+SMALL = 1e-3
+
+
+class WeightRank(AbstractQuantity):
+    """Whether examples that were badly fitted for long get large coefficients: a rank correlation over training
+    examples.
+
+    Rows have the rank correlation of their run.
+
+        Spearman of  mean_x |aᵢ(x)|, aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ),  with  ∫|ℓ′ᵢ| dt    for a network of one output
+
+    Queries x are the points of a split; where 𝒦 is small against its largest value, nothing is divided by it. The
+    integral goes over the kernels that were kept, by the trapezoidal rule. `lag` compares with the integral of
+    another example.
+    """
+
+    rule: str = "secant"
+    split: str = "probe"
+    lag: int = Field(0, ge=0, le=10**6)
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.table.assign(value=[self.correlation(measured.run(name)) for name in measured.table["run"]])
+
+    def correlation(self, run: Run | None) -> float:
+        """The correlation in one run."""
+        if run is None:
+            return math.nan
+        points = run.points[self.split]
+        parts = run.parts(self.rule).to_numpy()[points]
+        if (outputs := run.predictions.sizes["out"]) != 1:
+            raise Mistake(f"quantity: {run.name} has {outputs} outputs, and coefficients of one are compared")
+        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
+        usable = np.abs(kernel) >= SMALL * np.abs(kernel).max()
+        weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
+        return spearman(np.nanmean(weights, axis=0), np.roll(misfit(run), self.lag))
+
+
+def misfit(run: Run) -> NDArray[np.float64]:
+    """Integrate |ℓ′ᵢ| over the time of the path."""
+    times = run.metrics.set_index("step")["time"].reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
+    sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
+    return np.asarray((np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2).sum(axis=0))
+
+
+def spearman(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Correlate ranks; ties have their mean rank.
+
+    >>> spearman(np.array([1.0, 5.0, 7.0]), np.array([2.0, 3.0, 90.0]))
+    1.0
+    """
+    return round(float(pd.Series(one).rank().corr(pd.Series(other).rank())), 15)
+
+
+Share = Literal["same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"]
+
+
+class StoredExamples(AbstractQuantity):
+    """Whether a prediction compares a point with stored examples: what its contributors are, point by point,
+    averaged.
+
+    Rows have these shares, told apart by the column `quantity`.
+
+        same_class       share of points whose largest contributor has the label of the prediction
+        nearest_input    share of points whose nearest training example in input space has the label of the
+                         prediction
+        nearest_kernel   the same of the example with the largest 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ)
+        same_example     share of points of which both are the same example
+        top_share        share of Σ|𝒮| that comes from the k largest contributors; if all were equal, k/M
+        chance           share of points whose prediction has the label of an example drawn at random
+
+    of a network of one output on two classes. Labels are those that were trained on; the largest contributor has
+    most |𝒮|.
+    """
+
+    shares: tuple[Share, ...] = ("same_class", "chance")
+    rule: str = "secant"
+    split: str = "probe"
+    top: Count = 5
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.by_run(self.measure, self.shares)
+
+    def measure(self, run: Run) -> Mapping[str, float]:
+        """All shares in one run."""
+        points, train = run.points[self.split], run.points["train"]
+        parts = run.parts(self.rule).to_numpy()[points]
+        targets = run.data["train_targets"]
+        if (outputs := run.predictions.sizes["out"]) != 1 or not len(run.data["classes"]):
+            raise Mistake(f"quantity: {run.name} has {outputs} outputs; stored examples are those of two classes")
+        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
+        predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
+        labels = np.sign(targets[:, 0])
+        likeness = kernel[points] / np.sqrt(np.maximum(np.diag(kernel[train]), np.finfo(float).tiny))
+        distance = distances(run.data[f"{self.split}_inputs"], run.data["train_inputs"])
+        near, like = distance.argmin(axis=1), likeness.argmax(axis=1)
+        largest = np.abs(parts[:, 0]).argmax(axis=1)
+        return {
+            "same_class": float((labels[largest] == predicted).mean()),
+            "nearest_input": float((labels[near] == predicted).mean()),
+            "nearest_kernel": float((labels[like] == predicted).mean()),
+            "same_example": float((near == like).mean()),
+            "top_share": top_share(parts[:, 0], self.top),
+            "chance": float((labels[None] == predicted[:, None]).mean()),
+        }
+
+
+def top_share(parts: NDArray[np.float64], top: int) -> float:
+    """Find the share of the largest, averaged over points.
+
+    >>> top_share(np.array([[3.0, -1.0, 0.0]]), 1)
+    0.75
+    """
+    sizes = np.sort(np.abs(parts), axis=1)[:, ::-1]
+    return float((sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)).mean())
+
+
+def distances(points: NDArray[np.float64], examples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Find the squared distance of every point from every example."""
+    ones, others = points.reshape(len(points), -1), examples.reshape(len(examples), -1)
+    return np.asarray((ones**2).sum(1)[:, None] - 2 * ones @ others.T + (others**2).sum(1))
+
+
+Fact = Literal["closure", "forgetting", "top_share", "switch", "shuffled", "selectivity", "gained"]
+
+
+class LaterTask(AbstractQuantity):
+    """What learning a later task did to an earlier one, in runs of `data=sequence`, at the points of the earlier
+    task:
+
+    Rows have these facts, told apart by the column `quantity`; tasks are counted from 1.
+
+        closure       ‖Σᵢ 𝒮(x, xᵢ) + 𝒟(x) − Δf(x)‖/‖Δf(x)‖, while the later task was learned
+        forgetting    rise of the mean ½‖f − y‖², over the mean ½‖y‖²
+        top_share     of what lowers the margins, the share of a tenth of the later examples, those that lower them
+                      most
+        switch        correlation of Δf with what the kernel between the tasks at the switch foretells
+                      (`report.forgetting`)
+        shuffled      the same, with the kernels of other examples, half of all further on
+        selectivity   of the hidden units at the end (`diagnostics.units`)
+        gained        the same, less that at the start
+
+    The identity is that of the path kernel (P. Domingos 2020, arXiv:2012.00152, theorem 1), between two tasks.
+    """
+
+    facts: tuple[Fact, ...] = ("closure", "forgetting", "top_share")
+    task: Count = 1
+    during: Count = 2
+    split: str = "probe"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.by_run(self.measure, self.facts)
+
+    def measure(self, run: Run) -> Mapping[str, float]:
+        """The facts of one run; NaN of one that did not come so far."""
+        later, here = self.later(run)
+        return {name: FACTS[name](later, here, self.task) for name in self.facts}
+
+    def later(self, run: Run) -> tuple[LaterPhase, NDArray[np.int64]]:
+        """What the later phase did, and which points of the split are of the earlier task."""
+        if BY_PHASE not in run.contributions or self.split not in run.points:
+            raise Mistake(f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence")
+        found = next((phase for phase in later_phases(run, self.split) if phase.during == self.during), None)
+        here = np.flatnonzero(run.contributions["point_phase"].to_numpy()[run.points[self.split]] == self.task)
+        if found is None or not len(here) or self.task >= self.during:
+            count = run.contributions.sizes["phase"]
+            raise Mistake(
+                f"quantity.task={self.task}, quantity.during={self.during}: {run.name} learns {count} tasks, and a "
+                f"task with {self.split} points before the later one is asked for"
+            )
+        return found, here
+
+
+def closure(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
+    """How much of the change is missing from the sum of contributions."""
+    change = later.change[here]
+    missing = later.parts[here].sum(axis=2) + later.decay[here] - change
+    return float(np.linalg.norm(missing) / np.linalg.norm(change))
+
+
+def forgetting(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
+    """How far the squared loss rose."""
+    targets = later.run.data[f"{later.split}_targets"][here]
+    before = later.before[here]
+    rise = np.square(before + later.change[here] - targets) - np.square(before - targets)
+    return float(rise.sum() / np.square(targets).sum())
+
+
+def later_task_top_share(later: LaterPhase, _: NDArray[np.int64], task: int) -> float:
+    """How much of the harm comes from a tenth of the examples."""
+    found = later.to(task)
+    return math.nan if found is None or not found.harm else share_of_tenth(found)
+
+
+def share_of_tenth(found: Forgetting) -> float:
+    """The worst tenth of the later examples did this share of all harm."""
+    tenth = math.ceil(found.learned_in.count(found.during) / 10)
+    return -sum(found.by[k] for k in found.worst[:tenth]) / found.harm
+
+
+def switch(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
+    """How well the kernels of the examples foretell the change."""
+    return likeness(later, here, shift=0)
+
+
+def shuffled(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
+    """How well those of others do."""
+    return likeness(later, here, shift=int((later.run.contributions["example_phase"] == later.during).sum()) // 2)
+
+
+def likeness(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
+    """Correlate the change with what is foretold; to six digits, as rounding leaves twelve at least."""
+    said = foretold(later.run, later.during, shift)
+    if said is None:
+        raise Mistake(
+            f"quantity: {later.run.name} keeps no kernel from which a change could be foretold; use optimizer=gd "
+            "without decay, clipping or layers, and loss=squared"
+        )
+    told = said[later.run.points[later.split]][here]
+    return round(float(np.corrcoef(told.ravel(), later.change[here].ravel())[0, 1]), 6)
+
+
+def selectivity(later: LaterPhase, _: NDArray[np.int64], __: int) -> float:
+    """How selective units are in the end."""
+    known = later.run.metrics["selectivity"].dropna()
+    return float(known.iloc[-1]) if len(known) else math.nan
+
+
+def gained(later: LaterPhase, _: NDArray[np.int64], __: int) -> float:
+    """How much more selective they became."""
+    known = later.run.metrics["selectivity"].dropna()
+    return float(known.iloc[-1] - known.iloc[0]) if len(known) > 1 else math.nan
+
+
+FACTS: Mapping[str, Callable[[LaterPhase, NDArray[np.int64], int], float]] = {
+    "closure": closure,
+    "forgetting": forgetting,
+    "top_share": later_task_top_share,
+    "switch": switch,
+    "shuffled": shuffled,
+    "selectivity": selectivity,
+    "gained": gained,
+}

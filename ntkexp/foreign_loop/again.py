@@ -1,0 +1,181 @@
+"""A loop is carried out again with other weights of its examples, by the function that its user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.effects.sweep import MeanName
+from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.mistake import Mistake
+from ntkexp.text import counted, short
+
+if TYPE_CHECKING:
+    from ntkexp.foreign_loop.trace import Trace
+
+
+# --- What examples weigh in a loop that is carried out again, by what comes back to the outputs of its calls.
+#
+#     ∂L/∂fᵢ ← cwᵢ ∂L/∂fᵢ        c = 1 (fixed), or n/Σw over the n rows of the call (renormalised)
+#
+# Where a loss is a mean of one loss for each example, this trains as the loop would without those whose weight is
+# zero, and the loop need not know of it. A call of which nothing is left adds nothing to the gradient.
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """The weights of some examples, by their names; all others weigh 1.
+
+    >>> Weighing({"a": 0.0}).factors(["a", "b", "c", "b"]).tolist()
+    [0.0, 1.3333333333333333, 1.3333333333333333, 1.3333333333333333]
+    >>> Weighing({"a": 0.0}, "fixed").factors(["a", "b"]).tolist()
+    [0.0, 1.0]
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    mean: MeanName = "renormalised"
+
+    def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
+        """The weight of every row."""
+        return torch.tensor([self.weights.get(name, 1.0) for name in names], dtype=torch.float64)
+
+    def factors(self, names: Sequence[str]) -> Float[Tensor, " row"]:
+        """What comes back to every row is multiplied with this."""
+        return self.left(names) * self.shared(names)
+
+    def shared(self, names: Sequence[str]) -> float:
+        """The c of a call; 1 where nothing is left that could share anything."""
+        whole = float(self.left(names).sum())
+        return len(names) / whole if self.mean == "renormalised" and whole else 1.0
+
+    def silences(self, names: Sequence[str]) -> bool:
+        """Whether nothing is left of a call."""
+        return not self.left(names).any()
+
+
+# --- A loop is carried out again, by the function that its user gives, and `follow` inside it is told what has
+# changed: what examples weigh, and where the steps are kept, so that the first trace stays as it is.
+
+
+Again: TypeAlias = Callable[[], object]
+"""A function that carries a whole loop out, from its seeds on, with one `follow` in it."""
+
+
+@dataclass
+class AlteredLoop:
+    """What is otherwise: weights of examples; and steps are kept in `place`, or not at all. `traces` were followed."""
+
+    weighing: Weighing
+    place: Path | None
+    traces: list[Trace] = field(default_factory=list)
+
+
+UNDER_WAY: ContextVar[AlteredLoop | None] = ContextVar("UNDER_WAY", default=None)
+
+
+def altered_loop() -> AlteredLoop | None:
+    """What is otherwise in the loop inside which somebody asks, if it is carried out again."""
+    return UNDER_WAY.get()
+
+
+def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -> Trace:
+    """The trace of the loop, carried out with these weights of its examples."""
+    asked = AlteredLoop(weighing, place)
+    token = UNDER_WAY.set(asked)
+    try:
+        with torch.random.fork_rng(devices=()):
+            again()
+    finally:
+        UNDER_WAY.reset(token)
+    if len(asked.traces) != 1:
+        raise Mistake(
+            f"again=: the function followed {counted(len(asked.traces), 'loop')}; let it "
+            "carry out the one that was followed, with ntkexp.follow in it"
+        )
+    return asked.traces[0]
+
+
+# --- The loop of a trace, carried out again with other weights of its examples.
+#
+# It has to be the same loop: it begins at the same weights, sees the same examples at the same steps, and with
+# all of them ends where the trace does. What the function prints or writes, it prints or writes each time.
+
+
+REPEATED = 0.01
+"""With all examples the loop must end where it did, to this share of what leaving some of them out changes."""
+
+
+@dataclass(frozen=True)
+class LoopAgain:
+    """`again` carries out the loop that the trace is of."""
+
+    again: Again
+    trace: Trace
+    mean: MeanName
+
+    @cached_property
+    def repeated(self) -> Float[Tensor, "probe out"]:
+        """The outputs at the queries when nobody is left out."""
+        return self.outputs({})
+
+    def changes(self, removals: Sequence[Sequence[int]]) -> Float[Tensor, "removal probe out"]:
+        """How the outputs change when each of these groups of places is left out."""
+        names = list(self.trace.examples)
+        ends = [self.outputs(dict.fromkeys((names[k] for k in group), 0.0)) for group in removals]
+        found = torch.stack(ends) - self.repeated
+        self.refuse_unrepeated(float(found.square().sum((1, 2)).mean().sqrt()))
+        return found
+
+    def outputs(self, weights: Mapping[str, float]) -> Float[Tensor, "probe out"]:
+        """The outputs at the queries with these weights of examples."""
+        return self.at_end(self.train(weights))
+
+    def train(self, weights: Mapping[str, float], place: Path | None = None) -> Trace:
+        """Carry the loop out with these weights; its steps are kept in a place, or not."""
+        found = trained_again(self.again, Weighing(weights, self.mean), place)
+        self.refuse_other(found)
+        return found
+
+    def at_end(self, trace: Trace) -> Float[Tensor, "probe out"]:
+        """The outputs at the queries where a training ended."""
+        with torch.no_grad(), plain_kernels():
+            return columns(self.trace.function, trace.steps.end, self.trace.queries).detach()
+
+    def refuse_other(self, found: Trace) -> None:
+        """Refuse another loop than the one that was followed."""
+        ours, theirs = self.trace.steps, found.steps
+        begun, beginning = ours.start(0), theirs.start(0)
+        wrong = sorted(name for name in begun if name not in beginning or not same(begun[name], beginning[name]))
+        if wrong or len(begun) != len(beginning):
+            what = f"'{wrong[0]}' is otherwise" if wrong else "it trains more parameters"
+            raise Mistake(
+                f"again=: the loop begins at other weights than the one that was followed ({what}); let the function "
+                "build its model, and seed it (torch.manual_seed)"
+            )
+        if len(ours) != len(theirs) or list(ours.names()) != list(theirs.names()):
+            raise Mistake(
+                f"again=: the loop of {len(ours)} steps that was followed saw other examples, or in another order, "
+                f"than this one of {len(theirs)}; let the function seed the order of its batches"
+            )
+
+    def refuse_unrepeated(self, changed: float) -> None:
+        """Refuse a loop that ends elsewhere when nothing is changed."""
+        missed = float((self.repeated - self.at_end(self.trace)).norm())
+        if missed > REPEATED * changed:
+            raise Mistake(
+                f"again=: carried out again as it was, the loop ends {short(missed)} from where it did, and without "
+                f"some examples {short(changed)}; let the function seed all that is random, or take smaller steps"
+            )
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether weights are the very same."""
+    return one.shape == other.shape and torch.equal(one, other.to(one))

@@ -1,0 +1,388 @@
+"""Calls of the model whose outputs are differentiated: their circumstances, what went in, the gradient that came
+back, and the loss of each example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ntkexp.foreign_loop.clipping import factor_between
+from ntkexp.kernel.record.tape import examples, tensors
+from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import arguments
+from ntkexp.shapes import Function, Inputs, Weights
+
+# --- The states of torch's own generators: what is drawn next follows from them.
+#
+# A state of the CPU's takes 5 kB, one of a GPU's 16 bytes.
+
+
+CPU = "cpu"
+
+
+def states_for(module: nn.Module) -> dict[str, Tensor]:
+    """The states of the generators that a module may draw from, by their devices.
+
+    >>> list(states_for(nn.Linear(1, 1)))
+    ['cpu']
+    """
+    weights = module.parameters() if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]  # torch's own
+    places = dict.fromkeys(str(weight.device) for weight in weights if weight.is_cuda)
+    return {CPU: torch.get_rng_state(), **{place: torch.cuda.get_rng_state(place) for place in places}}
+
+
+def that_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The states before, of the generators that something was drawn from."""
+    return {place: state for place, state in before.items() if not torch.equal(state, after[place])}
+
+
+@contextmanager
+def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
+    """Generators begin at these states, and stand afterwards where they stood before.
+
+    >>> state = torch.get_rng_state()
+    >>> with beginning_at({"cpu": state}):
+    ...     first = torch.rand(3)
+    >>> torch.equal(first, torch.rand(3))
+    True
+    """
+    before = {place: state_at(place) for place in states}
+    try:
+        for place, state in states.items():
+            put(place, state)
+        yield
+    finally:
+        for place, state in before.items():
+            put(place, state)
+
+
+def state_at(place: str) -> Tensor:
+    """The state of the generator of a device."""
+    return torch.get_rng_state() if place == CPU else torch.cuda.get_rng_state(place)
+
+
+def put(place: str, state: Tensor) -> None:
+    """Put the generator of a device in a state."""
+    if place == CPU:
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, place)
+
+
+# --- Autocast: the context in which a call was made whose products are formed in shorter numbers than weights have.
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """Casts on a kind of device to numbers of a `kind`, each weight's once in the context or at every use; of the
+    `whole` model, or of a part that enters autocast by itself."""
+
+    device: str
+    kind: str
+    cached: bool
+    whole: bool = True
+
+    @classmethod
+    def now(cls, device: str, *, whole: bool = True) -> Autocast | None:
+        """The one that we are in.
+
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     Autocast.now("cpu")
+        Autocast(device='cpu', kind='bfloat16', cached=True, whole=True)
+        """
+        if not torch.is_autocast_enabled(device):
+            return None
+        kind = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        return cls(device, kind, torch.is_autocast_cache_enabled(), whole)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers that are cast to."""
+        found: torch.dtype = getattr(torch, self.kind)
+        return found
+
+    @property
+    def eps(self) -> float:
+        """Their precision."""
+        return torch.finfo(self.dtype).eps
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Be in such a context, unless the model enters it by itself."""
+        with torch.autocast(self.device, self.dtype, cache_enabled=self.cached) if self.whole else nullcontext():
+            yield
+
+
+# --- The circumstances of a call: what it depends on besides weights and inputs.
+#
+# Layers are in training mode or in evaluation, most of them as the whole model is. Generators begin in a state,
+# of which a call that draws nothing knows nothing. And products may be formed in shorter numbers, under autocast.
+
+
+@dataclass(frozen=True)
+class LayerModes:
+    """Whether the model trains, and the layers that do `otherwise`.
+
+    >>> net = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))
+    >>> net[1].eval()
+    Dropout(p=0.1, inplace=False)
+    >>> LayerModes.of(net)
+    LayerModes(trains=True, otherwise=frozenset({'1'}))
+    """
+
+    trains: bool = False
+    otherwise: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, module: nn.Module) -> LayerModes:
+        """Those of a module."""
+        trains = module.training
+        return cls(trains, frozenset(name for name, each in module.named_modules() if each.training != trains))
+
+    def give(self, module: nn.Module) -> None:
+        """Put a module in them."""
+        for name, each in module.named_modules():
+            each.training = self.trains != (name in self.otherwise)
+
+
+EVALUATION = LayerModes()
+
+
+@dataclass(frozen=True, eq=False)
+class Circumstances:
+    """The modes, the states of the generators that were drawn from, by their devices, and the casts."""
+
+    modes: LayerModes = EVALUATION
+    states: Mapping[str, Tensor] = field(default_factory=dict)
+    autocast: Autocast | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, before: Mapping[str, Tensor], autocast: Autocast | None) -> Circumstances:
+        """Those of a call that has come back, before which generators were in these states."""
+        return cls(LayerModes.of(module), that_moved(before, states_for(module)), autocast)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Draw and cast as then; modes are the module's affair."""
+        with beginning_at(self.states), nullcontext() if self.autocast is None else self.autocast.again():
+            yield
+
+    @property
+    def kept(self) -> dict[str, object]:
+        """All of it as plain content."""
+        otherwise = sorted(self.modes.otherwise)
+        casts = None if self.autocast is None else list(astuple(self.autocast))
+        return {"trains": self.modes.trains, "otherwise": otherwise, "states": dict(self.states), "casts": casts}
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> Circumstances:
+        """The same from what was kept."""
+        states = {place: state.clone() for place, state in kept.get("states", {}).items()}
+        modes, casts = LayerModes(kept.get("trains", False), frozenset(kept.get("otherwise", ()))), kept.get("casts")
+        return cls(modes, states, None if casts is None else Autocast(*casts))
+
+
+# --- A call of the model as functions of the user's see it: those that name its examples, and those that give losses.
+
+
+@dataclass(frozen=True)
+class SeenCall:
+    """What the model was called with, and the names of its examples, once they have some."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    ids: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, inputs: Inputs, ids: tuple[str, ...] = ()) -> SeenCall:
+        """The call with these inputs.
+
+        >>> SeenCall.of((1, 2)).args, SeenCall.of({"x": 3}).kwargs["x"]
+        ((1, 2), 3)
+        """
+        placed, named = arguments(inputs)
+        return cls(placed, named, ids)
+
+
+# --- Calls of the model whose outputs are differentiated: what went in, and the gradient that came back.
+
+
+Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
+"""The names of the examples of a call: a function of it, or the keyword that holds them."""
+
+
+@dataclass
+class ModelCall:
+    """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, on
+    its latest way back, `way`. Examples that were not `called` by names go by what they hold; `signed` is the signature
+    of the outputs."""
+
+    at: int
+    inputs: Inputs
+    called: tuple[str, ...] | None = None
+    how: Circumstances = field(default_factory=Circumstances)
+    gradient: Float[Tensor, "example out"] | None = None
+    way: int = -1
+    signed: Float[Tensor, "example row"] | None = None
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the examples, which take time to find and are not asked for in the loop."""
+        return digests(self.inputs) if self.called is None else self.called
+
+    def forget(self) -> None:
+        """What came back was thrown away."""
+        self.gradient = None
+
+    def receive(self, gradient: Tensor, way: int) -> None:
+        """Take in what came back; what comes twice is added up."""
+        self.way = way
+        rows = gradient.detach().clone()
+        rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
+        self.gradient = rows if self.gradient is None else self.gradient + rows
+
+
+def digests(inputs: Inputs) -> tuple[str, ...]:
+    """Each example by what it holds, so that neither shuffling nor epochs nor duplicates need an index.
+
+    >>> import torch
+    >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
+    >>> one == again, one == other
+    (True, False)
+    """
+    columns = [rows_of(tensor) for tensor in tensors(inputs)]
+    return tuple(sha256(b"".join(row)).hexdigest()[:16] for row in zip(*columns, strict=True))
+
+
+def rows_of(tensor: Tensor) -> list[bytes]:
+    """The elements of every row."""
+    rows = tensor.detach().cpu()[:, None].flatten(1).contiguous()
+    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
+
+
+def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
+    """The names of the examples of a call, if they have some.
+
+    >>> import torch
+    >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
+    ('4', '7')
+    >>> names_of(torch.ones(2, 3), lambda call: call.args[0].sum(1))
+    ('3.0', '3.0')
+    """
+    if ids is None:
+        return None
+    found = column(inputs, ids) if isinstance(ids, str) else ids(SeenCall.of(inputs))
+    if not isinstance(found, Tensor | Sequence):
+        raise Mistake(f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call")
+    names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
+    if len(names) != (count := examples(inputs)):
+        raise Mistake(f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each")
+    return names
+
+
+def column(inputs: Inputs, ids: str) -> object:
+    """The keyword that holds names."""
+    if not isinstance(inputs, Mapping) or ids not in inputs:
+        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+    return inputs[ids]
+
+
+def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
+    """The inputs of a call, as the library takes them; a tensor without axes is a number that all examples share.
+
+    >>> given((), {"x": torch.ones(2), "items": torch.tensor(3)})
+    {'x': tensor([1., 1.]), 'items': 3}
+    """
+    if args and kwargs:
+        raise Mistake("the model is called with inputs by position and by name at once; call it with one kind")
+    only = kwargs or (args[0] if len(args) == 1 else args)
+    if not isinstance(only, Tensor | tuple | dict):
+        raise Mistake(f"the model is called with a {type(only).__name__}; tensors are followed, by position or by name")
+    found: Inputs = tree_map(lambda leaf: leaf.item() if isinstance(leaf, Tensor) and not leaf.dim() else leaf, only)
+    return found
+
+
+# --- The loss of a loop, as its user gives it: one number for each example of a call, up to one factor for each call.
+#
+# ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest held against the gradient that came back to the call's
+# outputs
+
+
+AGREES = 1e4  # eps: a loss written in other words, relative to its gradient
+SPREAD = 4  # times what rounding does to a few multiples of a gradient: to that with the factor of the loop
+MULTIPLES = (1 / 3, 3 / 7, 1 / 11)
+
+
+ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor]
+"""Outputs of a call and the call ↦ one loss for each example."""
+
+
+@dataclass(frozen=True)
+class CallLoss:
+    """The losses of the examples of one call."""
+
+    loss: ExampleLoss
+    function: Function
+    call: ModelCall
+    step: int
+
+    def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
+        """One for each example."""
+        found = self.loss(outputs, SeenCall.of(self.call.inputs, self.call.names))
+        if not isinstance(found, Tensor):
+            raise Mistake(f"loss=: it gives a {type(found).__name__}; give a tensor with one loss for each example")
+        if found.shape != (len(self.call.names),):
+            raise Mistake(
+                f"loss=: it gives a tensor of shape {list(found.shape)} for {len(self.call.names)} examples; give one "
+                "loss for each, such as cross_entropy(outputs, labels, reduction='none')"
+            )
+        return found
+
+    def at(self, weights: Weights) -> Float[Tensor, " row"]:
+        """The losses at these weights."""
+        return self.losses(self.function(weights, self.call.inputs))
+
+    def share(self, weights: Weights, factors: Float[Tensor, " row"] | None = None) -> float:
+        """The κ of the call; or a mistake, if this is not the loss that was trained with. What came back to its rows
+        had been multiplied with `factors`."""
+        with torch.no_grad(), plain_kernels():
+            outputs = self.function(weights, self.call.inputs)
+        outputs = outputs.detach().requires_grad_()
+
+        def slope(multiple: float) -> Tensor:
+            (found,) = torch.autograd.grad(multiple * self.losses(outputs).sum(), outputs)
+            return (found if factors is None else found * factors.to(found).view(-1, *[1] * (found.dim() - 1))).view(-1)
+
+        assert self.call.gradient is not None
+        ours, theirs = slope(1.0), self.call.gradient.reshape(-1)
+        factor, missed = factor_between(ours, theirs)
+        bound = AGREES * torch.finfo(theirs.dtype).eps
+        if not (missed <= bound or missed <= bound + SPREAD * cancelled(slope)):
+            raise Mistake(
+                f"step {self.step}: loss= is not the loss that was trained with: its gradient in the outputs is off by "
+                f"{missed:.2g} of itself, whatever factor it has; give the loss of each example, as the loop has it"
+            )
+        return factor
+
+
+def cancelled(gradient: Callable[[float], Tensor]) -> float:
+    """What rounding does to a gradient of a multiple of a loss, relative to it. Terms may cancel: class weights of very
+    different sizes leave far more than eps of what an example that is all but learned gives.
+
+    >>> cancelled(lambda multiple: torch.tensor([multiple]))
+    0.0
+    """
+    once = gradient(1.0)
+    size = float(once.norm())
+    return max(float((gradient(c) / c - once).norm()) for c in MULTIPLES) / size if size else 0.0

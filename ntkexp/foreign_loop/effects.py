@@ -1,0 +1,303 @@
+"""What leaving each example of a followed loop out would change: by sweeps back, or by carrying the loop out again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jacrev
+
+from ntkexp.diagnostics.units import kinks
+from ntkexp.effects.plan import Caveats, SweepPlan
+from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName, kind_of, mean_of, sweep_from
+from ntkexp.foreign_loop.again import Again, LoopAgain
+from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.followed_training import FollowedTraining
+from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.kernel.record.tape import Tape, digest, examples, part
+from ntkexp.kernel.record.taping import plain_kernels, record
+from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.contributions import RETRAINED, LeaveOut
+from ntkexp.removal.group import beside, cosine, groups, groups_left_out, sizes, sizes_of, twentieth
+from ntkexp.report.leave_out import held_against, told_of_trainings
+from ntkexp.shapes import Function, Inputs
+
+if TYPE_CHECKING:
+    from ntkexp.foreign_loop.trace import Trace
+
+
+# --- What leaving each example of a followed loop out would change in the outputs at the queries: sweeps back over
+# it.
+#
+# Queries are taken a chunk at a time, so many that what their outputs feel fits into memory. Where the loop lies
+# in a folder, so does now and then how far the sweep has come: one that was killed goes on there, to the same
+# bytes.
+
+
+SECONDS = 60.0
+"""How long a sweep goes on before it is kept again."""
+
+
+@dataclass(kw_only=True)
+class FollowedSweep:
+    """Where the sweeps stand: `chunks` are the effects of the queries that are behind, `sweep` is that of the next."""
+
+    training: FollowedTraining
+    function: Function
+    queries: Inputs
+    kind: Effects
+    mean: MeanName
+    plan: SweepPlan
+    files: TraceFolder | None
+    chunks: list[Tensor] = field(default_factory=list)
+    sizes: list[Tensor] = field(default_factory=list)  # Σ‖a‖ from the end on, of each chunk
+    sweep: AdjointSweep | None = None
+    kept_at: float = field(default_factory=time.monotonic)
+
+    def effects(self) -> Float[Tensor, "probe out example"]:
+        """Sweep back what is left."""
+        begun = self.restored()
+        while len(self.chunks) * self.plan.chunk < self.plan.points:
+            self.sweep = self.begin()
+            if begun is not None:
+                self.sweep.restore(begun)
+                begun = None
+            for _ in self.sweep.steps_back():
+                self.keep_now_and_then()
+            self.chunks.append(self.sweep.effects)
+            self.sizes.append(torch.tensor(self.sweep.sizes, dtype=torch.float64))
+            self.sweep = None
+        self.keep()
+        return torch.cat(self.chunks).view(self.plan.points, -1, self.training.examples)
+
+    @property
+    def growth(self) -> float:
+        """How much more outputs feel of the weights on the way back, at most, than at the end."""
+        total = torch.stack(self.sizes).sum(0)
+        return float(total.max() / total[0]) if total.isfinite().all() else float("inf")
+
+    def begin(self) -> AdjointSweep:
+        """The sweep of the next chunk, before its first step."""
+        first = len(self.chunks) * self.plan.chunk
+        rows = range(first, min(first + self.plan.chunk, self.plan.points))
+        vectors = torch.cat([self.end_gradient(part(self.queries, slice(k, k + 1))) for k in rows])
+        mean, one_step = mean_of(self.kind, self.mean), self.kind == "one_step"
+        return sweep_from(self.training, vectors, mean, self.plan.together, one_step=one_step)
+
+    def end_gradient(self, query: Inputs) -> Float[Tensor, "out weight"]:
+        """∂f/∂θ_T of the outputs at one query."""
+        flat = self.training.flat
+        with plain_kernels():
+            found: Tensor = jacrev(lambda at: self.function(flat.weights(at), query).reshape(-1))(self.training.end)
+        return found
+
+    @cached_property
+    def of(self) -> Mapping[str, object]:
+        """What the sweep is of, as far as it decides whether one that was kept can go on."""
+        last = self.training.step(self.training.length - 1)
+        losses = [batch.losses(self.training.end).detach() for batch in last.batches]
+        asked = [self.training.length, self.plan.chunk, self.mean, self.kind]
+        return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
+
+    def keep_now_and_then(self) -> None:
+        """Keep how far the sweep has come, if that was long ago."""
+        if time.monotonic() - self.kept_at >= SECONDS:
+            self.keep()
+            self.kept_at = time.monotonic()
+
+    def keep(self) -> None:
+        """Keep how far the sweep has come; a full disk is no reason to end it."""
+        if self.files is None:
+            return
+        state = {
+            "of": self.of,
+            "chunks": self.chunks,
+            "sizes": self.sizes,
+            "norm": self.training.norm,
+            "sweep": None if self.sweep is None else self.sweep.state,
+        }
+        with suppress(NoPlace):
+            self.files.write(self.files.sweep, state)
+
+    def restored(self) -> Mapping[str, Any] | None:
+        """Stand where the sweep that is kept stood; the state of the chunk that was under way."""
+        if self.files is None or not self.files.whole(self.files.sweep):
+            return None
+        state = self.files.read(self.files.sweep)
+        if state["of"] != self.of:
+            return None
+        device = self.training.end.device
+        self.chunks, self.sizes = [each.to(device) for each in state["chunks"]], list(state["sizes"])
+        self.training.norm = state["norm"]
+        begun: Mapping[str, Any] | None = state["sweep"]
+        return begun
+
+
+# --- Effects of a followed loop that are no estimates: it is carried out again without each example by itself.
+#
+#     effect of i = f_T trained without i − f_T        from the same start, in the same order
+#
+# This is done where a sweep back would take longer. `loss=` is held against every call of the loop all the same,
+# as only a mean of it is weighed by what comes back to the outputs. In the trainings every step is held against
+# the rule of its optimizer; that gradients are those of the calls is proved of the training that was followed,
+# which is repeated first.
+
+
+OUTPUTS = 2
+"""A sweep goes back for so many outputs while the loop is carried out once: 0.7 (wide networks) to 5.5."""
+
+
+def costs_more(plan: SweepPlan) -> bool:
+    """Whether the sweep takes longer than training without each example in turn."""
+    return OUTPUTS * plan.train <= plan.points * plan.outputs
+
+
+@dataclass(frozen=True)
+class TrainedAlone:
+    """What is changed by leaving each example out."""
+
+    training: FollowedTraining
+    loop: LoopAgain
+
+    def effects(self) -> Float[Tensor, "probe out example"]:
+        """Train as many times as there are examples."""
+        for index in reversed(range(self.training.length)):
+            self.training.step(index)  # refuses another loss
+        return self.loop.changes([(k,) for k in range(self.training.examples)]).permute(1, 2, 0)
+
+
+# --- What a followed loop says of its effects: the numbers, what is known of them, and what speaks against them.
+
+
+LOG = logging.getLogger("ntkexp.follow")
+SEED = 0  # of the groups that are left out by chance
+UNCHECKED = "effects were not held against trainings without examples; give again=, a function that trains anew"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopEffects:
+    """The effects, their attributes, and the trainings that they were held against, if there were any."""
+
+    values: Float[Tensor, "probe out example"]
+    facts: Mapping[str, float | str]
+    check: LeaveOut | None
+
+
+def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> LoopEffects:
+    """Sweep back over the loop, and carry it out again without examples where somebody says how."""
+    training = FollowedTraining(steps=trace.steps, called=trace.called, loss=loss_of(trace), names=trace.examples)
+    tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
+    last, _ = next(trace.steps.backwards())
+    plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
+    if again is not None and effects is True and costs_more(plan):
+        return trained_alone(plan, TrainedAlone(training, LoopAgain(again, trace, mean)))
+    LOG.warning("ntkexp: %s%s", plan.sentence, "" if again is None else f"; then {retrainings(len(trace.examples))}")
+    sweep = FollowedSweep(
+        training=training,
+        function=trace.function,
+        queries=trace.queries,
+        kind=effects,
+        mean=mean,
+        plan=plan,
+        files=None if trace.folder is None else TraceFolder(trace.folder),
+    )
+    values = sweep.effects()
+    loop = None if again is None else LoopAgain(again, trace, mean)
+    agrees = None if loop is None else agreement_of(loop)
+    check = None if loop is None else check_of(loop, values)
+    caveats = Caveats(growth=sweep.growth, agreement=agrees, kinks=kinks(tape), eps=eps_of(last)).sentences
+    caveats += [UNCHECKED] if check is None else [held_against(check, sweep.growth).sentence]
+    facts: dict[str, float | str] = {
+        "kind": kind_of(effects),
+        "mean": mean,
+        "growth": sweep.growth,
+        "caveats": "; ".join(caveats),
+    }
+    return LoopEffects(values=values, facts=facts | ({} if agrees is None else {"agreement": agrees}), check=check)
+
+
+def trained_alone(plan: SweepPlan, alone: TrainedAlone) -> LoopEffects:
+    """Carry the loop out without each example, which is the truth."""
+    LOG.warning("ntkexp: %s", plan.spared())
+    values = alone.effects()
+    check = groups_left_out(values, SEED, alone.loop.changes, range(len(values)))
+    told = told_of_trainings(plan.train, [], check)
+    facts: dict[str, float | str] = {"kind": RETRAINED, "mean": alone.loop.mean, "caveats": "; ".join(told)}
+    return LoopEffects(values=values, facts=facts, check=check)
+
+
+def loss_of(trace: Trace) -> ExampleLoss:
+    """The loss that effects are derivatives of."""
+    if trace.loss is None:
+        raise Mistake(
+            "effects=True: effects are derivatives of the gradient, for which the loss is needed; follow with "
+            "loss=, a function of outputs and call that gives one loss for each example"
+        )
+    return trace.loss
+
+
+def plan_of(trace: Trace, tape: Tape, last: FollowedStep, memory_gb: float, *, one_step: bool) -> SweepPlan:
+    """What the sweep takes, if all steps are like the last."""
+    rows = sum(len(call.names) for call in last.calls)
+    weights = trace.steps.end.values()
+    return SweepPlan(
+        free=memory_gb * 1e9,
+        points=examples(trace.queries),
+        outputs=tape.outputs.shape[1],
+        steps=len(trace.steps),
+        parameters=sum(weight.numel() for weight in weights),
+        train=len(trace.examples),
+        rows=rows,
+        taken_out=rows if one_step else 0,
+        adjoints=max((1, *(adjoints(settings) for settings in last.settings.values()))),
+        tape_bytes=tape.bytes_per_example,
+        number_bytes=max(weight.element_size() for weight in weights),
+    )
+
+
+def adjoints(settings: Mapping[str, object]) -> int:
+    """How many numbers an output feels of each weight: of itself, and of what its optimizer remembers.
+
+    >>> adjoints({"momentum": 0.0}), adjoints({"momentum": 0.9}), adjoints({"betas": (0.9, 0.99), "amsgrad": True})
+    (1, 2, 4)
+    """
+    if "betas" in settings:
+        return 4 if settings["amsgrad"] else 3
+    return 2 if settings.get("momentum") else 1
+
+
+def eps_of(step: FollowedStep) -> float | None:
+    """The least ε by which an optimizer divides, if one does."""
+    return min((float(each["eps"]) for each in step.settings.values() if "betas" in each), default=None)
+
+
+def retrainings(count: int) -> str:
+    """Say how often the loop is carried out again."""
+    times = len(groups(torch.zeros(count), SEED)) + 3
+    return f"the loop is carried out {times} times again, without some of its examples"
+
+
+def agreement_of(loop: LoopAgain) -> float:
+    """Whether half of a removal does half of it."""
+    names = list(loop.trace.examples)
+    chosen = [names[k] for k in twentieth(len(names), SEED).tolist()]
+    half, none = (loop.outputs(dict.fromkeys(chosen, weight)) for weight in (0.5, 0.0))
+    return cosine(loop.repeated.flatten(), half.flatten(), none.flatten())
+
+
+def check_of(loop: LoopAgain, effect: Float[Tensor, "probe out example"]) -> LeaveOut | None:
+    """Effects held against trainings without examples, if there are enough to leave some out."""
+    if not sizes(effect.shape[2]):
+        return None
+    removals = groups(sizes_of(effect), SEED)
+    actual = loop.changes([each.examples for each in removals])
+    return beside(effect, removals, actual, range(len(effect)))

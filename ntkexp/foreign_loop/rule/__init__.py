@@ -1,1 +1,0 @@
-"""How the optimizers of PyTorch take in gradients, a file each."""

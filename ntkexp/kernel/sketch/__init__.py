@@ -1,1 +1,0 @@
-"""Sketches: Jacobians projected at random, for kernels whose features would not fit."""

@@ -1,1 +1,0 @@
-"""A kernel file is filled, tile by tile."""

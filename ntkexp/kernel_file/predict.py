@@ -1,0 +1,455 @@
+"""Predictions from a kernel file: its numbers as matrices, what is asked, the coefficients, how good the predictions
+are, and studies of several kernels.
+
+A study: several kernels of infinite width, each by its overrides, that are to stand in one table.
+
+>>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])
+{'A': ['data=wine', 'model=mlp', 'data.train=50']}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, PositiveFloat, ValidationError
+from torch import Tensor
+
+from ntkexp.closed_form.modes import (
+    AbstractGain,
+    DescentGain,
+    FlowGain,
+    Learned,
+    Modes,
+    conjugate_gradients,
+    factorise,
+    folds,
+    held_out,
+    modes_of,
+    refuse_negative,
+    ridges,
+)
+from ntkexp.closed_form.posterior import Ensemble, Kernels, Posterior, calibration_error, log_loss, probabilities
+from ntkexp.component import Component
+from ntkexp.config.choices import Choices, read
+from ntkexp.config.field_types import refusal
+from ntkexp.machine.ladder import label
+from ntkexp.mistake import Mistake, WrongArgument, nearest
+from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
+from ntkexp.text import short
+
+# --- The numbers of a kernel file as matrices: an entry is a point with one of the kernel's outputs.
+#
+# A kernel with one output holds for every column of the targets alike: one of infinite width, or a trace, of
+# which each column gets its share. One with as many as they have holds for all columns together, which then
+# follow one another in a single one.
+
+
+AT_ONCE = 1 << 27  # bytes of rows that are read at once
+
+
+@dataclass(frozen=True)
+class Entries:
+    """One file holds these numbers, in double precision."""
+
+    matrix: KernelMatrix
+
+    def __post_init__(self) -> None:
+        if missing := len(self.matrix.missing()):
+            whole = len(self.matrix.layout.tiling.todo)
+            raise Mistake(
+                f"{self.matrix.path} is not finished, or damaged: {whole - missing} of {whole} tiles are there; the "
+                "command that began it goes on"
+            )
+        layout, columns = self.matrix.layout, self.targets.shape[1]
+        others = isinstance(self.outputs, list) and self.outputs != list(range(columns))
+        if others or layout.outputs not in (1, columns):
+            raise WrongArgument(
+                f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be predicted in their order; "
+                "compute it with outputs=all or outputs=trace",
+                "outputs",
+            )
+
+    @property
+    def outputs(self) -> Any:
+        """Which outputs the kernel is of: all, their trace, or a list; an infinite width knows no difference."""
+        return self.matrix.description["kernel"].get("outputs", "all")
+
+    @property
+    def share(self) -> float:
+        """A column gets this part of the kernel."""
+        return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
+
+    @property
+    def train(self) -> int:
+        """How many training examples there are."""
+        return self.matrix.layout.tiling.train
+
+    @property
+    def count(self) -> int:
+        """How many entries they make."""
+        return self.train * self.matrix.layout.outputs
+
+    @property
+    def step(self) -> int:
+        """How many points are read at once."""
+        return max(1, AT_ONCE // (8 * self.count * self.matrix.layout.outputs))
+
+    def blocks(self, points: slice) -> list[slice]:
+        """Cut points into as many as are read at once."""
+        return [slice(k, min(k + self.step, points.stop)) for k in range(points.start, points.stop, self.step)]
+
+    def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
+        """Read the kernel between points and training examples."""
+        found = torch.as_tensor(self.matrix.array(kernel, points)).double()
+        if not found.isfinite().all():
+            raise DamagedKernel(f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew")
+        return found.mul_(self.share).flatten(2).flatten(0, 1)
+
+    def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
+        """Read the kernel between training examples."""
+        return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
+
+    def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
+        """Read the kernel between points and themselves."""
+        found = torch.as_tensor(self.matrix.array(kernel + SELF, points)).double()
+        return self.share * found.diagonal(dim1=1, dim2=2).flatten()
+
+    @cached_property
+    def targets(self) -> Float[Tensor, "point out"]:
+        """All points have these targets."""
+        return torch.as_tensor(self.matrix.array("target"))
+
+    @cached_property
+    def labels(self) -> Int[Tensor, " point"]:
+        """All points have these classes."""
+        return torch.as_tensor(self.matrix.array("label"))
+
+    def columns(self, values: Float[Tensor, "point out"]) -> Float[Tensor, "entry column"]:
+        """Arrange values of points as the kernel's matrix takes them."""
+        return values if self.matrix.layout.outputs == 1 else values.reshape(-1, 1)
+
+    def values(self, columns: Float[Tensor, "entry column"]) -> Float[Tensor, "point out"]:
+        """Arrange columns of the kernel's matrix as values of points."""
+        return columns.reshape(-1, self.targets.shape[1])
+
+
+# --- What is asked of a kernel file: how long networks are trained with it, under which ridge, and how that is
+# solved.
+
+
+Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
+
+SMALL = 4096  # entries up to which an eigendecomposition takes no longer than a person waits
+COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}  # of the kernel, that are held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """`times` of gradient flow, or `steps` of gradient descent; `ridge` None asks for the best of a grid."""
+
+    times: tuple[float, ...] = (math.inf,)
+    steps: int | None = None
+    step_size: float | None = None
+    ridge: float | None = 0.0
+    folds: int | None = None  # 0: leave one out
+    solver: Solver | None = None
+    memory_gb: float = 4.0
+
+    def __post_init__(self) -> None:
+        refuse_negative(self.ridge or 0.0)
+        if (self.steps is None) != (self.step_size is None):
+            given, lacking = ("steps", "step_size") if self.step_size is None else ("step_size", "steps")
+            raise WrongArgument(
+                f"{given}={getattr(self, given)} goes with {lacking}=…: so many steps of gradient descent of one size",
+                *(given, lacking),
+            )
+        if self.folds == 1:
+            raise WrongArgument("folds=1: it takes a number of folds ≥ 2, or 0 to leave out one by one", "folds")
+        if not self.memory_gb > 0:
+            raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
+
+    def ways(self, examples: int) -> dict[str, AbstractGain]:
+        """Name each way to train, under a loss that is the mean over so many examples."""
+        if self.steps is not None and self.step_size is not None:
+            name = f"{self.steps} steps of {short(self.step_size)}"
+            return {name: DescentGain(self.step_size / examples, self.steps)}
+        return {f"t={short(time)}": FlowGain(time / examples) for time in self.times}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a single inverse is all that is wanted."""
+        return self.steps is None and self.times == (math.inf,) and self.ridge is not None and self.folds is None
+
+    def way_to_solve(self, entries: Entries) -> Solver:
+        """Choose the solver that was asked for, or the plainest that fits; a cost model that looks at shapes alone."""
+        if self.solver not in (None, "eigen") and not self.is_plain:
+            raise WrongArgument(
+                f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen", "solver"
+            )
+        usual: list[Solver] = ["eigen"] if not self.is_plain or entries.count <= SMALL else ["cholesky"]
+        usual += ["cholesky", "cg"] if self.is_plain else []
+        tried = [self.solver] if self.solver else usual
+        for solver in tried:
+            if self.bytes(solver, entries) <= self.memory_gb * 1e9:
+                return solver
+        needed = self.bytes(tried[-1], entries) / 1e9
+        raise WrongArgument(
+            f"memory_gb={self.memory_gb:g}: solving {entries.count} equations this way needs {needed:.1f}; raise it"
+            + ("" if self.is_plain else ", or ask for t=∞ at one ridge"),
+            "memory_gb",
+        )
+
+    @staticmethod
+    def bytes(solver: Solver, entries: Entries) -> float:
+        """Count what is held at once."""
+        return 8.0 * COPIES[solver] * entries.count**2
+
+
+# --- Coefficients of one kernel, by whichever way the question asks for, and what is needed for variances.
+
+
+REMARKS = 25  # products between two remarks
+
+
+@dataclass(frozen=True)
+class SolvedKernel:
+    """g(R) y of one way to train; `learned` is g, `twice` g of twice the time: None where they cost too much."""
+
+    when: str
+    ridge: float
+    coefficients: Float[Tensor, "entry column"]
+    said: str
+    learned: Learned | None = None
+    twice: Learned | None = None
+    left_out: Float[Tensor, "entry column"] | None = None  # predictions of training examples by the others
+
+
+def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[SolvedKernel]:
+    """Solve way by way."""
+    targets = entries.columns(entries.targets[: entries.train])
+    solver, ways = question.way_to_solve(entries), question.ways(entries.train)
+    if solver == "eigen":
+        yield from by_modes(entries, kernel, question, ways, targets)
+        return
+    (when,) = ways
+    ridge = question.ridge or 0.0
+    if solver == "cholesky":
+        factor = factorise(entries.among(kernel), ridge)
+        said = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
+        yield SolvedKernel(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
+    else:
+        hold = 2 * 8.0 * entries.count**2 <= question.memory_gb * 1e9
+        yield by_products(entries, kernel, when, ridge, targets, tell, hold=hold)
+
+
+def by_modes(
+    entries: Entries,
+    kernel: str,
+    question: Question,
+    ways: dict[str, AbstractGain],
+    targets: Float[Tensor, "entry column"],
+) -> Iterator[SolvedKernel]:
+    """Solve every way by one eigendecomposition."""
+    matrix = entries.among(kernel)
+    modes = modes_of(matrix)
+    outputs = entries.matrix.layout.outputs
+    parts = folds(entries.train, question.folds or entries.train, outputs)
+    ridge = best_ridge(modes, ridges(matrix), targets, parts) if question.ridge is None else question.ridge
+    wanted = question.ridge is None or question.folds is not None
+    left_out = held_out(modes, ridge, targets, parts) if wanted else None
+    for k, (when, gain) in enumerate(ways.items()):
+        learned, twice = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
+        said = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
+        yield SolvedKernel(when, ridge, learned(targets), said, learned, twice, None if k else left_out)
+
+
+def best_ridge(modes: Modes, tried: list[float], targets: Float[Tensor, "entry column"], parts: list[Tensor]) -> float:
+    """Find the ridge with the smallest squared error on what was left out."""
+    return min(tried, key=lambda ridge: float((held_out(modes, ridge, targets, parts) - targets).square().sum()))
+
+
+def by_products(
+    entries: Entries,
+    kernel: str,
+    when: str,
+    ridge: float,
+    targets: Float[Tensor, "entry column"],
+    tell: Callable[[str], None],
+    *,
+    hold: bool,
+) -> SolvedKernel:
+    """Solve by conjugate gradients: the kernel is read from the disk for every product, unless it can be held."""
+    blocks = entries.blocks(slice(0, entries.train))
+    held = [entries.rows(kernel, block) for block in blocks] if hold else None
+
+    def product(vectors: Tensor) -> Tensor:
+        rows = held or (entries.rows(kernel, block) for block in blocks)
+        return torch.cat([part @ vectors for part in rows]) + ridge * vectors
+
+    def heard(count: int, residual: float) -> None:
+        if count % REMARKS == 0:
+            tell(f"{kernel}: {count} products, residual {residual:.0e}")
+
+    diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
+    found = conjugate_gradients(product, diagonal, targets, tell=heard)
+    return SolvedKernel(when, ridge, found.solution, found.words)
+
+
+# --- How good predictions are: one row per kernel, way to train and split.
+#
+#     accuracy      share of right classes        rmse   √mean (f̂ − y)², over points and outputs    r2   1 − Σ(f̂ −
+#                   y)²/Σy²
+#     log_loss, calibration_error                 of the classes' probabilities (`closed_form.posterior`)
+#
+# Targets are centred, so r2 compares with saying zero.
+
+
+@dataclass(frozen=True)
+class Score:
+    """One row of the table of scores tells of one kernel, way to train and split."""
+
+    kernel: str
+    when: str
+    ridge: float
+    split: str
+    points: int
+    accuracy: float | None
+    rmse: float
+    r2: float
+    log_loss: float | None
+    calibration_error: float | None
+    solver: str
+
+
+@dataclass(frozen=True)
+class MeanAndDeviation:
+    """Outputs at the points of a split, and their standard deviation over networks, where it is known."""
+
+    mean: Float[Tensor, "point out"]
+    deviation: Float[Tensor, " point"] | None
+
+
+def score(
+    predicted: MeanAndDeviation,
+    targets: Float[Tensor, "point out"],
+    labels: Int[Tensor, " point"],
+    row: tuple[str, str, float, str],
+    solver: str,
+) -> Score:
+    """Compare predictions with what is right; labels below zero are none."""
+    error, classifies = predicted.mean - targets, bool((labels >= 0).all())
+    spread = predicted.deviation if classifies else None
+    known = None if spread is None else probabilities(predicted.mean, spread)
+    return Score(
+        *row,
+        points=len(targets),
+        accuracy=float((label(predicted.mean).long() == labels).double().mean()) if classifies else None,
+        rmse=float(error.square().mean().sqrt()),
+        r2=1 - float(error.square().sum() / targets.square().sum()),
+        log_loss=None if known is None else log_loss(known, labels),
+        calibration_error=None if known is None else calibration_error(known, labels),
+        solver=solver,
+    )
+
+
+# --- Predictions from a kernel file, of every kernel in it, at all points.
+#
+# Of `ntk`, in a file that holds `nngp` as well, these are the mean and the deviation of networks that train all
+# layers (`closed_form.posterior`); of `nngp`, those of networks that train their readout, and at t = ∞ of the
+# Gaussian process itself (`closed_form.posterior`). A tangent kernel of finite networks predicts without a
+# deviation.
+
+
+LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one kernel says after one way to train: scores, and outputs by split."""
+
+    kernel: str
+    solved: SolvedKernel
+    scores: tuple[Score, ...]
+    predicted: dict[str, MeanAndDeviation]
+
+
+def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
+    """Predict kernel by kernel, way by way."""
+    for kernel in reversed(entries.matrix.layout.kernels):
+        for found in solve(entries, kernel, question, tell):
+            yield answer(entries, kernel, found)
+
+
+def answer(entries: Entries, kernel: str, found: SolvedKernel) -> Answer:
+    """Predict and score at every split."""
+    splits = entries.matrix.splits
+    predicted = {split: predict_at(entries, kernel, found, points) for split, points in splits.items()}
+    if found.left_out is not None:
+        predicted[LEFT_OUT] = MeanAndDeviation(entries.values(found.left_out), None)
+    scores = []
+    for split, outputs in predicted.items():
+        points = splits["train" if split == LEFT_OUT else split]
+        when = "t=∞" if split == LEFT_OUT else found.when  # the only time at which that has a closed form
+        row = (kernel, when, found.ridge, split)
+        scores.append(score(outputs, entries.targets[points], entries.labels[points], row, found.said))
+    return Answer(kernel, found, tuple(scores), predicted)
+
+
+def predict_at(entries: Entries, kernel: str, found: SolvedKernel, points: slice) -> MeanAndDeviation:
+    """Predict the outputs at some points, block by block."""
+    known = found.learned is not None and "nngp" in entries.matrix.layout.kernels
+    prior = entries.among("nngp") if known and kernel == "ntk" else None
+    means, variances = [], []
+    for block in entries.blocks(points):
+        cross = entries.rows(kernel, block)
+        means.append(entries.values(cross @ found.coefficients))
+        if known:
+            variances.append(variance(entries, found, prior, cross, block))
+    mean = torch.cat(means)
+    return MeanAndDeviation(mean, torch.cat(variances).clamp(min=0).sqrt() if variances else None)
+
+
+def variance(
+    entries: Entries, found: SolvedKernel, prior: Tensor | None, cross: Float[Tensor, "point entry"], block: slice
+) -> Float[Tensor, " point"]:
+    """Find the variance of outputs over networks that train all layers, or, without 𝒢(X, X), their readout."""
+    assert found.learned is not None
+    assert found.twice is not None
+    start = entries.own("nngp", block)
+    if prior is None:
+        return Posterior(cross, found.learned, found.twice).variance(start)
+    nngp = Kernels(prior, entries.rows("nngp", block))
+    return Ensemble(cross, nngp, found.learned).variance(start)
+
+
+class Study(Component):
+    """`base` is common to all kernels; `published` is an accuracy in per cent that stands beside the NTK's, found with
+    the data that `published_with` names.
+    """
+
+    kernels: dict[str, tuple[str, ...]] = Field(min_length=1)
+    base: tuple[str, ...] = ()
+    published: dict[str, PositiveFloat] = Field(default_factory=dict)
+    published_with: str = ""
+
+    def overrides(self, words: Sequence[str]) -> dict[str, list[str]]:
+        """The overrides that make each kernel; the last word counts."""
+        return {name: [*self.base, *own, *words] for name, own in self.kernels.items()}
+
+
+def study(name: str, choices: Choices) -> Study:
+    """Read the study of a file."""
+    known = choices.options("study")
+    if name not in known:
+        raise Mistake(f"'{name}' is no study; choose from {', '.join(known)}{nearest(name, known)}")
+    fields = read(choices.file("study", name))
+    try:
+        return Study.model_validate(fields)
+    except ValidationError as error:
+        raise Mistake(f"{choices.file('study', name)}: {refusal(error, Study, '', fields)}") from None

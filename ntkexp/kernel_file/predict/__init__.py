@@ -1,1 +1,0 @@
-"""Targets are predicted from a kernel file."""

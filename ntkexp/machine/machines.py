@@ -1,0 +1,419 @@
+"""The kernel machines: Domingos' sum and others with the path kernel, kernels that stand still, and controls that
+know nothing of the network.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.chapter import option
+from ntkexp.closed_form.modes import FlowGain, modes_of
+from ntkexp.closed_form.posterior import Kernels, condition
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction, apply_kernel, refuse_none, square
+from ntkexp.mistake import Mistake
+from ntkexp.on_disk import places, summed
+from ntkexp.stream import stream
+from ntkexp.text import percent, short
+
+# --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), coefficients that depend on the query
+# x.
+#
+# With 𝒮 by secants it is the trained network, to rounding; from left ends it is the published sum.
+
+
+class AbstractPathSum(AbstractMachine):
+    """The sum by the rule whose name it has."""
+
+    @final
+    def predict(self, evidence: Evidence) -> Prediction:
+        return path_sum(self.option, evidence)
+
+
+def path_sum(rule: str, evidence: Evidence) -> Prediction:
+    """The sum by a rule, if the path was integrated by it."""
+    if rule not in evidence.paths:
+        if evidence.training.is_flow:
+            raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
+        raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
+    path = evidence.paths[rule]
+    change = summed(path.contributions) + path.decay
+    return Prediction(evidence.after(change), path.detail, parts(path.facts), partial=True)
+
+
+def without_machine(rules: Iterable[str]) -> list[str]:
+    """The rules that no machine of this chapter, or of elsewhere, goes by.
+
+    >>> without_machine(["secant", "my_rule"])
+    ['my_rule']
+    """
+    named = {option(kind.__name__) for kind in AbstractPathSum.__subclasses__()}
+    return [rule for rule in rules if rule not in named]
+
+
+class Secant(AbstractPathSum):
+    """The path kernel machine of Domingos, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), its sum by secants, which is exact."""
+
+
+class Gauss(AbstractPathSum):
+    """The path kernel machine of Domingos, its sum by Gauss nodes."""
+
+
+class Left(AbstractPathSum):
+    """The path kernel machine of Domingos as published, its sum by the left ends of the steps."""
+
+
+def parts(facts: Mapping[str, float]) -> str:
+    """How well the single contributions are known, though their sum may be exact.
+
+    >>> parts({"cancellation": 20.3, "error_bar": 1.2e-4})
+    'its parts exceed their sum 20.3-fold and are known to 1e-4'
+    >>> parts({"cancellation": 3.0, "top_10": 0.5, "decay_share": 0.125})
+    'its parts exceed their sum 3-fold, 50 % from the 10 largest; decay moved the outputs by 0.125 of what training did'
+    >>> parts({"cancellation": 20.3, "error_bar": 3e-3, "sum_error_bar": 0.0067})
+    'its parts exceed their sum 20.3-fold and are known to 0.003, their sum to 0.0067 by its own estimate'
+    >>> parts({"cancellation": 3.0, "error_bar": float("nan")})
+    'its parts exceed their sum 3-fold'
+    """
+    facts = {name: fact for name, fact in facts.items() if isfinite(fact)}
+    if "cancellation" not in facts:
+        return ""
+    said = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
+    if "error_bar" in facts:
+        said += f" and are known to {short(facts['error_bar'])}"
+    if "top_10" in facts:
+        said += f", {percent(facts['top_10'])} from the 10 largest"
+    if "sum_error_bar" in facts:
+        said += f", their sum to {short(facts['sum_error_bar'])} by its own estimate"
+    if "flow_error" in facts:
+        said += f"; the flow itself is followed to {short(facts['flow_error'])} of its way"
+    if "decay_share" in facts:
+        said += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
+    return said
+
+
+class FixedCoefficients(AbstractMachine):
+    """A true kernel machine: the path kernel with coefficients that do not depend on the query,
+
+    The coefficients are means over the path.
+
+    f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
+
+    Where the optimizer remembers, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the training points x.
+    """
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        refuse_none(evidence.path.kernel)
+        coefficients = evidence.training.mean_coefficients
+        if coefficients is None:
+            coefficients = fitted_coefficients(evidence)
+        outputs = evidence.after(apply_kernel(evidence.path.kernel, coefficients))
+        return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
+
+
+def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out_"]:
+    """Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by pseudo-inverse."""
+    here = evidence.attributed[: evidence.train].nonzero()[:, 0]
+    if not len(here):
+        raise DoesNotApply("no training example is attributed: add train to path.probes")
+    kernel, parts = (part[here] for part in (evidence.path.kernel, evidence.path.contributions))
+    kernel = kernel.permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
+    parts = parts.flatten(0, 1).t()[..., None]
+    if not (kernel.isfinite().all() and parts.isfinite().all()):
+        raise DoesNotApply("the path kernel among the training examples is not finite")
+    coefficients: Tensor = torch.linalg.pinv(kernel) @ parts.to(kernel.dtype)  # 𝒮 is summed in float64
+    return coefficients[..., 0]
+
+
+class KernelRegression(AbstractMachine):
+    """Kernel regression with the path kernel 𝒦 on what the network learned at the training examples.
+
+    𝒦 as the kernel.
+    """
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        refuse_none(evidence.path.kernel)
+        if evidence.read.start:
+            raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
+        prediction = regression(evidence.path.kernel, evidence)
+        return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True)
+
+
+# --- Regression with a kernel that need be neither symmetric nor regular, by singular values:
+#
+# f̂(x) = f_0(x) + K(x, X) K(X, X)⁺ (f_T(X) − f_0(X)),
+#
+# singular values below `cutoff` times the largest counting as zero.
+
+
+def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:
+    """The machine that reproduces what was learned at the training examples."""
+    matrix = square(kernel)
+    if kernel.shape[1] < kernel.shape[3]:
+        raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
+    if matrix.isnan().all():
+        raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
+    attributed = evidence.attributed[: evidence.train]
+    if matrix.isnan().any() and not attributed.all():
+        raise DoesNotApply(
+            f"{int(attributed.sum())} of {evidence.train} training examples are attributed: raise path.attributed"
+        )
+    if not matrix.isfinite().all():
+        raise DoesNotApply("the kernel among the training examples is not finite")
+    U, singular, Vh = torch.linalg.svd(matrix)
+    cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
+    kept = singular > cutoff * singular.max()
+    inverse = torch.where(kept, 1 / singular, 0.0)
+    coefficients = Vh.mH @ (inverse * (U.mH @ evidence.learned.flatten()))
+    outputs = evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
+    return Prediction(outputs, f"rank {int(kept.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")
+
+
+# --- Training with a fixed kernel Θ, in function space.
+#
+# Under ½c‖f − y‖² with weights w/c, gradient flow has the closed form (λ the eigenvalues of Θ(X, X), t the time)
+#
+#     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
+#
+# and for any loss the steps of an optimizer that scales all weights alike lead to
+#
+#     f_s(x) = f_0(x) + Θ(x, X) a_s + (ρ_s − 1) J(x)·θ_0,
+#
+# by gradient descent f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
+
+
+def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
+    """f_t at the time at which training ended."""
+    missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
+    gain = FlowGain(evidence.training.time * evidence.training.weight)
+    coefficients = modes_of(square(kernel)).at(gain)(missing)
+    return evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
+
+
+def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
+    """f_T after the steps that training took."""
+    train = evidence.train
+    coefficients, remaining = evidence.training.repeat(
+        square(kernel), evidence.start[:train], evidence.start_pull[:train]
+    )
+    return evidence.start + apply_kernel(kernel, coefficients) + (remaining - 1) * evidence.start_pull
+
+
+# --- Training with the tangent kernel frozen for the same time: that of the start (K_0), of the end (K_T), or of
+# infinite width (K_∞).
+#
+# Under quadratic loss by gradient flow, in closed form; under other losses, or with another optimizer, by the
+# same steps.
+
+
+class AbstractFrozen(AbstractMachine):
+    """One kernel holds throughout, from the network's own outputs at the start."""
+
+    @abstractmethod
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        """The one that is frozen."""
+
+    @final
+    def predict(self, evidence: Evidence) -> Prediction:
+        kernel = self.kernel(evidence)
+        if evidence.training.is_closed:
+            return Prediction(flow(kernel, evidence), f"flow to t={evidence.training.time:.4g}")
+        return Prediction(descent(kernel, evidence), evidence.training.manner)
+
+
+class FrozenStart(AbstractFrozen):
+    """Training with the tangent kernel frozen at that of the start, K_0, for the same time."""
+
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        return evidence.kernel_start
+
+
+class FrozenEnd(AbstractFrozen):
+    """Training with the tangent kernel frozen at that of the end, K_T, for the same time."""
+
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        return evidence.kernel_end
+
+
+class FrozenLimit(AbstractFrozen):
+    """Training with the tangent kernel frozen at that of infinite width, K_∞, for the same time."""
+
+    @property
+    def needs_limit(self) -> bool:
+        return True
+
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+        refuse_none(evidence.kernel_start)
+        return evidence.known_limit.of_all(evidence.start.shape[1])
+
+
+class Linearised(AbstractMachine):
+    """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps (Lee et al.
+    2019). Where gradients are clipped, each of its steps is by the factor that was recorded of the network.
+
+    The linear model is trained by the same optimizer.
+
+    In function space these are steps of gradient descent with the kernel K_0.
+    """
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        return Prediction(descent(evidence.kernel_start, evidence), evidence.training.manner)
+
+
+class NNGP(AbstractMachine):
+    """The Gaussian process that a network of infinite width is before training, given the training targets: the mean
+    of its posterior, f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
+
+    The posterior mean of the NNGP, without noise.
+
+    Bayesian networks are it, and networks of which only the readout is trained; not those that train every layer.
+    """
+
+    @property
+    def needs_limit(self) -> bool:
+        return True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        prior = evidence.known_limit.start
+        if not evidence.training.is_quadratic:
+            raise DoesNotApply("its posterior is that of squared loss")
+        try:
+            posterior = condition(Kernels(prior[: evidence.train], prior))
+        except Mistake as mistake:
+            raise DoesNotApply(str(mistake)) from None
+        return Prediction(posterior.mean(evidence.targets), "posterior mean")
+
+
+# --- Controls: a Gaussian kernel that has nothing to do with the network, k(x, x′) = exp(−‖x − x′‖²/2h²), with h the
+# median distance between training examples.
+#
+# As an identity it replaces 𝒦 in "divide by the kernel and multiply with it again",
+#
+#     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
+#
+# which is exact by construction: that is the point of the criticism. As a regression it has to predict.
+
+
+class RBFIdentity(AbstractMachine):
+    """A control: a Gaussian kernel. Any kernel would do, as long as the coefficients may depend on the query."""
+
+    control = True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        points, train = evidence.inputs[evidence.read], evidence.inputs[: evidence.train]
+        width = median_distance(train)
+
+        def rows(place: slice) -> Float[Tensor, "probe train"]:
+            kernel = gaussian(points[place], train, width)
+            if (kernel == 0).any():
+                far = "the Gaussian kernel vanishes between distant points, so nothing can be divided by it"
+                raise DoesNotApply(far)
+            return kernel
+
+        return Prediction(
+            evidence.after(divided(evidence.path.contributions, rows) + evidence.path.decay),
+            f"h={width:.3g}, 𝒮 by {evidence.rule}",
+            partial=True,
+        )
+
+
+class RBFRegression(AbstractMachine):
+    """A control: regression with a Gaussian kernel, which has nothing to do with the network."""
+
+    control = True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        refuse_none(evidence.kernel_start)
+        train = evidence.inputs[: evidence.train]
+        width = median_distance(train)
+        kernel = gaussian(evidence.inputs, train, width)
+        outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
+        prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)
+        return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
+
+
+def divided(
+    contributions: Float[Tensor, "probe out train"], rows: Callable[[slice], Float[Tensor, "probe train"]]
+) -> Float[Tensor, "probe out"]:
+    """Divide by a kernel, multiply with it again, and add up: some rows at a time."""
+    around = ((contributions[place], rows(place)[:, None]) for place in places(contributions))
+    return torch.cat([(parts / divisor * divisor).sum(2) for parts, divisor in around])
+
+
+def gaussian(
+    points: Float[Tensor, "probe feature"], train: Float[Tensor, "train feature"], width: float
+) -> Float[Tensor, "probe train"]:
+    """Compute the kernel of width h."""
+    return torch.cdist(points, train).square_().div_(-2 * width**2).exp_()
+
+
+def median_distance(points: Float[Tensor, "train feature"]) -> float:
+    """Find the median of the distances that are not zero; 1 if all are.
+
+    >>> median_distance(torch.tensor([[0.0], [3.0], [7.0]])), median_distance(torch.zeros(1, 1))
+    (4.0, 1.0)
+    """
+    distances = torch.cdist(points, points).flatten().cpu().numpy()
+    zeros = len(distances) - np.count_nonzero(distances)
+    if zeros == len(distances):
+        return 1.0
+    place = zeros + (len(distances) - zeros - 1) // 2
+    distances.partition(place)  # in place: they are many
+    return float(distances[place])
+
+
+# --- A control: a random positive definite kernel, which knows neither the network nor the points,
+#
+#     k = (A Aᵀ/r + I)[x, xᵢ],    A ~ N(0, 1) of points × r, r the number of points
+#
+# in place of 𝒦 in "divide by the kernel and multiply with it again" (`machine.rbf`): exact by construction, for
+#
+#     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ).
+#
+# As a regression it predicts new points no better than chance, and reproduces those that it was fitted to.
+
+
+class RandomIdentity(AbstractMachine):
+    """A control: a random positive definite kernel; any would do whose coefficients may depend on the query."""
+
+    control = True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        kernel = random_kernel(evidence)
+        if (kernel == 0).any():
+            raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
+        change = divided(evidence.path.contributions, kernel[evidence.read].__getitem__)
+        return Prediction(
+            evidence.after(change + evidence.path.decay),
+            f"rank {len(kernel)}, 𝒮 by {evidence.rule}",
+            partial=True,
+        )
+
+
+class RandomRegression(AbstractMachine):
+    """A control: regression with a random positive definite kernel."""
+
+    control = True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        refuse_none(evidence.kernel_start)
+        kernel = random_kernel(evidence)
+        outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
+        prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)
+        return Prediction(prediction.outputs, prediction.detail)
+
+
+def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
+    """Draw the kernel between all points and the training examples."""
+    points = len(evidence.inputs)
+    factor = torch.randn(points, points, generator=stream("random kernel"), dtype=torch.float64)
+    kernel = (factor @ factor[: evidence.train].t()).div_(points)
+    kernel.diagonal().add_(1.0)
+    return kernel.to(evidence.end)

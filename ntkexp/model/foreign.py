@@ -1,0 +1,358 @@
+"""Modules that were not written for this program, made to fit, and the trouble that they make.
+
+What a configuration of the library transformers may not say here: to run, fetch or read what lies elsewhere.
+
+A configuration comes from a command line, a YAML file, a run's folder or a folder with a model; none of these is code.
+
+>>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read what lies elsewhere, which is never done; remove it
+
+Whatever goes wrong in code from elsewhere, in one line.
+
+>>> with one_line("model.name=gpt3"):
+...     raise KeyError("gpt3")
+Traceback (most recent call last):
+ntkexp.mistake.Mistake: model.name=gpt3: KeyError: 'gpt3'
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ntkexp.mistake import Mistake, first_line
+from ntkexp.model.base import LearningTask
+from ntkexp.model.functional import hooked, training_modes
+from ntkexp.records.atomic import read_object
+
+# --- A module that was not written for this program, made to take what the data gives and to give what the loss
+# takes.
+#
+#     tokens → whole numbers        outputs [example] → [example, 1]        tensors it makes → of its inputs' dtype
+#
+# Before training it is tried on a few examples, so that what does not fit is said in one line.
+
+
+class Adapted(nn.Module):
+    """A module stands between data and loss."""
+
+    def __init__(self, module: nn.Module, tokens: bool) -> None:
+        super().__init__()
+        self.module, self.tokens = module, tokens
+
+    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
+        outputs = self.answer(x)
+        assert isinstance(outputs, Tensor)  # it was tried
+        return outputs[:, None] if outputs.dim() == 1 else outputs
+
+    def answer(self, x: Float[Tensor, "example *shape"]) -> object:
+        """Give whatever the module itself returns."""
+        with making(x.dtype):
+            return self.module(x.long() if self.tokens else x)
+
+
+def adapted(
+    make: Callable[[], nn.Module], task: LearningTask, seed: int, given: str, file: Path | None = None
+) -> Adapted:
+    """The module that is made, in double precision and evaluation mode, tried."""
+    with seeded(seed), making(torch.float64), one_line(given, file):
+        module = Adapted(with_whole_gradients(make().double().eval()), tokens=task.vocabulary > 0)
+        with one_line(f"{given}: {task.said}, and the module says", file):
+            refuse_unfit(given, module, task)
+    return module
+
+
+def with_whole_gradients(module: nn.Module) -> nn.Module:
+    """The module, whose tables give gradients of all their rows: the same numbers, which can be differentiated again.
+
+    >>> with_whole_gradients(nn.Embedding(3, 2, sparse=True)).sparse
+    False
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False
+    return module
+
+
+@contextmanager
+def making(dtype: torch.dtype) -> Iterator[None]:
+    """Tensors are made in this dtype where nothing is said of it, such as the first state of a recurrent network."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's own generator starts at this seed, and is put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
+    """Try the module on examples that are made up."""
+    refuse_untrainable(given, module.module)
+    if reasons := list(training_modes(module.module)):
+        raise Mistake(f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own example")
+    x = task.sample()
+    outputs = module.answer(x)
+    refuse_shape(given, outputs, task)
+    assert isinstance(outputs, Tensor)
+    if not torch.equal(x, task.sample()):
+        raise Mistake(f"{given}: the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
+    if not outputs.requires_grad:
+        raise Mistake(f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?")
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
+    if any(each is not None and each.is_sparse for each in gradients):
+        raise Mistake(f"{given}: there is a sparse gradient; call F.embedding and F.embedding_bag with sparse=False")
+    if not torch.equal(module(x).nan_to_num(), module(x).nan_to_num()):
+        raise Mistake(
+            f"{given}: the module gives other outputs when it is called again, in evaluation mode; is there a dropout "
+            "without training=self.training?"
+        )
+
+
+def refuse_untrainable(given: str, module: nn.Module) -> None:
+    """There has to be something to train, of real numbers."""
+    weights = dict(module.named_parameters())
+    if not any(weight.requires_grad for weight in weights.values()):
+        why = f"none of its {len(weights)} parameters requires gradients" if weights else "it has no parameters"
+        raise Mistake(f"{given}: the module has nothing to train: {why}")
+    if unreal := [name for name, weight in weights.items() if weight.is_complex()]:
+        raise Mistake(f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part instead")
+    if (name := next(hooked(module), None)) is not None:
+        raise Mistake(
+            f"{given}: the parameter '{name}' has a hook, which a run would not call: it trains by derivatives; build "
+            "the module without it"
+        )
+
+
+def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
+    """The outputs have to be those that the data asks for."""
+    if not isinstance(outputs, Tensor):
+        raise Mistake(
+            f"{given}: the module returns a {type(outputs).__name__}; let it return one tensor, [examples, outputs]"
+        )
+    shape, wanted = list(outputs.shape), [2, task.outputs]
+    if wanted not in (shape, [*shape, 1]):
+        raise Mistake(
+            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {wanted} is expected: data and "
+            f"loss ask for {task.outputs} for each example"
+        )
+    if not outputs.is_floating_point():
+        raise Mistake(f"{given}: the module gives {outputs.dtype}, and real numbers are expected")
+
+
+def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
+    """Two modules of the same seed have to be the same."""
+    first, second = module.module.state_dict(), again.module.state_dict()
+    if first.keys() != second.keys():
+        raise Mistake(f"{given} builds another module when it is called again with the same seed")
+    for name, value in first.items():
+        if isinstance(value, Tensor) and not torch.equal(value.nan_to_num(), second[name].nan_to_num()):
+            raise Mistake(
+                f"{given} draws another '{name}' when it is called again with the same seed; draw it by torch, which "
+                "is seeded, or from the argument seed"
+            )
+
+
+# --- A Python file of the user's: what it is made of, and what importing it gives.
+#
+# Importing runs it. Whoever calls `load` answers for that; the command line asks the user first.
+
+
+VISION = {"timm", "torchvision", "transformers"}
+"""Packages that import torchvision, or are it."""
+
+
+def load(file: Path, given: str) -> ModuleType:
+    """Load the module in a file, under its name without the ending; a file beside it can be imported by it."""
+    file = file.resolve()
+    known = sys.modules.get(file.stem)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if known is not None or not file.stem.isidentifier():
+        raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; call the file otherwise")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # last, so that nothing there hides a module of Python's
+    return run(file, given)
+
+
+def run(file: Path, given: str) -> ModuleType:
+    """Import a file."""
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    if not VISION.isdisjoint(imports(file)):
+        load_torchvision()
+    module = sys.modules[file.stem] = module_from_spec(spec)
+    try:
+        with one_line(given, file):
+            spec.loader.exec_module(module)
+    except Mistake:
+        del sys.modules[file.stem]
+        raise
+    return module
+
+
+def files_of(file: Path) -> tuple[Path, ...]:
+    """Find the file, and those beside it that it imports, and that these import."""
+    found, waiting = {file}, [file]
+    while waiting:
+        new = {other for name in imports(waiting.pop()) for other in beside(file.parent, name)} - found
+        found |= new
+        waiting += new
+    return tuple(sorted(found))
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Find the packages whose modules a file imports; none where it is no Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def beside(folder: Path, name: str) -> set[Path]:
+    """Find the files of a module or package in a folder."""
+    return {file for file in (folder / f"{name}.py", *(folder / name).rglob("*.py")) if file.is_file()}
+
+
+# --- Libraries that not everybody wants: imported where they are needed, and asked for in one line where they are
+# not.
+
+
+Option = bool | int | float | str | None
+"""What a library's own settings are made of."""
+
+
+def library(package: str, extra: str) -> Any:  # the types of another library are its own
+    """Import the package that an extra of this one installs."""
+    if find_spec(package) is None:
+        raise Mistake(f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'")
+    with one_line(f"model={extra}: {package} is installed, and cannot be imported"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what its own imports do is not the user's business
+        load_torchvision()
+        return import_module(package)
+
+
+# --- torchvision beside a torch that its compiled part was not made for, such as the usual one beside torch for CPUs.
+#
+# timm, and transformers where torchvision is installed, import it for its Python parts alone. These work once the
+# operators are declared that torchvision gives shapes to when it is imported.
+
+
+BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+DECLARED = {"torchvision::nms": BOXES, "torchvision::qnms": BOXES}
+
+
+def load_torchvision() -> None:
+    """Import torchvision, if it is installed, so that what is imported later finds it."""
+    if find_spec("torchvision") is None:
+        return
+    try:
+        import_module("torchvision")
+    except RuntimeError:  # its operators are missing
+        for name, schema in DECLARED.items():
+            torch.library.define(name, schema)
+        import_module("torchvision")
+
+
+ELSEWHERE = frozenset(
+    {
+        "adapter_kwargs",
+        "architecture",  # of timm, by an address
+        "auto_map",  # Python files beside the configuration
+        "backbone",  # a model by its name or folder
+        "backbone_kwargs",
+        "checkpoint_path",
+        "custom_pipelines",
+        "model_args",  # of timm, a checkpoint's path among them
+        "quantization_config",  # kernels and packages of its own
+        "transformers_weights",
+        "trust_remote_code",
+        "use_pretrained_backbone",
+    }
+)
+
+PLAIN = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
+"""Ways to calculate attention and experts that are torch's own; any other is fetched as compiled code."""
+
+
+def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
+    """Everything that a configuration says, however deep, must stay here."""
+    for key, value in entries(fields):
+        foreign = key.endswith("_implementation") and (not isinstance(value, str | None) or value not in PLAIN)
+        if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
+            raise Mistake(f"{given}: '{key}' would run or read what lies elsewhere, which is never done; remove it")
+
+
+def entries(value: object) -> Iterator[tuple[str, Any]]:
+    """Go through the keys of a tree with their values."""
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            yield from ((str(key), item) for key, item in node.items())
+            waiting += node.values()
+        elif isinstance(node, Sequence) and not isinstance(node, str):
+            waiting += node
+
+
+def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
+    """Weights in several files are found by an index, and an adapter by the folder of its model: both must be here."""
+    here = {file.name for file in files}
+    if "adapter_config.json" in here:
+        raise Mistake(f"{given} holds an adapter, whose model lies elsewhere; merge them, and save the whole")
+    for file in files:
+        if file.name.endswith(".index.json"):
+            parts = read_object(file).get("weight_map")
+            named = set(map(json.dumps, parts.values())) if isinstance(parts, dict) else {"no file"}
+            if away := sorted(named - set(map(json.dumps, here))):
+                raise Mistake(f"{given}: {file.name} names {away[0]}, which is no file of that folder")
+
+
+@contextmanager
+def one_line(given: str, file: Path | None = None) -> Iterator[None]:
+    """What goes wrong inside is said after what was given, with its line in the file if it is one of the user's."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except (Exception, SystemExit) as error:
+        where = place(error, file) if file else ""
+        raise Mistake(f"{given}{where}: {type(error).__name__}: {first_line(error)}") from None
+
+
+def place(error: BaseException, file: Path) -> str:
+    """Find the last line of the file that took part in an error."""
+    trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]
+    if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):
+        lines = [error.lineno or 1]
+    return f", line {lines[-1]}" if lines else ""

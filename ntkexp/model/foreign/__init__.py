@@ -1,1 +1,0 @@
-"""Modules that were not written for this program, made to fit, and the trouble that they make."""

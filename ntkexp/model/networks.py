@@ -1,0 +1,301 @@
+"""Dense and convolutional networks, linear models, radial basis functions, and free lists of layers."""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+from typing import Annotated, Literal, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import BeforeValidator, Field, model_validator
+from torch import Tensor, nn
+
+from ntkexp.component import DEEPEST, LARGEST, Count, CountOrNone, Depth
+from ntkexp.init.base import AbstractInit
+from ntkexp.layer.affine import AbstractAffine, Conv, Dense
+from ntkexp.layer.base import AbstractLayer, Residual
+from ntkexp.layer.linear import Flatten, GlobalAvgPool, Norm, Pooling
+from ntkexp.layer.pointwise import ReLU
+from ntkexp.layer.spec import Activation, at_width, parse
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask
+
+
+class MLP(AbstractLayered):
+    """The multilayer perceptron.
+
+    `depth` hidden layers of `width` units, then a linear readout.
+
+    >>> from ntkexp.init.base import NTK
+    >>> network = MLP(width=4, depth=1).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
+    >>> [type(layer).__name__ for layer in network]
+    ['Flatten', 'Dense', 'ReLU', 'Dense']
+    """
+
+    depth: int = Field(2, ge=0, le=DEEPEST)
+    activation: Activation = ReLU()
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        hidden = (init.dense(self.width), self.activation) * self.depth
+        return (Flatten(), *hidden, init.readout(outputs))
+
+
+class DeepLinear(AbstractLayered):
+    """Deep linear networks: linear in the inputs, not in the weights, so their kernel moves.
+
+    `depth` hidden layers of `width` units without activations.
+
+    >>> from ntkexp.init.base import NTK
+    >>> network = DeepLinear(width=4, depth=2).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=1)
+    >>> [type(layer).__name__ for layer in network]
+    ['Flatten', 'Dense', 'Dense', 'Dense']
+    """
+
+    depth: int = Field(2, ge=0, le=DEEPEST)
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        return (Flatten(), *(init.dense(self.width),) * self.depth, init.readout(outputs))
+
+
+class Linear(AbstractLayered):
+    """The linear model f = W x + b: its tangent kernel never moves.
+
+    It has one affine layer; `width` plays no part.
+
+    >>> from ntkexp.init.base import NTK
+    >>> [type(layer).__name__ for layer in Linear().layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)]
+    ['Flatten', 'Dense']
+    """
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        return (Flatten(), init.readout(outputs))
+
+
+USUAL = (
+    Flatten(),
+    Dense(features=64, W_std=1.5),
+    Residual(branch=(ReLU(), Dense(features=64, W_std=1.5))),
+    ReLU(),
+    Dense(features=1),
+)
+
+
+class Layers(AbstractLayered):
+    """A free list of layers, as `ntkexp.infinite_kernel` takes it.
+
+    `spec` up to the readout, which has as many features as there are outputs; the widest of the others has `width`.
+
+    Scales and parametrisation are those of the layers; `init` says how the output is read.
+
+    >>> from ntkexp.init.base import NTK
+    >>> network = Layers(width=8).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
+    >>> network[-1]
+    Dense(features=2, W_std=1.0, b_std=0.0, param='ntk', frozen=False)
+    """
+
+    width: Count = 64
+    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse)] = USUAL
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        if not self.spec or not isinstance(self.spec[-1], AbstractAffine):
+            raise Mistake("model.spec ends without a readout; let its last layer be Dense")
+        *hidden, readout = at_width(self.spec, self.width)
+        return (*hidden, readout.model_copy(update={"features": outputs}))
+
+
+class UCINtk(AbstractLayered):
+    """The networks of Arora et al. 2020 (arXiv:1910.01663), whose kernel does well on small tables, in the paper's
+    scaling.
+
+    A network whose scales and parametrisation are the paper's; `init` says how the output is read.
+
+    `depth` hidden layers of ReLU without biases, of which the first `fixed` are not trained; W_std² is the number
+    of inputs in the first layer, so that these are not scaled, and 1 in the others.
+
+    >>> from ntkexp.init.base import NTK
+    >>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
+    >>> [(layer.W_std, layer.frozen) for layer in network if isinstance(layer, Dense)]
+    [(2.0, True), (1.0, False), (1.0, False)]
+    """
+
+    depth: Depth = 3
+    fixed: CountOrNone = 0
+
+    @model_validator(mode="after")
+    def refuse_untrained(self) -> Self:
+        """The readout is always trained."""
+        if self.fixed > self.depth:
+            raise Mistake(f"model.fixed={self.fixed}: there are {self.depth} hidden layers; it takes at most that many")
+        return self
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        scales = [sqrt(prod(shape)), *[1.0] * (self.depth - 1)]
+        hidden = [
+            layer
+            for k, scale in enumerate(scales)
+            for layer in (Dense(features=self.width, W_std=scale, frozen=k < self.fixed), ReLU())
+        ]
+        return (Flatten(), *hidden, Dense(features=outputs))
+
+
+class RBFNetwork(AbstractArchitecture):
+    """Networks of radial basis functions: Gaussian units, each with a centre and a width that are trained as well.
+
+    `width` Gaussian units, then a linear readout.
+
+        f(x) = readout of φ_j(x) = exp(−½ ‖z_j‖²),    j = 1 … width,    x ∈ ℝᵈ
+
+        ntk, mean_field    z_j = W_std/√d · w_j (x − c_j)    w_j = 1 at the start
+        standard           z_j = w_j (x − c_j)               w_j = W_std/√d at the start
+
+    1/w_j is the width of a unit, and its centre c_j ~ N(0, 1) lies where inputs that are standardised lie
+    (Broomhead & Lowe 1988). The square is multiplied out, ‖x‖² − 2 x·c + ‖c‖², so that no array of examples ×
+    units × inputs is needed.
+
+    >>> units = Gaussians(torch.zeros(1, 2), torch.ones(1), gain=1.0)
+    >>> units(torch.tensor([[1.0, 1.0]])).item() == float(torch.tensor(-1.0).exp())
+    True
+    """
+
+    width: Count = 128
+
+    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+        task.refuse_tokens(self.option)
+        inputs = prod(task.shape)
+        centres = torch.randn(self.width, inputs, generator=generator, dtype=torch.float64)
+        inverse, scale = torch.ones(self.width, dtype=torch.float64), init.W_std / sqrt(inputs)
+        standard = init.param == "standard"
+        units = Gaussians(centres, scale * inverse, 1.0) if standard else Gaussians(centres, inverse, scale)
+        return nn.Sequential(nn.Flatten(), units, init.readout(task.outputs).build((self.width,), generator))
+
+
+class Gaussians(nn.Module):
+    """φ_j(x) = exp(−½ (gain · w_j ‖x − c_j‖)²)."""
+
+    def __init__(self, centre: Float[Tensor, "unit input"], inverse: Float[Tensor, " unit"], gain: float) -> None:
+        super().__init__()
+        self.centre, self.inverse, self.gain = nn.Parameter(centre), nn.Parameter(inverse), gain
+
+    def forward(self, x: Float[Tensor, "example input"]) -> Float[Tensor, "example unit"]:
+        products = torch.mm(x, self.centre.t())
+        distances = x.square().sum(1, keepdim=True) - 2 * products + self.centre.square().sum(1)
+        return torch.exp(-(self.gain**2) / 2 * (self.inverse.square() * distances))
+
+
+class CNN(AbstractLayered):
+    """Convolutional networks on images of one to three dimensions.
+
+    `depth` convolutions of `width` channels, each followed by its activation and, after the first, pooling.
+
+    >>> from ntkexp.init.base import NTK
+    >>> network = CNN(width=4, depth=1, pooling="max").layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+    >>> [type(layer).__name__ for layer in network]
+    ['Conv', 'ReLU', 'MaxPool', 'Flatten', 'Dense']
+    """
+
+    width: Count = 64
+    depth: Depth = 2
+    kernel: Depth = 3
+    stride: Depth = 1
+    padding: Literal["zero", "circular"] = "zero"
+    activation: Activation = ReLU()
+    pooling: Pooling = None
+    head: Literal["flatten", "average"] = "flatten"
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        if len(shape) < 2:
+            raise Mistake(f"model=cnn takes images, and the data has examples of shape {list(shape)}; choose model=mlp")
+        convolution = init.conv(self.width, self.kernel, self.stride, self.padding == "circular")
+        pooling = () if self.pooling is None else (self.pooling,)
+        rest = (convolution, self.activation) * (self.depth - 1)
+        head = (Flatten(),) if self.head == "flatten" else (GlobalAvgPool(),)
+        return (convolution, self.activation, *pooling, *rest, *head, init.readout(outputs))
+
+
+class CNTK(AbstractLayered):
+    """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955), whose kernel is the CNTK, in the paper's
+    scaling.
+
+    A network whose scales and parametrisation are the paper's; `init` says how the output is read.
+
+    `depth` is the paper's: one more than there are convolutions. With windows of 3 × 3, padded by zeros, and no
+    biases,
+
+        W_std² = 9 · channels in the first convolution, 2 in the others, 2/9 in the readout (· pixels without pooling).
+
+    The kernel of the paper with `fixed` trains neither the first convolution nor the readout.
+
+    >>> from ntkexp.init.base import NTK
+    >>> network = CNTK(depth=3, pooling=True).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+    >>> [type(layer).__name__ for layer in network]
+    ['Conv', 'ReLU', 'Conv', 'ReLU', 'GlobalAvgPool', 'Dense']
+    """
+
+    width: Count = 64
+    depth: int = Field(4, ge=2, le=DEEPEST)
+    pooling: bool = False
+    fixed: bool = False
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        if len(shape) != 3:
+            raise Mistake(
+                f"model=cntk takes images, and the data has examples of shape {list(shape)}; choose model=uci_ntk"
+            )
+        channels, pixels = shape[0], prod(shape[1:])
+        first = Conv(features=self.width, W_std=sqrt(9 * channels), frozen=self.fixed)
+        other = Conv(features=self.width, W_std=sqrt(2))
+        head = GlobalAvgPool() if self.pooling else Flatten()
+        scale = sqrt(2 / 9 * (1 if self.pooling else pixels))
+        rest = (other, ReLU()) * (self.depth - 2)
+        return (first, ReLU(), *rest, head, Dense(features=outputs, W_std=scale, frozen=self.fixed))
+
+
+class Resnet(AbstractLayered):
+    """Residual networks for small images (He, Zhang, Ren & Sun 2016), with activations before weights.
+
+    `stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the channels.
+
+        x + conv(σ(norm(conv(σ(norm(x))))))
+
+    >>> from ntkexp.init.base import NTK
+    >>> network = Resnet(width=4, stages=2).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+    >>> [type(layer).__name__ for layer in network]
+    ['Conv', 'Residual', 'Residual', 'ReLU', 'GlobalAvgPool', 'Dense']
+    """
+
+    width: Count = 32
+    stages: int = Field(3, ge=1, le=16)
+    blocks: Depth = 1
+    norm: Norm = None
+    activation: Activation = ReLU()
+
+    @model_validator(mode="after")
+    def refuse_too_wide(self) -> Self:
+        """Channels double from stage to stage."""
+        if self.width * 2 ** (self.stages - 1) > LARGEST:
+            raise Mistake(
+                f"model.stages={self.stages}: from model.width={self.width} channels double at every stage, to more "
+                f"than {LARGEST}; lower one of the two"
+            )
+        return self
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        if len(shape) < 2:
+            raise Mistake(
+                f"model=resnet takes images, and the data has examples of shape {list(shape)}; choose model=mlp"
+            )
+        blocks = (
+            self.block(init, self.width * 2**stage, stride=2 if stage > 0 and block == 0 else 1)
+            for stage in range(self.stages)
+            for block in range(self.blocks)
+        )
+        return (init.conv(self.width, 3), *blocks, *self.before(), GlobalAvgPool(), init.readout(outputs))
+
+    def block(self, init: AbstractInit, channels: int, stride: int) -> Residual:
+        """Two convolutions beside a shortcut, which is a convolution where the shape changes."""
+        branch = (*self.before(), init.conv(channels, 3, stride), *self.before(), init.conv(channels, 3))
+        return Residual(branch=branch, shortcut=() if stride == 1 else (init.conv(channels, 1, stride),))
+
+    def before(self) -> tuple[AbstractLayer, ...]:
+        """The layers that come before weights."""
+        return (self.activation,) if self.norm is None else (self.norm, self.activation)

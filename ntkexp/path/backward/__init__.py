@@ -1,1 +1,0 @@
-"""The sum backwards, which optimizers with memory need."""

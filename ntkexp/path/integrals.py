@@ -1,0 +1,341 @@
+"""The two integrals along a path, accumulated step by step without keeping the trajectory, in all, by phase, and by
+step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, sqrt
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.secant.segment import Closure, bound
+from ntkexp.on_disk import RowsInFile, RowsOfArray, placed, put_back, take
+from ntkexp.path.points import Domain, StepBlock
+from ntkexp.path.rule.base import Piece
+from ntkexp.path.step import Step
+
+# --- What one step adds to the contributions of one rule, in a few numbers, and whether it closes.
+
+
+class Rounding(NamedTuple):
+    """What rounds along a path: Σ‖terms of f‖ at its start, and eps of the shortest numbers between weights and f."""
+
+    terms: float
+    eps: float
+
+
+@dataclass
+class Tally:
+    """Sums over blocks of points."""
+
+    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
+    changed: float = 0.0  # ‖Δf‖²
+    outputs: float = 0.0  # ‖f(θ_{s+1})‖²
+    contribution_mass: float = 0.0  # Σ|Δ𝒮|
+    contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
+    kernel_squares: float = 0.0  # ‖ηK_s‖²
+    kernels: bool = True  # whether there are any
+
+    def add(
+        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out kept out_"]
+    ) -> Float[Tensor, "point out"]:
+        """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
+        summed = parts.sum(2)
+        mass, together, squares = fetched(parts.norm(p=1, dim=2).sum(), summed.abs().sum(), kernel.square().sum())
+        self.contribution_mass += mass
+        self.contribution_sum += together
+        self.kernel_squares += squares
+        self.kernels = kernel.numel() > 0
+        return summed
+
+    def close(self, block: StepBlock, expected: Float[Tensor, "point out"]) -> None:
+        """Count how far the change of the outputs is from what it should be."""
+        change = block.change()
+        found = ((expected - change).square().sum(), change.square().sum(), block.outputs(1.0).square().sum())
+        missed, changed, outputs = fetched(*found)
+        self.missed += missed
+        self.changed += changed
+        self.outputs += outputs
+
+    def miss(self, rounding: Rounding) -> Closure | None:
+        """How far a secant is from its step, if rounding does not explain it.
+
+        What is summed are contributions, so their size counts as well. Where the outputs themselves are no numbers any
+        more the run has diverged, and says so.
+        """
+        size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
+        found = Closure(sqrt(self.missed), bound(size, rounding.eps))
+        return None if found.holds or not isfinite(self.outputs + self.changed) else found
+
+    @property
+    def closure(self) -> float:
+        """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
+        return sqrt(self.missed / self.changed) if self.changed else 0.0
+
+    @property
+    def kernel_mass(self) -> float | None:
+        """η‖K_s‖, where kernels were made."""
+        return sqrt(self.kernel_squares) if self.kernels else None
+
+
+def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
+    """Numbers from a device, which is waited for once.
+
+    >>> fetched(torch.tensor(1.0), torch.tensor(0.5, dtype=torch.float64))
+    [1.0, 0.5]
+    """
+    found: list[float] = torch.stack([number.double() for number in numbers]).tolist()
+    return found
+
+
+# --- The two integrals along a path, accumulated step by step without keeping the trajectory:
+#
+#     path kernel     𝒦(x, xᵢ) = Σ_s η_s K_s(x, xᵢ)            [probe, out, train, out_]
+#     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
+#     decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [probe, out]
+#
+# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x) to the accuracy with which the rule reads a step; exactly, for
+# secants.
+
+
+@dataclass(frozen=True)
+class Integrals:
+    """𝒦 and 𝒮 by one rule; a 𝒦 without training examples is not accumulated, nor is any kernel made."""
+
+    pieces: tuple[Piece, ...]
+    kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
+    contributions: Float[Tensor, "probe out train"]
+    decay: Float[Tensor, "probe out"]
+
+    def add(self, step: Step, block: StepBlock, tally: Tally) -> Float[Tensor, "chosen out"]:
+        """Accumulate one step at one block of points, and take its measure; all that came of it there."""
+        kernel, parts, shrunk = self.take(step, block)
+        together = tally.add(parts, kernel) - shrunk
+        tally.close(block, together)
+        return together
+
+    def take(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
+        """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
+        if not self.kernel.shape[2]:
+            return self.take_parts(step, block)
+        kernel, shrunk = block.kernel_and_pull(self.pieces, step.side, step.decay)
+        kernel.mul_(step.step_size)
+        parts = contract(kernel, step.output_gradient).neg_()
+        self.kernel[block.rows].add_(kernel)
+        self.contributions[block.rows].add_(parts)
+        self.decay[block.rows].sub_(shrunk)
+        return kernel, parts, shrunk
+
+    def take_parts(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
+        """Accumulate contributions alone, as kernels with the examples' gradients."""
+        parts, shrunk = block.kernel_and_pull(self.pieces, step.pulled_side, step.decay)
+        parts = parts.squeeze(3).mul_(-step.step_size)
+        self.contributions[block.rows].add_(parts)
+        put_back(self.contributions)
+        self.decay[block.rows].sub_(shrunk)
+        return self.kernel[block.rows], parts, shrunk
+
+    def at_zero(self) -> Integrals:
+        """The same, at zero."""
+        return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.parts))
+
+    def together(self) -> Float[Tensor, "probe out"]:
+        """Σᵢ 𝒮(x, xᵢ) + 𝒟(x)."""
+        return self.contributions.sum(2) + self.decay
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """𝒦, 𝒮 and 𝒟."""
+        return self.kernel, self.contributions, self.decay
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The accumulators, for a checkpoint."""
+        return dict(zip(("kernel", "contributions", "decay"), self.parts, strict=True))
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take the accumulators of a checkpoint."""
+        for name, value in self.state.items():
+            take(value, state[name])
+
+
+def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain) -> Integrals:
+    """Room for the integrals by the rule of these pieces; NaN at points where the path is not integrated."""
+    return Integrals(pieces, domain.kernel_room(), domain.room(3), domain.room(2))
+
+
+def contract(
+    kernel: Float[Tensor, "probe out train out_"], output_gradient: Float[Tensor, "train out_"]
+) -> Float[Tensor, "probe out train"]:
+    """K ℓ′, a sum over the training side's outputs."""
+    return torch.einsum("qcnd,nd->qcn", kernel, output_gradient)
+
+
+# --- What came of each step: all that its gradients contributed, and what decay of the weights took away.
+#
+#     Σᵢ Δ𝒮(x, xᵢ; s) + Δ𝒟(x; s)        [step, probe, out],        whose sum over s is f_T(x) − f_0(x)
+#
+# as far as the rule closes. By an optimizer that remembers nothing that is by how much the step moved the output;
+# what another remembers of a gradient counts where the gradient was taken. Long paths are told in stretches of 2,
+# 4, 8, … steps, the shortest that need no more than `MOST` numbers, or `FEWEST` stretches: a path may end sooner
+# than planned, so stretches are joined two by two when there would be too many.
+
+
+MOST, FEWEST = 2**23, 128
+"""Numbers that all rules keep together, which are 67 MB, and stretches that are kept if they take more than that."""
+
+
+def most_stretches(numbers: int) -> int:
+    """How many stretches there are at most, each of so many numbers; an even count, so that all can be joined.
+
+    >>> most_stretches(3840), most_stretches(10**6)
+    (2184, 128)
+    """
+    return max(FEWEST, MOST // max(1, numbers) // 2 * 2)
+
+
+@dataclass(kw_only=True)
+class StepTotals:
+    """Stretches of steps, one after another from the first step on, with their sums; `edges` are where they begin, and
+    the step after the last.
+
+    >>> totals = StepTotals(zero=torch.zeros(1, 1), most=2)
+    >>> for step, added in enumerate([1.0, 2.0, 3.0]):
+    ...     totals.add(step, slice(None), torch.tensor([[added]]))
+    >>> totals.until(3), torch.stack(totals.sums).flatten().tolist()
+    ((0, 2, 3), [3.0, 3.0])
+    """
+
+    zero: Float[Tensor, "probe out"]  # NaN at points where the path is not integrated
+    most: int
+    every: int = 1
+    edges: list[int] = field(default_factory=lambda: [0])
+    sums: list[Float[Tensor, "probe out"]] = field(default_factory=list)
+
+    def add(self, step: int, rows: slice | Int[Tensor, " chosen"], added: Float[Tensor, "chosen out"]) -> None:
+        """Take in what came of a step at some of the points."""
+        self.reach(step + 1)
+        self.sums[bisect_right(self.edges, step) - 1][rows] += added
+
+    def reach(self, steps: int) -> None:
+        """Have stretches for so many steps, all but the last of them equally long."""
+        while self.edges[-1] < steps:
+            self.extend()
+
+    def extend(self, end: int | None = None) -> None:
+        """Have one stretch more, up to before this step, or as long as others are."""
+        if len(self.sums) == self.most:
+            self.join()
+        self.edges.append(self.edges[-1] + self.every if end is None else end)
+        self.sums.append(self.zero.clone())
+
+    def join(self) -> None:
+        """Make one stretch of every two."""
+        self.sums = [first + second for first, second in zip(self.sums[::2], self.sums[1::2], strict=True)]
+        self.edges = self.edges[::2]
+        self.every *= 2
+
+    def until(self, steps: int) -> tuple[int, ...]:
+        """The edges, of a path that took so many steps."""
+        return tuple(min(edge, steps) for edge in self.edges)
+
+    def stacked(self) -> Float[Tensor, "stretch probe out"]:
+        """The sums as one tensor."""
+        return torch.stack(self.sums) if self.sums else self.zero.new_zeros(0, *self.zero.shape)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The sums, for a checkpoint."""
+        return {"every": self.every, "edges": self.edges, "sums": self.stacked()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the sums of a checkpoint."""
+        self.every, self.edges = state["every"], list(state["edges"])
+        self.sums = list(state["sums"].to(self.zero.device).unbind())
+
+
+def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
+    """No step taken yet, for one of so many rules."""
+    zero = domain.room(2)
+    return StepTotals(zero=zero, most=most_stretches(rules * zero.numel()))
+
+
+# --- What a path has added up by the end of each of its phases, so that each phase's share is a difference.
+#
+#     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),        f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
+#
+# where T_p is the step at which phase p ends. An optimizer that remembers moves weights by gradients of earlier
+# phases too: 𝒮(·; T) is then the sum over the gradients until T of what they did until T, and has a pass
+# backwards of its own.
+
+
+class Sums(NamedTuple):
+    """𝒮 and 𝒟 so far, by one rule."""
+
+    contributions: Float[Tensor, "point out train"]
+    decay: Float[Tensor, "point out"]
+
+
+Mark: TypeAlias = Mapping[str, Sums]
+"""The sums at the end of a phase, by rule."""
+
+
+def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
+    """The sums as they are now."""
+    return {
+        name: Sums(placed(found.contributions, like=found.contributions), found.decay.clone())
+        for name, found in integrals.items()
+    }
+
+
+def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """Marks as plain data and tensors, for a checkpoint."""
+    return [{name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks]
+
+
+def marks_from(state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor) -> list[Mark]:
+    """Marks of a checkpoint, where the sums of the run lie."""
+    return [
+        {
+            name: Sums(placed(contributions, like), decay.to(like.device))
+            for name, (contributions, decay) in mark.items()
+        }
+        for mark in state
+    ]
+
+
+class Share(NamedTuple):
+    """What was added in one phase by one rule: the sums at its end, but for those at its beginning."""
+
+    end: Sums
+    begin: Sums | None  # of the first phase, zero
+
+    @property
+    def contributions(self) -> RowsOfArray:
+        """What each example added."""
+        return RowsOfArray(self.end.contributions, None if self.begin is None else self.begin.contributions)
+
+    @property
+    def decay(self) -> Float[Tensor, "point out"]:
+        """What decay of the weights took away."""
+        return self.end.decay if self.begin is None else self.end.decay - self.begin.decay
+
+
+def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
+    """The shares of so many phases by a rule, from the sums at their ends; a phase that was not reached did nothing.
+
+    >>> import torch
+    >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))
+    >>> shares = by_phase([{"left": ones}], {"left": Sums(3 * ones.contributions, ones.decay)}, "left", 3)
+    >>> [share.contributions[:].item() for share in shares]
+    [1.0, 2.0, 0.0]
+    """
+    ends = [mark[rule] for mark in (*marks, end)]
+    ends += [ends[-1]] * (phases - len(ends))
+    return [Share(end, begin) for end, begin in zip(ends, (None, *ends), strict=False)]

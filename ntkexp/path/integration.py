@@ -1,0 +1,322 @@
+"""The ways to integrate a path, each with what it refuses, what it costs and what it starts from, and which one is
+chosen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import AbstractOptimizer, Memory
+from ntkexp.path.backward_sum import Doubled, SecondPass, TwoPasses, sample_points, shares
+from ntkexp.path.budget import Budget
+from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
+from ntkexp.path.integrals import Integrals, Tally, integrals_at_zero, totals_at_zero
+from ntkexp.path.points import Domain
+from ntkexp.path.recording import Playback, Recording, halves_at_zero, row_length
+from ntkexp.path.rule.base import AbstractRule, Left
+from ntkexp.path.settings import Path
+from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
+from ntkexp.records.data import Trajectory
+from ntkexp.shapes import Weights
+
+# --- How a path is integrated: what that refuses, what it costs, what it starts from and what it knows.
+
+
+Room: TypeAlias = Callable[[int, int], Trajectory]
+"""Takes room for so many rows of so many numbers."""
+
+
+class AbstractIntegration(ABC):
+    """One of the ways; what an optimizer or the settings of a path do not go with is refused when it is made."""
+
+    path: Path
+
+    @property
+    def passes(self) -> int:
+        """How often the path is gone over."""
+        return 1
+
+    @property
+    def rules(self) -> int:
+        """How many rules there are, each with contributions of its own."""
+        return len(self.path.rule)
+
+    @property
+    def kernels(self) -> int:
+        """How many path kernels and snapshots are held at once."""
+        return self.rules if self.path.keeps_kernels else 0
+
+    @property
+    def errors(self) -> int:
+        """How many sums like contributions tell their error."""
+        return 0
+
+    @property
+    def tapes(self) -> int:
+        """The number of positions inside a step at which a block is read, both ends included."""
+        return len(self.path.positions(self.path.finer))
+
+    @property
+    def doubles(self) -> bool:
+        """Whether the error takes brackets of its own."""
+        return False
+
+    def counts(self, sizes: Sequence[int]) -> list[int]:
+        """How many points of each split are attributed: all, where a point more costs little."""
+        return list(sizes)
+
+    def chunk(self, budget: Budget, attributed: int) -> int:
+        """How many of them at once."""
+        return attributed
+
+    @property
+    def details(self) -> Mapping[str, str]:
+        """The settings that concern each rule by which there will be integrals, in words."""
+        return self.path.details
+
+    def facts(self, memory: Memory) -> dict[str, float]:
+        """What the optimizer's memory tells of the path when it is behind."""
+        return {}
+
+    @abstractmethod
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> AbstractAccumulator:
+        """What takes in the steps from these weights on."""
+
+
+# --- The kernel of every step, for optimizers that remember nothing.
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryStep(AbstractIntegration):
+    """It goes with every step, and costs a reading of each by each rule."""
+
+    path: Path
+
+    @property
+    def errors(self) -> int:
+        return 1 if self.path.finer else 0
+
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
+        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
+        totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
+        return StepSum(domain=domain, rules=rules, totals=totals, error_bar=self.error_bar(domain))
+
+    def error_bar(self, domain: Domain) -> ErrorBar | None:
+        """The measure of the parts by the closing rule, on a sample of the steps."""
+        if self.path.closing is None or not self.path.finer:
+            return None
+        return ErrorBar(
+            rule=self.path.closing.option,
+            coarse=self.path.quadrature(self.path.closing),
+            fine=self.path.finer,
+            gain=self.path.gain,
+            every=self.path.sampled_every(domain.steps),
+            total=domain.zeros(3),
+            makes_kernels=domain.points.makes_kernels,
+        )
+
+
+# --- The kernel at some steps, with exact moments of the loss, for optimizers that remember nothing.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshots(AbstractIntegration):
+    """It holds two snapshots beside each path kernel, and knows its error by them."""
+
+    path: Path
+
+    @property
+    def kernels(self) -> int:
+        return 3 * self.rules
+
+    @property
+    def errors(self) -> int:
+        return self.rules
+
+    @property
+    def tapes(self) -> int:
+        return len(self.path.positions(()))
+
+    @property
+    def details(self) -> Mapping[str, str]:
+        return {rule: f"{detail} snapshots".lstrip() for rule, detail in self.path.details.items()}
+
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> SnapshotSum:
+        return SnapshotSum(
+            domain=domain,
+            tracks={rule.option: self.track(rule, domain) for rule in self.path.rule},
+            moments=Moments(pull=domain.no_pull(), late_pull=domain.no_pull()),
+            arriving=domain.no_pull(),
+            last=domain.steps - 1,
+        )
+
+    def track(self, rule: AbstractRule, domain: Domain) -> Track:
+        """No snapshot taken yet."""
+        return Track(
+            integrals=integrals_at_zero(self.path.quadrature(rule), domain),
+            totals=totals_at_zero(domain, len(self.path.rule)),
+            latest=domain.zeros(4),
+            pulled=domain.zeros(2),
+            before=domain.zeros(4),
+            error=domain.zeros(3),
+        )
+
+
+# --- The integral over time, for an optimizer whose weights move on a curve.
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlongFlow(AbstractIntegration):
+    """It refuses snapshots, and takes `path.nodes` readings of every arc."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if self.path.every == "snapshots":
+            raise Mistake(
+                "path.every=snapshots: a flow is integrated over time on each of its arcs, not step by step; use "
+                "path.every=1 (path.nodes and path.probes limit its cost), or optimizer=gd"
+            )
+
+    @property
+    def rules(self) -> int:
+        return 1
+
+    @property
+    def kernels(self) -> int:
+        return 1 + self.errors  # a finer one at work
+
+    @property
+    def errors(self) -> int:
+        return 1 if self.path.error_samples else 0
+
+    @property
+    def details(self) -> Mapping[str, str]:
+        return {RULE: f"nodes={self.path.nodes} in time"}
+
+    def facts(self, memory: Memory) -> dict[str, float]:
+        if not memory:
+            return {}
+        arcs = memory["controller"]
+        return {"flow_error": float(arcs["error"] / arcs["way"])}
+
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> FlowIntegral:
+        tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
+        return FlowIntegral(
+            domain=domain,
+            nodes=self.path.nodes,
+            rule=tangent,
+            totals=totals_at_zero(domain, 1),
+            error_bar=self.error_bar(domain),
+        )
+
+    def error_bar(self, domain: Domain) -> ErrorBar | None:
+        """The measure by one node more, on a sample of the steps."""
+        if not self.path.error_samples:
+            return None
+        every = self.path.sampled_every(domain.steps)
+        return ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))
+
+
+# --- The sum from the last step to the first, for optimizers that remember.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward(AbstractIntegration):
+    """It refuses snapshots, goes over the path twice, and holds a bracket for each attributed point and output."""
+
+    path: Path
+    optimizer: AbstractOptimizer
+
+    def __post_init__(self) -> None:
+        if self.path.every == "snapshots":
+            raise Mistake(
+                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients from step to step, so "
+                "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
+            )
+
+    @property
+    def passes(self) -> int:
+        return 2
+
+    @property
+    def doubles(self) -> bool:
+        return bool(self.path.finer)
+
+    def counts(self, sizes: Sequence[int]) -> list[int]:
+        return shares(self.path.attributed, sizes)
+
+    def chunk(self, budget: Budget, attributed: int) -> int:
+        return budget.chunk(attributed)
+
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
+        differentiated = self.optimizer.differentiated if self.path.effects else ()
+        records, pull = (*self.optimizer.records, *differentiated), domain.no_pull()
+        rows = room(domain.steps + 1, row_length(weights, records, pull))
+        recording = Recording(rows=rows, like=weights, records=records, pull=pull)
+        return TwoPasses(recording=recording, turn=partial(self.turn, domain), switches=domain.switches)
+
+    def turn(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
+        """The second pass before its first step back."""
+        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
+        totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
+        for each in totals.values():
+            each.reach(len(step_sizes))
+        like = domain.like.new_zeros(len(domain.attributed), *domain.shape[1:3])
+        return SecondPass(
+            steps=self.playback(domain, recording, step_sizes),
+            optimizer=self.optimizer,
+            domain=domain,
+            integrals=rules,
+            totals=totals,
+            tallies={name: [Tally() for _ in step_sizes] for name in rules},
+            halves={name: halves_at_zero(len(step_sizes), like) for name in rules},
+            doubled=self.doubled(domain),
+        )
+
+    def playback(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> Playback:
+        """The steps as they were recorded."""
+        return Playback(
+            recording=recording,
+            points=domain.points,
+            step_sizes=step_sizes,
+            factors=self.optimizer.factors(recording.like),
+            weight_decay=self.optimizer.weight_decay,
+        )
+
+    def doubled(self, domain: Domain) -> Doubled | None:
+        """The measure of the parts by the closing rule, at a sample of the points."""
+        if self.path.closing is None or not self.path.finer:
+            return None
+        sample = sample_points(len(domain.attributed), self.path.error_samples).to(domain.attributed.device)
+        room = (domain.like.new_zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
+        integrals = Integrals(self.path.finer, *room)
+        return Doubled(rule=self.path.closing.option, integrals=integrals, sample=sample, gain=self.path.gain)
+
+
+# --- The one place that chooses how a path is integrated: by how the optimizer moves, and by what the settings say.
+
+
+def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractIntegration:
+    """The way that goes with both, or a mistake.
+
+    >>> from ntkexp.optimizer.descent import Adam
+    >>> from ntkexp.path.rule.base import Left
+    >>> choose_integration(Adam(), Path(rule=(Left(),))).passes
+    2
+    """
+    if not path.keeps_kernels and (optimizer.flows or optimizer.remembers):
+        raise Mistake(
+            f"path.kernels={path.kernels}: the path of optimizer={optimizer.option} is summed up as kernels; use "
+            "optimizer=gd or sgd, or path.kernels=all"
+        )
+    if optimizer.flows:
+        return AlongFlow(path=path)
+    if optimizer.remembers:
+        return Backward(path=path, optimizer=optimizer)
+    return Snapshots(path=path) if path.every == "snapshots" else EveryStep(path=path)

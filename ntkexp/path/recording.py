@@ -1,0 +1,321 @@
+"""What a way back needs of a path, recorded: the weights at every step, ℓ′, and the optimizer's state; played back as
+steps or differentiated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.effects.trajectory import (
+    AbstractTrajectory,
+    Denominator,
+    FlatWeights,
+    TakenBatch,
+    TrainedStep,
+    Update,
+    flat_like,
+)
+from ntkexp.optimizer.base import AbstractOptimizer, Memory, filled
+from ntkexp.path.points import NetworkView, Points
+from ntkexp.path.step import Descent, Step, sizes_of
+from ntkexp.records.data import Trajectory
+from ntkexp.shapes import Weights
+
+# --- How a step of an optimizer took its gradient in, as one linear update of all weights by what it had recorded.
+#
+# The letters are those of `effects.trajectory`, in the coefficients of the optimizer's own sum backwards:
+#
+#     S = scale,    β = carry,    α = past,    N = now,    λ or d = weight decay, through the memory or past it
+
+
+@dataclass(frozen=True)
+class OptimizerUpdates:
+    """The updates of an optimizer of such weights."""
+
+    optimizer: AbstractOptimizer
+    like: Weights
+    flat: FlatWeights
+
+    def at(self, index: int, sizes: Mapping[str, float], memory: Memory, before: Memory) -> Update:
+        """Find the update of a step, given the step size of every parameter and what was recorded after and before."""
+        decay, decouples = self.optimizer.weight_decay, self.optimizer.decouples
+        recursion = self.optimizer.recursion(index, self.like, sizes, memory)
+        return Update(
+            place=slice(None),
+            scale=self.flat.vector(recursion.scale),
+            carry=recursion.carry,
+            intake=recursion.past,
+            ahead=0.0 if recursion.now is None else self.spread_out(recursion.now),
+            coupled=0.0 if decouples else decay,
+            lost=decay * self.spread_out(sizes) if decouples and decay else 0.0,
+            denominator=self.denominator(index, memory, before),
+        )
+
+    def spread_out(self, sizes: Mapping[str, float]) -> Float[Tensor, " weight"]:
+        """A number for each parameter as one for each weight."""
+        return self.flat.vector(filled(self.like, sizes))
+
+    def denominator(self, index: int, memory: Memory, before: Memory) -> Denominator | None:
+        """What the step was divided by."""
+        spread = self.optimizer.spread_at(index)
+        if spread is None:
+            return None
+        now, past = self.vectors(memory), self.vectors(before)
+        latest = "latest" if spread.largest else "square"
+        nothing = torch.zeros_like(now["mean"])
+        return Denominator(
+            second=spread.second,
+            root=spread.root,
+            eps=spread.eps,
+            mean=now["mean"],
+            latest=now[latest],
+            latest_before=past.get(latest, nothing),
+            largest=now["square"] if spread.largest else None,
+            largest_before=past.get("square", nothing) if spread.largest else None,
+        )
+
+    def vectors(self, memory: Memory) -> dict[str, Tensor]:
+        """The parts of a memory, each as a vector."""
+        return {part: self.flat.vector(weights) for part, weights in memory.items()}
+
+
+# --- What a way back needs of a path: the weights at every step, ℓ′, and the recorded part of the optimizer's memory.
+#
+# Row s of the trajectory is [θ_s, memory after step s, ℓ′(s)], the weights parameter by parameter.
+
+
+class Recorded(NamedTuple):
+    """A row: θ_s, the memory after the step, and ℓ′(s)."""
+
+    weights: Weights
+    memory: Memory
+    output_gradient: Float[Tensor, "train out"]
+
+
+def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"]) -> int:
+    """How many numbers a row has."""
+    return (1 + len(records)) * sum(weight.numel() for weight in weights.values()) + pull.numel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Steps as rows; `like` gives names and shapes of weights, `pull` the shape of ℓ′."""
+
+    rows: Trajectory
+    like: Weights
+    records: tuple[str, ...]
+    pull: Float[Tensor, "train out"]
+
+    def write(self, step: Step) -> None:
+        """Keep a step."""
+        groups = [step.view.weights, *(step.memory[part] for part in self.records)]
+        self.put(step.index, [group[name] for group in groups for name in self.like] + [step.output_gradient])
+
+    def close(self, steps: int, end: Weights) -> None:
+        """Keep the weights after so many steps; there is no step after them."""
+        self.put(steps, [end[name] for name in self.like])
+
+    def put(self, row: int, tensors: list[Tensor]) -> None:
+        """Write tensors one after another, and zeros behind the last."""
+        numbers = [tensor.detach().cpu().reshape(-1).numpy() for tensor in tensors]
+        missing = self.rows.size - sum(map(len, numbers))
+        self.rows.write(row, np.concatenate([*numbers, np.zeros(missing, self.rows.kind)]))
+
+    def read(self, step: int) -> Recorded:
+        """What was kept of a step."""
+        row = torch.from_numpy(self.rows.read(step))
+        groups = list(self.groups(row))
+        pull = row[len(row) - self.pull.numel() :].clone().view(self.pull.shape).to(self.pull.device)
+        return Recorded(groups[0], dict(zip(self.records, groups[1:], strict=True)), pull)
+
+    def groups(self, row: Tensor) -> Iterator[Weights]:
+        """The named tensors of a row: the weights, and each part of the memory."""
+        at = 0
+        for _ in range(1 + len(self.records)):
+            group = {}
+            for name, weight in self.like.items():
+                numbers = row[at : at + weight.numel()].clone()  # of its own storage, as a parameter has one
+                group[name] = numbers.view(weight.shape).to(weight.device)
+                at += weight.numel()
+            yield group
+
+
+# --- A recorded trajectory as a stream of steps, which may be gone over in any order.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Playback:
+    """The steps that were recorded, with what is not in their rows."""
+
+    recording: Recording
+    points: Points
+    step_sizes: Sequence[float]
+    factors: Mapping[str, float]
+    weight_decay: float
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps from the first to the last; each begins at the very weights that the one before ends at."""
+        start = None
+        for index in range(len(self.step_sizes)):
+            step = self.step(index, start=start)
+            yield step
+            start = step.end
+
+    def step(self, index: int, *, start: Weights | None = None, end: Weights | None = None) -> Step:
+        """One of them; an end that is known already is taken as it is, with the tapes that are kept of it."""
+        recorded = self.recording.read(index)
+        return Step(
+            index=index,
+            view=NetworkView(self.points, start or recorded.weights),
+            end=end or self.recording.read(index + 1).weights,
+            output_gradient=recorded.output_gradient,
+            step_size=self.step_sizes[index],
+            factors=self.factors,
+            weight_decay=self.weight_decay,
+            memory=recorded.memory,
+        )
+
+
+# --- A recorded descent as a training that can be differentiated: what each step took in, from its row and its
+# settings.
+#
+# The recording holds `optimizer.records` and `optimizer.differentiated`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedTraining(AbstractTrajectory):
+    """The steps of a descent, whose sizes are known, from their rows."""
+
+    recording: Recording
+    descent: Descent
+    step_sizes: Sequence[float]
+
+    @property
+    def length(self) -> int:
+        return len(self.step_sizes)
+
+    @property
+    def examples(self) -> int:
+        return self.descent.points.train
+
+    @cached_property
+    def flat(self) -> FlatWeights:
+        return flat_like(self.recording.like)
+
+    @property
+    def end(self) -> Float[Tensor, " weight"]:
+        return self.flat.vector(self.recording.read(self.length).weights)
+
+    def step(self, index: int) -> TrainedStep:
+        recorded = self.recording.read(index)
+        before = self.recording.read(index - 1).memory if index else {}
+        return TrainedStep(
+            index=index,
+            weights=self.flat.vector(recorded.weights),
+            batches=(self.batch(index),),
+            updates=(self.update(index, recorded.memory, before),),
+            clip_norm=self.descent.optimizer.clip_norm,
+        )
+
+    def batch(self, index: int) -> TakenBatch:
+        """What the step was taken on; an example that was drawn twice has two rows."""
+        descent = self.descent
+        drawn = descent.optimizer.batch_indices(index, self.examples, descent.seed)
+        rows = (torch.arange(self.examples) if drawn is None else drawn).to(descent.targets.device)
+        shares = descent.targets.new_full((len(rows),), descent.loss.weight(len(rows)))
+        return TakenBatch(
+            examples=rows,
+            shares=shares,
+            losses=partial(self.losses, rows),
+            is_mean=descent.loss.reduction == "mean",
+        )
+
+    def losses(self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
+        """ℓ of these examples, with what scales the loss."""
+        points, descent = self.descent.points, self.descent
+        outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
+        return descent.loss.value(outputs, descent.targets[rows]) * descent.scale
+
+    def update(self, index: int, memory: Memory, before: Memory) -> Update:
+        """How the optimizer took the gradient in: as its sum backwards has it, and what that takes as given."""
+        sizes = sizes_of(self.recording.like, self.descent.factors, self.step_sizes[index])
+        return OptimizerUpdates(self.descent.optimizer, self.recording.like, self.flat).at(index, sizes, memory, before)
+
+
+# --- When each example acted on each point, where that is known step by step: the time by which half of it was done.
+#
+#     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
+#
+# A gradient that is remembered acts at the step it is taken, by all that the steps after it make of it; no kernel
+# of a moment knows of that. The masses are kept for at most `STRETCHES` stretches of the path, and spread evenly
+# inside them.
+
+
+STRETCHES = 20
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Masses by stretch; `edges` are the steps at which stretches begin, and the one after the last."""
+
+    edges: tuple[int, ...]
+    mass: Float[Tensor, "stretch probe out train"]
+
+    def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
+        """Take in what a step contributed at some of the points."""
+        self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
+
+    def add_rows(self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]) -> None:
+        """Take in what the rows of a step contributed to all points, each of the example that is named for it.
+
+        >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
+        >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
+        >>> halves.mass.flatten().tolist()
+        [0.0, 2.0]
+        """
+        examples, places = torch.unique(rows, return_inverse=True)
+        summed = parts.new_zeros(*parts.shape[:2], len(examples)).index_add_(2, places, parts)
+        self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
+
+    def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "probe out train"]:
+        """The share of the path's time by which half was done; NaN where nothing was.
+
+        >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
+        >>> halves.by([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
+        0.6666666865348816
+        """
+        if not step_sizes:
+            return torch.full_like(self.mass[0], torch.nan)
+        elapsed = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)[list(self.edges)]
+        before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
+        half = before[-1:] / 2
+        stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=len(self.mass) - 1)
+        start, made = before.gather(0, stretch), self.mass.gather(0, stretch)
+        begun = elapsed[stretch]
+        time = begun + (half - start) / made * (elapsed[stretch + 1] - begun)
+        return (time / elapsed[-1])[0]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The masses, for a checkpoint."""
+        return {"mass": self.mass}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take the masses of a checkpoint."""
+        self.mass.copy_(state["mass"])
+
+
+def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
+    """Nothing done yet, on a path of so many steps."""
+    count = min(steps, STRETCHES)
+    edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)
+    return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())

@@ -1,1 +1,0 @@
-"""The format of a kernel file: its arrays, its tiles, what it is of."""
