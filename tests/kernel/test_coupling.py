@@ -181,7 +181,9 @@ def test_what_norms_cancel_is_no_coupling() -> None:
 def test_what_a_zero_keeps_out_is_no_coupling() -> None:
     """As a mean that is subtracted in training alone."""
     made = Formula(lambda x, w: torch.tanh((x - 0.0 * x.mean(0)) @ w), w=(3, 2)).double()
-    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    chance = torch.Generator().manual_seed(0)
+    nn.init.normal_(made.get_parameter("w"), generator=chance)
+    x = torch.randn(5, 3, generator=chance, dtype=torch.float64)
     agree(tangent_kernel(made, x), oracle.tangent(made, x, x), 100 * EPS)
 
 
