@@ -118,7 +118,6 @@ def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int,
 # --- A trace: the steps of a loop that was followed, and what can be said of them.
 
 
-TRACE_LOG = logging.getLogger("ntkexp.follow")
 
 
 @dataclass(repr=False)
@@ -240,7 +239,7 @@ class Trace:
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
         for said in (cost_of_rounding(found), done_outside(found)):
             if self.folder is None and said:
-                TRACE_LOG.warning("ntkexp: %s", said)
+                LOG.warning("ntkexp: %s", said)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
