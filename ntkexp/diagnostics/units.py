@@ -31,7 +31,7 @@ def pattern(tape: Tape) -> Bool[Tensor, " unit"]:
 # --- Kinks of a network: operations on its way from weights to outputs whose slope jumps.
 
 
-KINKS_KINKED = {
+KINKED_OPERATIONS = {
     "relu": "relu",
     "leaky_relu": "leaky_relu",
     "_prelu_kernel": "prelu",
@@ -56,9 +56,9 @@ def kinks(tape: Tape) -> list[str]:
     """Name the operations with kinks among whose arguments are some that weights move, each once."""
     moved = tape.from_weights
     found = [
-        KINKS_KINKED[entry.name]
+        KINKED_OPERATIONS[entry.name]
         for entry in tape.entries
-        if entry.name in KINKS_KINKED and not moved.isdisjoint(entry.slots)
+        if entry.name in KINKED_OPERATIONS and not moved.isdisjoint(entry.slots)
     ]
     return list(dict.fromkeys(found))
 

@@ -228,7 +228,7 @@ def last(names: Sequence[str]) -> list[str]:
 SPREAD = 0.1  # of the deviation before training: a process that has kept no more is pinned by what was learned
 DRAWS = 999  # of as many networks: chances are known to a thousandth
 LEVEL = 0.05  # chances below say that networks are no draws of a process
-COMPARE_TOGETHER = 1 << 21  # numbers that are drawn at once
+DRAWN_AT_ONCE = 1 << 21  # numbers that are drawn at once
 NOTHING = 1e-5  # of a covariance: what an axis has that need not be drawn
 
 
@@ -339,7 +339,7 @@ class Reference:
         values = torch.linalg.eigvalsh(self.correlation)
         values = values[values > NOTHING * values.sum()]
         chance, found = stream("process", self.count, len(self.where)), []
-        at_once = max(1, COMPARE_TOGETHER // (self.count * len(values)))
+        at_once = max(1, DRAWN_AT_ONCE // (self.count * len(values)))
         for first in range(0, DRAWS, at_once):
             shape = (min(at_once, DRAWS - first), self.count, len(values))
             normal = torch.randn(shape, generator=chance, dtype=values.dtype)

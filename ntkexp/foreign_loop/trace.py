@@ -118,9 +118,6 @@ def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int,
 # --- A trace: the steps of a loop that was followed, and what can be said of them.
 
 
-TRACE_LOG = logging.getLogger("ntkexp.follow")
-
-
 @dataclass(repr=False)
 class Trace:
     """The `steps` of a `module`, whose weights are given to it."""
@@ -240,7 +237,7 @@ class Trace:
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
         for said in (cost_of_rounding(found), done_outside(found)):
             if self.folder is None and said:
-                TRACE_LOG.warning("ntkexp: %s", said)
+                LOG.warning("ntkexp: %s", said)
         if self.folder is not None:
             save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
@@ -255,7 +252,7 @@ class Trace:
         function = function_of(self.module, self.output) if casts.whole else self.called.under_casts
         with torch.no_grad():
             outputs = columns(function, weights, self.queries)
-        return Replayed(function, weights, self.queries, outputs, 0.0 if casts.whole else casts.eps)
+        return Replayed(function, weights, self.queries, outputs, casts.eps)
 
     def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
         """The same, without a run and effects; examples are put where they can be looked at."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read.batches import batches
-from ntkexp.kernel.read.known_point import work
 from ntkexp.kernel.read.outputs import Outputs
+from ntkexp.kernel.read.threads import work
 from ntkexp.kernel.record.tape import examples, part
 from ntkexp.kernel.record.taping import Casts, columns, full_precision, refuse_dependence
 from ntkexp.kernel.secant.segment import Closure, explained

@@ -35,10 +35,10 @@ from ntkexp.kernel.read.batches import (
     remark,
     sketched_kernel,
 )
-from ntkexp.kernel.read.known_point import Work, threads_for, work
 from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.read.program_cache import outline
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read.threads import Work, threads_for, work
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
 from ntkexp.kernel.record.taping import Casts, full_precision
 from ntkexp.kernel.secant.rules.base import NoRule

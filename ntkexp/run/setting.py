@@ -16,9 +16,9 @@ from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
 from ntkexp.kernel.read.batches import Cost, costs
-from ntkexp.kernel.read.known_point import work
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read.threads import work
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import remark, with_casts
 from ntkexp.kernel.secant.segment import point

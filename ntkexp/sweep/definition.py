@@ -218,7 +218,7 @@ class Definition:
 # replaced; a sweep that differs from its file gets a name of its own.
 
 
-PARSE_KEYS = ("axes", "seeds", "base", "fits")
+SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 
 def define(words: Sequence[str], choices: Choices) -> Definition:
@@ -288,9 +288,9 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
     6
     """
     for key in tree:
-        if key not in PARSE_KEYS:
+        if key not in SWEEP_KEYS:
             raise Mistake(
-                f"{key}: a sweep has no such key; it has {', '.join(PARSE_KEYS)}{nearest(str(key), PARSE_KEYS)}"
+                f"{key}: a sweep has no such key; it has {', '.join(SWEEP_KEYS)}{nearest(str(key), SWEEP_KEYS)}"
             )
     given = tree.get("axes") or {}
     if not isinstance(given, Mapping):
@@ -299,7 +299,7 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
     base = list_of("base", tree.get("base") or [])
     fits = tuple(fit_of(item) for item in list_of("fits", tree.get("fits") or []))
     made = Definition(name, axes, seeds_of(tree.get("seeds", 1)), tuple(map(str, base)), fits)
-    parse_refuse_contradictions(made)
+    refuse_contradictory_sweep(made)
     return made
 
 
@@ -336,7 +336,7 @@ def fit_of(given: object) -> Fit:
         raise refusal(error, Fit, "fits", fields) from None
 
 
-def parse_refuse_contradictions(sweep: Definition) -> None:
+def refuse_contradictory_sweep(sweep: Definition) -> None:
     """Refuse a key that is given twice, or a fit against what does not vary."""
     common = [split(text).key for text in sweep.base]
     for key in common:

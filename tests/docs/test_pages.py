@@ -102,4 +102,5 @@ def tables_in(text: str) -> Sequence[dict[tuple[str, ...], list[float]]]:
     """The rows of each table, by network and step size."""
     found = [block.splitlines()[2:] for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)]
     cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in lines] for lines in found]
-    return [{tuple(row[:2]): [float(cell) for cell in row[2:]] for row in rows} for rows in cells]
+    numbers = [rows for rows in cells if all(re.fullmatch(r"[\d.e+-]+", row[-1]) for row in rows)]
+    return [{tuple(row[:2]): [float(cell) for cell in row[2:]] for row in rows} for rows in numbers]

@@ -224,7 +224,7 @@ class AccuracyTable(AbstractPicture):
         return pd.DataFrame(found)
 
     def here(self, judged: JudgedClaim) -> str:
-        ours, seeds = accuracies(judged), accuracy_table_measured(judged)["seed"].nunique()
+        ours, seeds = accuracies(judged), measured_accuracies(judged)["seed"].nunique()
         means = {name: fmean(value for (*_, other), value in ours.items() if other == name) for name in REGRESSORS}
         told = [f"{name} {means[name]:.1f} %" for name in sorted(REGRESSORS, key=lambda name: -means[name])]
         plain, pooled = FAMILIES
@@ -239,7 +239,7 @@ class AccuracyTable(AbstractPicture):
         )
 
 
-def accuracy_table_measured(judged: JudgedClaim) -> pd.DataFrame:
+def measured_accuracies(judged: JudgedClaim) -> pd.DataFrame:
     """Find the rows that the table is made of."""
     return judged.rows("depth", "family", "regressor", "accuracy", "seed")
 
@@ -247,7 +247,7 @@ def accuracy_table_measured(judged: JudgedClaim) -> pd.DataFrame:
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
     """Find the accuracy of each depth, family and regressor in per cent, the mean over seeds."""
     cells = (
-        accuracy_table_measured(judged)
+        measured_accuracies(judged)
         .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
         .mean()
         .reset_index()

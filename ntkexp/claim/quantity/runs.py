@@ -309,7 +309,7 @@ def forgetting(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
     return float(rise.sum() / np.square(targets).sum())
 
 
-def later_task_top_share(later: LaterPhase, _: NDArray[np.int64], task: int) -> float:
+def top_share_later(later: LaterPhase, _: NDArray[np.int64], task: int) -> float:
     """How much of the harm comes from a tenth of the examples."""
     found = later.to(task)
     return math.nan if found is None or not found.harm else share_of_tenth(found)
@@ -358,7 +358,7 @@ def gained(later: LaterPhase, _: NDArray[np.int64], __: int) -> float:
 FACTS: Mapping[str, Callable[[LaterPhase, NDArray[np.int64], int], float]] = {
     "closure": closure,
     "forgetting": forgetting,
-    "top_share": later_task_top_share,
+    "top_share": top_share_later,
     "switch": switch,
     "shuffled": shuffled,
     "selectivity": selectivity,

@@ -26,7 +26,7 @@ from ntkexp.records.sweep import Level
 from ntkexp.removal.group import changes
 from ntkexp.removal.rerun import WEIGHTS, Rerun, again, retrain, trained
 from ntkexp.run.loop import AbstractListener
-from ntkexp.run.loop import run as loop_run
+from ntkexp.run.loop import run as run_loop
 from ntkexp.run.metrics import Row
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
@@ -76,7 +76,7 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
             "trial.base: choose data of one output, and points to read it at, such as data=moons data.probe=20"
         )
     with TemporaryDirectory() as folder:
-        outcome = loop_run(setting, Unheard(Path(folder)))
+        outcome = run_loop(setting, Unheard(Path(folder)))
     return Retraining(setting, outcome, again(experiment, setting.problem, setting.descent.step_size, outcome.steps))
 
 

@@ -209,7 +209,7 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
     return {"one": torch.eye(train, dtype=torch.float64), **drawn}
 
 
-OTHER_RUNS_READ = ("path.rule=[secant]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
+READ_OF_RUNS = ("path.rule=[secant]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
 FAMILY = 10**6
 """Seeds of the other runs begin so much later than those of any look at a claim."""
 
@@ -237,7 +237,7 @@ class OtherRuns(AbstractTrial):
     groups: int = Field(32, ge=4, le=1000)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        trained = retraining([*self.base, *OTHER_RUNS_READ], seed)
+        trained = retraining([*self.base, *READ_OF_RUNS], seed)
         runs, told = self.runs(trained), scores(trained)
         found: list[Mapping[str, Level]] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
@@ -265,7 +265,7 @@ class OtherRuns(AbstractTrial):
         experiment, steps = trained.setting.experiment, trained.outcome.steps
         own = experiment.data.seed
         of_data = experiment.seed if own is None else own
-        words = [*self.base, *OTHER_RUNS_READ, f"data.seed={of_data}", f"seed={experiment.seed + FAMILY}", "threads=1"]
+        words = [*self.base, *READ_OF_RUNS, f"data.seed={of_data}", f"seed={experiment.seed + FAMILY}", "threads=1"]
         setting = prepare(compose(words))
         return again(setting.experiment, setting.problem, setting.descent.step_size, steps)
 

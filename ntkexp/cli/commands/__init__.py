@@ -1,1 +1,1 @@
-"""The commands, a file each: its arguments, and a few lines that import what it does when it is called."""
+"""The commands: the arguments of each, and a few lines that import what it does when it is called."""

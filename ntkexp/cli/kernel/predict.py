@@ -241,9 +241,9 @@ def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, ask
         header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if known else [])]
         lines = [
             [
-                *(str(row["name"]), str(row["kernel"]).upper(), short(study_number(row["ridge"]))),
-                rate(None if row["accuracy"] is None else study_number(row["accuracy"])),
-                *(short(study_number(row["rmse"])), short(study_number(row["r2"]))),
+                *(str(row["name"]), str(row["kernel"]).upper(), short(as_number(row["ridge"]))),
+                rate(None if row["accuracy"] is None else as_number(row["accuracy"])),
+                *(short(as_number(row["rmse"])), short(as_number(row["r2"]))),
                 *([f"{row['published']} %" if row["published"] else ""] if known else []),
             ]
             for row in rows
@@ -251,7 +251,7 @@ def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, ask
         sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n")
 
 
-def study_number(value: str | float | None) -> float:
+def as_number(value: str | float | None) -> float:
     """Read a cell that holds a number."""
     assert isinstance(value, int | float)
     return float(value)

@@ -103,7 +103,7 @@ def together() -> Together:
 
 
 LOG = logging.getLogger("ntkexp.follow")
-SHARDS_PATIENCE, PAUSE = 60.0, 0.05  # seconds: other processes end when the first does, or soon
+UNTIL_ENDED, PAUSE = 60.0, 0.05  # seconds: other processes end when the first does, or soon
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def refuse_absent(files: TraceFolder) -> None:
 
 def wait_for(shard: TraceFolder) -> None:
     """Wait until a process has ended, if the first one has."""
-    until = time.monotonic() + SHARDS_PATIENCE
+    until = time.monotonic() + UNTIL_ENDED
     while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
         if time.monotonic() > until:
             raise Held(f"{shard.own.path} is being written by rank {shard.rank}; wait for it")

@@ -26,7 +26,7 @@ from ntkexp.kernel.features.use_by_use import (
 )
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape, as_inputs, part
-from ntkexp.kernel.record.tape import examples as inputs_examples
+from ntkexp.kernel.record.tape import examples as count_examples
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import View
 from ntkexp.kernel.sketch import SLOWER, VECTORS, Sketch, Sketched, error_bar, operations, random_vectors, sketched_gram
@@ -56,7 +56,7 @@ class Batches:
     @property
     def examples(self) -> int:
         """How many there are in all batches."""
-        return inputs_examples(self.inputs)
+        return count_examples(self.inputs)
 
     def read(self, read: Callable[[Tape, Sequence[int], Weights], Features], chosen: Sequence[int]) -> Features:
         """The features of all examples; at once, where those of the batches have no common form."""
@@ -75,13 +75,13 @@ class Batches:
 def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
     """The inputs in batches of equal size, but for one example."""
     given = as_inputs(inputs)
-    places = cut(inputs_examples(given), count(reader, weights, given))
+    places = cut(count_examples(given), count(reader, weights, given))
     return Batches(reader, weights, given, places, reader.record(weights, part(given, places[0])))
 
 
 def count(reader: Reader, weights: Weights, inputs: Inputs) -> int:
     """How many batches there are."""
-    total = inputs_examples(inputs)
+    total = count_examples(inputs)
     if total <= FEW:
         return 1
     one = part(inputs, slice(0, 1))
@@ -118,7 +118,7 @@ class InTurns:
     @property
     def examples(self) -> int:
         """How many there are."""
-        return inputs_examples(self.inputs)
+        return count_examples(self.inputs)
 
     @cached_property
     def places(self) -> list[slice]:

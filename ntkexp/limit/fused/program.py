@@ -247,7 +247,7 @@ def of_vectors(level: Level, left: Side, right: Side) -> Tables:
     return Tables(*rows(level, one, left.x), next(fields), next(fields), spread(level, one), rounding(left.x))
 
 
-def tables_count(level: Level, left: Side, right: Side) -> int:
+def pair_count(level: Level, left: Side, right: Side) -> int:
     """How many fields images have, but for inputs."""
     met = ((step.ends, left.variances[step.met], right.variances[step.met]) for step in level.operations if step.ends)
     return sum(len(ends(torch.maximum(one.max(), two.max())[None])) for ends, one, two in met)

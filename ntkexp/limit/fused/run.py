@@ -245,7 +245,7 @@ def kernels(
     """Both kernels of a block."""
     if len(net.shape) == 1:
         return of_vectors(program, left, right, same, threads)
-    numbers = left.x[0].numel() + sum(tables.tables_count(one, left, right) * prod(one.sizes) for one in program.levels)
+    numbers = left.x[0].numel() + sum(tables.pair_count(one, left, right) * prod(one.sizes) for one in program.levels)
     most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
     if max(len(left.x), len(right.x)) > most:
         return in_parts(program, net, left, right, same, threads, memory_gb, most)

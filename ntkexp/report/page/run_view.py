@@ -13,7 +13,7 @@ from ntkexp.records.results import of_machines, read_timings
 from ntkexp.report.analysis.laws import allowed, summary
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.explain import Explanation, called, known_effects
-from ntkexp.report.explain import notes as explain_text_notes
+from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.inventory import differing, flat
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material
@@ -256,9 +256,9 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None) -> PointView
         anchor=anchor,
         title=f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
         pieces=pieces(explanation, anchor),
-        examples=explain_view_examples(explanation, anchor),
-        notes=tuple(explain_text_notes(explanation)),
-        pictures=tuple(shown(picture, anchor) for picture in explain_view_pictures(explanation, entry)),
+        examples=example_table(explanation, anchor),
+        notes=tuple(explanation_notes(explanation)),
+        pictures=tuple(shown(picture, anchor) for picture in explanation_pictures(explanation, entry)),
         removal="" if entry is None else removed(entry),
     )
 
@@ -269,7 +269,7 @@ def pieces(explanation: Explanation, anchor: str) -> Table:
     return tabled(("made of", "value"), (False, True), list(rows.items()), f"pieces-{anchor}", "What the output is")
 
 
-def explain_view_examples(explanation: Explanation, anchor: str) -> Table:
+def example_table(explanation: Explanation, anchor: str) -> Table:
     """Tabulate all examples, those first that added or took most."""
     phased = explanation.point.phase is not None
     rows = [
@@ -288,7 +288,7 @@ def explain_view_examples(explanation: Explanation, anchor: str) -> Table:
     return tabled(columns, are_numbers, rows, f"examples-{anchor}", "All training examples")
 
 
-def explain_view_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
+def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
     """Draw a point beside its examples, both answers as bars, when it came, and how a removal splits."""
     with house_style():
         yield Picture("examples", draw([row(explanation)]), numbers(explanation))

@@ -214,13 +214,13 @@ def answer(explanations: Sequence[Explanation]) -> str:
 # how a removal splits, and whether predicted changes came true.
 
 
-ANSWERS_TOP = 12  # examples that have bars
+BARS = 12  # examples that have bars
 Array = NDArray[np.float64]
 
 
 def beside(explanation: Explanation) -> Picture:
     """Draw what each of the first examples added, and by how much the output would change without it, if known."""
-    parts = explanation.parts[:ANSWERS_TOP]
+    parts = explanation.parts[:BARS]
     tells = any(part.left_out is not None for part in parts)
     names = [name_of(part) for part in parts]
     table = pd.DataFrame({
@@ -231,23 +231,23 @@ def beside(explanation: Explanation) -> Picture:
     with house_style():
         figure = sheet(WIDE if tells else NARROW, len(parts))
         panels = np.atleast_1d(figure.subplots(1, 1 + tells, sharey=True))
-        answers_bars(panels[0], names, table["added"].to_numpy(dtype=float), "added on the way, in this training")
+        named_bars(panels[0], names, table["added"].to_numpy(dtype=float), "added on the way, in this training")
         if tells:
             changes = table["if_left_out"].to_numpy(dtype=float)
-            answers_bars(panels[1], names, changes, "change of the output, if left out")
+            named_bars(panels[1], names, changes, "change of the output, if left out")
         heading(figure, f"What made {explanation.split} {explanation.number}" + ", and what would change it" * tells)
     return Picture("beside", figure, table)
 
 
 def shares(entry: LedgerEntry) -> Picture:
     """Draw how the change that a removal made splits over the examples that were left out, and the change itself."""
-    order = np.argsort(-np.abs(entry.shares), kind="stable")[:ANSWERS_TOP].tolist()
+    order = np.argsort(-np.abs(entry.shares), kind="stable")[:BARS].tolist()
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
     with house_style():
         figure = sheet(NARROW, len(names))
         axes = figure.subplots()
-        answers_bars(axes, names, values, "share of the change")
+        named_bars(axes, names, values, "share of the change")
         if entry.predicted is not None:
             axes.plot([entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10)
         marked = "; the mark: as predicted" if entry.predicted is not None else ""
@@ -303,7 +303,7 @@ def sheet(width: float, rows: int) -> Figure:
     return Figure(figsize=(width, 0.8 + 0.17 * rows), layout="constrained")
 
 
-def answers_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
+def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
     """Draw bars downwards: blue raises the output, orange lowers it."""
     axes.barh(range(len(values)), values, color=[BLUE if value >= 0 else VERMILION for value in values])
     axes.set_yticks(range(len(values)), list(names))

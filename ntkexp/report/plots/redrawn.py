@@ -115,7 +115,7 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
 # --- What does a step on one observation do to the other values of a function? f before and after, beside its kernel.
 
 
-SCALAR_STEP_COLOURS = (BLUE, GREEN, PURPLE)
+STEP_COLOURS = (BLUE, GREEN, PURPLE)
 
 
 def draw_scalar_step(
@@ -136,13 +136,13 @@ def draw_scalar_step(
     left.set(xlabel="x", ylabel="f(x)")
     name_ends(left, [End(name, rows[name].iloc[-1], colour) for name, colour in (("before", GREY), ("after", BLACK))])
     over_x(right, x, place)
-    for (_, share), colour in zip(kernels, SCALAR_STEP_COLOURS, strict=False):
+    for (_, share), colour in zip(kernels, STEP_COLOURS, strict=False):
         right.plot(x, share, "o", color=colour, markersize=2.5)
         right.plot(x, share, color=colour, linewidth=0.7, alpha=0.5)
     if len(kernels) > 1:
         name_ends(
             right,
-            [End(name, share.iloc[-1], c) for (name, share), c in zip(kernels, SCALAR_STEP_COLOURS, strict=False)],
+            [End(name, share.iloc[-1], c) for (name, share), c in zip(kernels, STEP_COLOURS, strict=False)],
         )
     heading(figure, answer)
     return figure

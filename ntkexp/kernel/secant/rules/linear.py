@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -206,11 +208,12 @@ LINEAR: dict[str, Rule] = {
 
 
 SUM, MEAN = 0, 1
+LOG = logging.getLogger("ntkexp")
 
 
 def embedding(call: AbstractCall) -> Result:
-    """One by one. The row of padding has no gradient here; one that a tied weight moves is refused, since what it adds
-    to outputs is no work of the gradients that training takes.
+    """One by one. The row of padding has no gradient here, but a tied weight may move it: secants follow the values,
+    and it is said once that autograd's gradients do not.
     """
     table, index = call.args[:2]
     indices, padding = constant(index), call.given["padding_idx"]
@@ -219,14 +222,20 @@ def embedding(call: AbstractCall) -> Result:
         return delta
     if not call.is_point:
         if not torch.equal(table.start[padding], table.end[padding]) and bool((indices == padding).any()):
-            raise NoRule(
-                "the row of padding of an embedding moves with a weight that is tied to it, and its gradients leave "
-                "that row out; leave padding_idx out, or untie them"
-            )
+            tell_of_padding()
         return delta
     shown = Ends(call.start, call.start, None)
     trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
     return trained * delta
+
+
+@cache
+def tell_of_padding() -> None:
+    """Say once where values and gradients part."""
+    LOG.warning(
+        "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: secants follow its values, "
+        "tangents leave it out, as autograd's gradients do; without padding_idx both are of one function"
+    )
 
 
 def rows(call: AbstractCall, table: Ends, indices: Tensor) -> Tensor:
