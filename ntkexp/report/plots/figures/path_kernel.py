@@ -44,7 +44,7 @@ def draw(run: Run) -> Figure | None:
     if found is None:
         return None
     kernel, order = found
-    target, classes = run.data["train_target"], [fitting(shown_name(str(name))) for name in run.data["classes"]]
+    target, classes = run.data["train_target"], [fitting(shown_name(str(name)), 8) for name in run.data["classes"]]
     figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
     axes = figure.subplots()
     heat(figure, axes, kernel[np.ix_(order, order)])
