@@ -158,7 +158,7 @@ class Explanation:
         """The explanation as plain data, with the examples that added or took most, and the sum of the others."""
         said: dict[str, Json] = {"split": self.split, "point": self.number, "index": self.point.index, "out": self.out}
         said |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
-        said |= {"sum": self.sum, "decay": self.decay, "rest": self.rest}
+        said |= {"sum": self.sum, "decay": self.decay, "outside": self.outside, "rest": self.rest}
         if self.warning:
             said["warning"] = self.warning
         rest = self.parts[top:]
