@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.called_module import CallReaders
 from ntkexp.foreign_loop.calls import ModelCall
-from ntkexp.foreign_loop.clipping import Factors, factor_between
+from ntkexp.foreign_loop.clipping import ADDED, Factors, factor_between
 from ntkexp.foreign_loop.signed_outputs import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.features.blocks import Features
@@ -35,7 +35,7 @@ from ntkexp.shapes import Inputs, Weights
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
 OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
 ALIKE = (
-    "was a term added to the loss, or a gradient changed by hand? A penalty on weights is followed as weight_decay of "
+    f"{ADDED} A penalty on weights is followed as weight_decay of "
     "the optimizer; one on another output, when that is part of the module's output (output=…), or of a call of its own"
 )
 DREW = (

@@ -30,6 +30,7 @@ SAME = 4  # bounds of the proof: of two factors, or norms, each of which is know
 PARTS = 1000  # the largest n of which a mean may be taken
 RESOLVED = 0.05  # bounds: of a norm beside another
 FAIR = 0.1  # the share of the steps of a parameter that have the norm, or the scale, of one of them
+ADDED = "was a term added to the loss, or a gradient changed by hand?"
 RARE = 0.01  # the share of all numbers that may be within the bound of some 1/n
 
 
@@ -234,8 +235,5 @@ def refusal(each: Multiplied) -> str:
     )
     return (
         f"step {each.step}: the gradient that was consumed is not that of the examples seen: in '{each.names[0]}'"
-        f"{others} it is {each.factor:.4g} times that, {what}; {CHANGED}"
+        f"{others} it is {each.factor:.4g} times that, {what}; {ADDED}"
     )
-
-
-CHANGED = "was a term added to the loss, or a gradient changed by hand?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal, final
 
 import torch
@@ -62,10 +62,8 @@ class AbstractLoss(Component):
         """Refuse an output gradient that is not the derivative of the value, and a loss of an example that depends on
         others, at random outputs in double precision.
         """
-        chance, some = stream("loss"), targets[:TRIED].double()
-        for size in (0.1, 1.0, 3.0):
-            f, d = (torch.randn(some.shape, generator=chance, dtype=torch.float64).to(some) for _ in range(2))
-            f = some + size * f
+        some = targets[:TRIED].double()
+        for f, d in random_outputs(some):
             value, slope = self.value(f, some), (self.output_gradient(f, some) * d).sum(1)
             if value.shape != slope.shape:
                 raise Mistake(
@@ -86,10 +84,8 @@ class AbstractLoss(Component):
     def refuse_unlike_second_differences(self, targets: Float[Tensor, "example out"]) -> None:
         """Refuse a value of which autograd has other derivatives than it and the output gradient have by differences:
         effects take both from it."""
-        chance, some = stream("loss"), targets[:TRIED].double()
-        for size in (0.1, 1.0, 3.0):
-            f, d = (torch.randn(some.shape, generator=chance, dtype=torch.float64).to(some) for _ in range(2))
-            f = some + size * f
+        some = targets[:TRIED].double()
+        for f, d in random_outputs(some):
             of_value, of_gradient = self.derivatives(f, d, some)
             for each, along, of in (
                 (of_value, lambda at: self.value(at, some), "value"),
@@ -121,6 +117,14 @@ class AbstractLoss(Component):
     def divisor(self, examples: int) -> int:
         """What a sum over this many examples is divided by."""
         return examples if self.reduction == "mean" else 1
+
+
+def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs nearer to the targets and farther away, each with a direction."""
+    chance = stream("loss")
+    for size in (0.1, 1.0, 3.0):
+        f, d = (torch.randn(targets.shape, generator=chance, dtype=torch.float64).to(targets) for _ in range(2))
+        yield targets + size * f, d
 
 
 def lies_between(slope: Tensor, along: Callable[[Tensor], Tensor], f: Tensor, d: Tensor) -> Tensor:
