@@ -44,7 +44,7 @@ def draw(run: Run) -> Figure | None:
     if found is None:
         return None
     kernel, order = found
-    target, classes = run.data["train_target"], [fitting(shown_name(str(name)), 8) for name in run.data["classes"]]
+    target, classes = run.data["train_target"], [fitting(shown_name(str(name))) for name in run.data["classes"]]
     figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
     axes = figure.subplots()
     heat(figure, axes, kernel[np.ix_(order, order)])
@@ -95,8 +95,8 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
     axes.set_yticks(middles, classes)
     axes.tick_params(length=0)
     if max(map(len, classes)) > 3:
-        axes.tick_params(axis="y", labelrotation=90)
-        axes.tick_params(axis="x", labelrotation=90 if len(classes) > 3 else 0)
+        # names stand beside each other where there is room for that, and above each other where there is not
+        axes.tick_params(axis="y" if len(classes) <= 3 else "x", labelrotation=90)
     axes.set(xlabel="training example, by class", ylabel="training example, by class")
 
 
