@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import ScalarFormatter
 from numpy.typing import NDArray
 
@@ -45,7 +46,8 @@ def draw(run: Run) -> Figure | None:
         return None
     kernel, order = found
     target, classes = run.data["train_target"], [fitting(shown_name(str(name))) for name in run.data["classes"]]
-    figure = Figure(figsize=(NARROW, 3.2), layout="constrained")
+    room = ConstrainedLayoutEngine(rect=(0, 0, 0.98, 1))  # numbers beside the colours may turn out a digit longer
+    figure = Figure(figsize=(NARROW, 3.2), layout=room)
     axes = figure.subplots()
     heat(figure, axes, kernel[np.ix_(order, order)])
     if classes:
