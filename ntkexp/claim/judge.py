@@ -23,7 +23,8 @@ from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, 
 from ntkexp.records.folder import command
 from ntkexp.records.results import Took, took, write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
-from ntkexp.report.run import Run, as_csv, load_tables
+from ntkexp.report.run import Run, load_tables
+from ntkexp.report.tables import format_csv
 from ntkexp.sweep.conductor import Conductor
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
@@ -212,7 +213,7 @@ def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: 
     )
     write_atomically(planned.folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
-        write_atomically(planned.folder / f"{name}.csv", as_csv(table))
+        write_atomically(planned.folder / f"{name}.csv", format_csv(table))
     show(JudgedClaim(claim, written, tables))
     write_timings(planned.folder / TIMINGS, planned.parts_took)
     write_claim(written)
