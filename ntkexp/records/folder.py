@@ -113,6 +113,14 @@ def version_of(package: object, results: object) -> str:
 # done, else `interrupted` if it can go on from a checkpoint or a trace, else `dead`: an attempt that begins anew. To
 # ask that of a folder, files of up to a megabyte are read and larger ones are measured; `whole` reads all, and so does
 # `check`, before anything is made of a file.
+#
+# What a kill leaves, and what the next attempt makes of it, which has to hold the lock first:
+#
+#     before the first checkpoint   a dead folder: `clear` empties it, and the run begins anew
+#     later, before DONE.json       an interrupted one: `forget` keeps the files that the checkpoint counts, metrics.csv
+#                                   is cut back to where it was then, and the steps since are taken again
+#     after DONE.json               a finished one: a checkpoint that is still there is removed
+#     while it is emptied           DONE.json goes first and config.json last: a dead one, which is emptied further
 
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
@@ -150,6 +158,8 @@ class RunFolder:
     """One run has its place here."""
 
     path: Path
+
+    # --- What has become of the run
 
     @property
     def state(self) -> State:
@@ -199,6 +209,8 @@ class RunFolder:
         wrong = wrong or broken(self.path, done["seals"], largest)
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
+    # --- Whose it is, and the seals of its files
+
     @property
     def vouching(self) -> str | None:
         """This file holds the seals of others, if there is one by now."""
@@ -227,27 +239,6 @@ class RunFolder:
             return None
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether one of its files is one that only this package writes."""
-        for name in (DONE, BEGUN, CONFIG):
-            with suppress(Mistake):
-                told = self.read_json(name)
-                if {"seals", "seal"} <= told.keys() or "follow" in told or '"_target_": "ntkexp.' in to_text(told):
-                    return True
-        return False
-
-    def refuse_strangers(self) -> None:
-        """Refuse to remove what no run writes, nor anything else that this package leaves beside a run."""
-        strangers = []
-        for place, folders, files in os.walk(self.path):
-            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-            names = (os.path.relpath(os.path.join(place, name), self.path) for name in (*files, *links))
-            strangers += [name for name in names if not OURS.fullmatch(name)]
-        if strangers:
-            what = several(sorted(strangers))
-            raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
-
     def broken(self, *names: str) -> list[str]:
         """Name those of these files, and of those in these folders, that are not as they were written."""
         try:
@@ -261,6 +252,8 @@ class RunFolder:
         """Refuse a run of which these files, or files in these folders, are not as they were written."""
         if wrong := self.broken(*names):
             raise Damaged(f"{self.path} is damaged: {several(wrong)} not as it was written; {REDO}")
+
+    # --- Writing
 
     @contextmanager
     def claim(self) -> Iterator[None]:
@@ -315,6 +308,29 @@ class RunFolder:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
         told = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
         self.write(DONE, sealed_text(told, DONE))
+
+    # --- Removing
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether one of its files is one that only this package writes."""
+        for name in (DONE, BEGUN, CONFIG):
+            with suppress(Mistake):
+                told = self.read_json(name)
+                if {"seals", "seal"} <= told.keys() or "follow" in told or '"_target_": "ntkexp.' in to_text(told):
+                    return True
+        return False
+
+    def refuse_strangers(self) -> None:
+        """Refuse to remove what no run writes, nor anything else that this package leaves beside a run."""
+        strangers = []
+        for place, folders, files in os.walk(self.path):
+            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+            names = (os.path.relpath(os.path.join(place, name), self.path) for name in (*files, *links))
+            strangers += [name for name in names if not OURS.fullmatch(name)]
+        if strangers:
+            what = several(sorted(strangers))
+            raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
 
     def forget(self, known: Iterable[str]) -> None:
         """Remove everything but the lock and these files: what was written after a checkpoint is written again."""

@@ -117,7 +117,7 @@ def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> 
     count = len(run.data["train_index"])
     found: set[int] = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
-        found |= set(meant(run, word, count, influence))
+        found |= set(find_places(run, word, count, influence))
     if not found:
         raise WrongArgument(f"without={text}: it names no training example; {FORMS}", "without")
     if len(found) == count:
@@ -125,26 +125,26 @@ def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> 
     return sorted(found)
 
 
-def meant(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
+def find_places(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
     """Find the places of one word."""
     kind, _, rest = word.partition(":")
     if kind == "class" and rest:
-        return of_class(run, rest)
+        return find_class(run, rest)
     if kind == "top" and rest:
-        return top(word, count, influence)
+        return find_top(word, count, influence)
     if re.fullmatch(r"\d+\.\.\d+", word):
         first, last = map(int, word.split(".."))
         if last < first:
             raise WrongArgument(f"without={word}: it counts downwards; write {last}..{first}", "without")
-        return numbered(run, word, first, last) or range(first, place(last, word, count) + 1)
+        return find_ids(run, word, first, last) or range(first, check_place(last, word, count) + 1)
     if re.fullmatch(r"\d+", word):
-        return numbered(run, word, int(word), int(word)) or [place(int(word), word, count)]
+        return find_ids(run, word, int(word), int(word)) or [check_place(int(word), word, count)]
     if re.fullmatch(r"#\d+", word):
-        return from_source(run, word)
-    return named(run, word)
+        return find_in_source(run, word)
+    return find_name(run, word)
 
 
-def numbered(run: Run, word: str, first: int, last: int) -> list[int]:
+def find_ids(run: Run, word: str, first: int, last: int) -> list[int]:
     """Find the examples whose ids are numbers from the first to the last; none, if theirs are no such."""
     if not has_names(run):
         return []
@@ -157,7 +157,7 @@ def numbered(run: Run, word: str, first: int, last: int) -> list[int]:
     return found
 
 
-def place(number: int, word: str, count: int) -> int:
+def check_place(number: int, word: str, count: int) -> int:
     """Take a place, if there is such a one."""
     if number >= count:
         said = f"without={word}: the training examples have places 0 to {count - 1}"
@@ -165,7 +165,7 @@ def place(number: int, word: str, count: int) -> int:
     return number
 
 
-def from_source(run: Run, word: str) -> list[int]:
+def find_in_source(run: Run, word: str) -> list[int]:
     """Find the examples of a number in the source."""
     found = [k for k, name in enumerate(example_names(run)) if name == word[1:]]
     found = found or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
@@ -174,7 +174,7 @@ def from_source(run: Run, word: str) -> list[int]:
     return list(map(int, found))
 
 
-def of_class(run: Run, name: str) -> list[int]:
+def find_class(run: Run, name: str) -> list[int]:
     """Find the examples of a class."""
     classes = [str(each) for each in run.data["classes"]]
     if not classes:
@@ -185,7 +185,7 @@ def of_class(run: Run, name: str) -> list[int]:
     return [int(k) for k in np.flatnonzero(run.data["train_target"] == classes.index(name))]
 
 
-def top(word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
+def find_top(word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
     """Find the examples of most influence, most of all first."""
     number = word.removeprefix("top:")
     if not number.isdigit() or not 0 < int(number) <= count:
@@ -193,7 +193,7 @@ def top(word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> 
     return [int(k) for k in np.argsort(-influence(), kind="stable")[: int(number)]]
 
 
-def named(run: Run, word: str) -> list[int]:
+def find_name(run: Run, word: str) -> list[int]:
     """Find the example of a name, or of a name that begins so."""
     names = example_names(run)
     found = [k for k, name in enumerate(names) if name == word]

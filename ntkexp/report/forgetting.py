@@ -220,14 +220,15 @@ def sentence(found: Forgetting) -> str:
     )
     task, phase = f"{found.names[0]} (task {found.task})", f"{found.names[1]} was learned (phase {found.during})"
     at = f"at {found.points} {found.split} {'point' if found.points == 1 else 'points'}"
-    right = f", and its accuracy {went(*found.right, percent)}" if found.right else ""
-    return f"While {phase}, the {what} of {task} {went(before, after, short)} {at}{right}. {blame(found)}"
+    right = f", and its accuracy {describe_change(*found.right, percent)}" if found.right else ""
+    moved = describe_change(before, after, short)
+    return f"While {phase}, the {what} of {task} {moved} {at}{right}. {describe_causes(found)}"
 
 
-def went(before: float, after: float, spell: Callable[[float], str]) -> str:
+def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:
     """Say how a number changed, as far as its digits show.
 
-    >>> went(1.0, 0.71, percent), went(0.5, 0.5, short)
+    >>> describe_change(1.0, 0.71, percent), describe_change(0.5, 0.5, short)
     ('fell from 100 % to 71 %', 'stayed at 0.5')
     """
     if spell(before) == spell(after):
@@ -235,7 +236,7 @@ def went(before: float, after: float, spell: Callable[[float], str]) -> str:
     return f"{'fell' if after < before else 'rose'} from {spell(before)} to {spell(after)}"
 
 
-def blame(found: Forgetting) -> str:
+def describe_causes(found: Forgetting) -> str:
     """Say which examples did how much of it: together all."""
     sign = 1 if found.right else -1
     remembered = {phase: found.of_phase(phase) for phase in sorted({*found.learned_in} - {found.during})}

@@ -97,10 +97,10 @@ def found_run(path: Path) -> FoundRun:
         config, damage = flat(read_object(path / CONFIG)), ""
     except Mistake as mistake:
         config, damage = {}, str(mistake)
-    return FoundRun(path, state, config, damage or said(folder, state, defect))
+    return FoundRun(path, state, config, damage or outcome_in_words(folder, state, defect))
 
 
-def said(folder: RunFolder, state: State, defect: str | None) -> str:
+def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
     """Say the outcome of a run that is done, how far another has come, or what it broke at."""
     path = folder.path
     try:

@@ -177,29 +177,29 @@ class Shown:
     command: str
 
 
-def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown:
+def show_and_keep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown:
     """Show a picture that was drawn for the page; it and its numbers are kept beside the page too."""
     drawn, numbers = svg(picture.figure), format_csv(picture.table)
     name = f"{prefix}.{picture.name}"
     write_atomically(folder / f"{name}.svg", drawn)
     write_atomically(folder / f"{name}.csv", numbers)
-    return with_numbers(picture, drawn, numbers, name, command)
+    return show_with_numbers(picture, drawn, numbers, name, command)
 
 
-def shown(picture: Picture, prefix: str) -> Shown:
+def show(picture: Picture, prefix: str) -> Shown:
     """Show a picture that is on the page alone."""
     numbers = format_csv(picture.table)
-    return with_numbers(picture, svg(picture.figure), numbers, f"{prefix}.{picture.name}", "")
+    return show_with_numbers(picture, svg(picture.figure), numbers, f"{prefix}.{picture.name}", "")
 
 
-def with_numbers(picture: Picture, drawn: str, numbers: str, name: str, command: str) -> Shown:
+def show_with_numbers(picture: Picture, drawn: str, numbers: str, name: str, command: str) -> Shown:
     """Put a picture and its numbers into the page."""
     title = picture.figure.get_suptitle().replace("\n", " ") or name
     link = f"data:text/csv;base64,{base64.b64encode(numbers.encode()).decode()}"
     return Shown(title, inline(drawn, slug(name), title), link, f"{name}.csv", command)
 
 
-def of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
+def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
     """Show the pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
     command = command_of(run)
     for path in sorted((run.path / "plots").glob("*.svg"), key=lambda path: (path.stem != "ladder", path.stem)):

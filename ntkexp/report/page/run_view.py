@@ -17,7 +17,7 @@ from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.inventory import differing, flat
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material
-from ntkexp.report.page.picture import Shown, command_of, link, of_run, of_sweep, shown, slug
+from ntkexp.report.page.picture import Shown, command_of, link, pictures_of_run, show, show_and_keep, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import draw, row
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
@@ -55,7 +55,7 @@ class RunView:
 def lead(material: Material, command: str, folder: Path) -> Shown | None:
     """Find the first picture where there is no sweep to begin with."""
     picture = strip(material.runs)
-    return None if picture is None else of_sweep(picture, "runs", command, folder)
+    return None if picture is None else show_and_keep(picture, "runs", command, folder)
 
 
 def run_views(material: Material, folder: Path) -> Iterator[RunView]:
@@ -105,7 +105,7 @@ def pictures(material: Material, folder: Path) -> dict[Path, tuple[Shown, ...]]:
     left, found, names = ROOM, {}, anchors(material.runs)
     for run in representatives(material):
         if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
-            found[run.path] = tuple(of_run(run, names[run.path], folder))
+            found[run.path] = tuple(pictures_of_run(run, names[run.path], folder))
             left -= sum(len(shown.svg) for shown in found[run.path])
     return found
 
@@ -160,7 +160,7 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
         extent=extent(sweep),
         command=sweep.command,
         base=" ".join(sweep.base),
-        figures=tuple(of_sweep(picture, name, sweep.command, folder) for picture in pictures),
+        figures=tuple(show_and_keep(picture, name, sweep.command, folder) for picture in pictures),
         laws=summary(analysis.laws, analysis.draws),
         fits=format_html(of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
         reasons=tuple(reasons),
@@ -204,7 +204,7 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None) -> PointView
         pieces=format_html(pieces, f"pieces-{anchor}", "What the output is"),
         examples=format_html(parts, f"examples-{anchor}", "All training examples"),
         notes=tuple(explanation_notes(explanation)),
-        pictures=tuple(shown(picture, anchor) for picture in explanation_pictures(explanation, entry)),
+        pictures=tuple(show(picture, anchor) for picture in explanation_pictures(explanation, entry)),
         removal="" if entry is None else removed(entry),
     )
 
@@ -238,4 +238,4 @@ def check(run: Run) -> tuple[str, Shown | None]:
     known = known_effects(run)
     if known is None or known.check is None or known.agreement is None:
         return "", None
-    return known.agreement.sentence, shown(examples.checked(known.check, known.agreement), "check")
+    return known.agreement.sentence, show(examples.checked(known.check, known.agreement), "check")
