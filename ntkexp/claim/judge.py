@@ -16,7 +16,7 @@ from ntkexp.claim.finding import Finding, together
 from ntkexp.claim.quantity.base import Measured
 from ntkexp.claim.trial_job import TrialJob
 from ntkexp.config.compose import Composer
-from ntkexp.engine.base import AbstractEngine, Ended, Task
+from ntkexp.engine.base import AbstractEngine, Ended, Task, run_jobs
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import to_text, write_atomically
 from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
@@ -24,8 +24,8 @@ from ntkexp.records.folder import command
 from ntkexp.records.results import Took, took, write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
 from ntkexp.report.run import Run, as_csv, load_tables
-from ntkexp.sweep.conductor import Conductor
 from ntkexp.sweep.definition import Definition
+from ntkexp.sweep.jobs import Conductor
 from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
 from ntkexp.sweep.plan import Estimator, Plan, RunStatus, record, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
@@ -171,7 +171,7 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     clock = RemainingTime({job.name: 1.0 for job in left}, workers, believed=0.0)
     workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
     try:
-        for event in workshop.engine.perform(Task(job.name, job, home, logs) for job in left):
+        for event in run_jobs(workshop.engine, (Task(job.name, job, home, logs) for job in left)):
             clock.see(event)
             workshop.listener.see(event, clock.ahead)
             if isinstance(event, Ended) and event.how not in {"done", "found"}:

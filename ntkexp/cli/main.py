@@ -20,7 +20,7 @@ import typer
 from ntkexp.chapter import files, folders
 from ntkexp.cli import commands
 from ntkexp.cli.surroundings import refuse_unfit, settle, with_advice
-from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words, unfinished
+from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
 from ntkexp.mistake import Mistake, without_secrets
 
 # --- The command line, put together from the files in `commands`: a function is a command, and a folder a group of
@@ -152,7 +152,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
             return in_words(error), 2 if error.errno in DENIED else 1
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() if said := unfinished(error) or exhausted(error):
+        case RuntimeError() | MemoryError() if said := exhausted(error):
             return said, 1
     return None
 

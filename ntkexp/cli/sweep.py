@@ -89,7 +89,7 @@ def carry_out(
     if not begun:
         return {}  # and nothing is loaded that carries runs out
     from ntkexp.cli.progress import listener
-    from ntkexp.sweep.conductor import Conductor
+    from ntkexp.sweep.jobs import Conductor
     from ntkexp.sweep.plan import Estimator, statuses
 
     conductor = Conductor(plan, engine, listener(asked.quiet), trusted(asked.trust), asked.fail_fast)

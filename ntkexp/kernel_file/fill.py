@@ -14,7 +14,7 @@ from shutil import disk_usage
 from typing import Any
 
 from ntkexp.config.build import admit, build
-from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Stepped, Task, Tell, Unfinished
+from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Stepped, Task, Tell, Unfinished, run_jobs
 from ntkexp.kernel_file.filler import AbstractFiller, AbstractRecipe
 from ntkexp.kernel_file.tile import Subject, compute_tiles, layout_of
 from ntkexp.mistake import Mistake, NoPlace, Useless
@@ -241,7 +241,7 @@ class EngineCrew(AbstractCrew):
         left = list(tiles)
         while left:
             lost = ""
-            with closing(self.engine.perform(self.tasks(matrix, left))) as events:
+            with closing(run_jobs(self.engine, self.tasks(matrix, left))) as events:
                 for event in events:
                     if isinstance(event, Ended):
                         lost = lost_by(event, matrix.path, progress) or lost

@@ -13,9 +13,9 @@ from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import SlurmJobEnvironment
 
 from ntkexp.cli.main import run
-from ntkexp.engine.base import Task
+from ntkexp.engine.base import Task, ignore
 from ntkexp.engine.slurm import REQUEUES, USUAL, open_engine
-from ntkexp.sweep.run_job import RunJob
+from ntkexp.sweep.jobs import RunJob
 from tests.sweep.commands import TINY, states, swept
 
 TWO = ("model.width=8,9", *TINY)
@@ -44,7 +44,7 @@ def submitted(out: Path) -> Job:
     """A job of an engine that asks for a little of everything."""
     engine = open_engine("partition=short,account=us,time=90,cpus=4,memory_gb=6,gpus=1", None)
     task = Task("mlp-w8-s0-0", RunJob({}, (), str(out), ()), str(out), str(out), engine.parameters["cpus_per_task"])
-    return engine.submitted(task)
+    return engine.executor(ignore).submitted(task)
 
 
 def test_what_is_asked_for_stands_in_the_script(queue: Path, tmp_path: Path) -> None:
