@@ -21,7 +21,7 @@ from ntkexp.claim.finding import Finding, decide, together
 from ntkexp.claim.judge import judge_look
 from ntkexp.claim.quantity.base import Column, Columns, Crossing, Measured
 from ntkexp.claim.synthetic import RULES, try_rule
-from ntkexp.cli.claims import table
+from ntkexp.cli.commands.claims import table
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.sweep import Expected

@@ -1,8 +1,7 @@
-"""`ntkexp train` and `ntkexp resume`: an experiment is carried out, and its ladder shown."""
+"""`ntkexp train`: an experiment is carried out, and its ladder shown."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -10,10 +9,23 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ntkexp.cli.surroundings import AGAIN, interruptible, is_count, options
-from ntkexp.mistake import Mistake
+import typer
+
+from ntkexp.cli.options import (
+    AsJson,
+    ConfigDir,
+    Events,
+    Overrides,
+    Quiet,
+    RunsFolder,
+    Trust,
+    ensure_writable,
+    keep_events,
+    limit_threads,
+)
+from ntkexp.cli.surroundings import AGAIN, OUTPUTS, interruptible, options
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.progress import listener
 
@@ -22,17 +34,17 @@ if TYPE_CHECKING:
 
 
 def train(
-    overrides: Sequence[str],
-    out: Path,
-    *,
-    force: bool,
-    tensorboard: bool,
-    quiet: bool,
-    as_json: bool,
-    trust: Sequence[str],
-    config_dir: Path | None,
+    overrides: Overrides = None,
+    out: RunsFolder = OUTPUTS,
+    force: Annotated[bool, typer.Option("--force", help="Run it again, even if it is finished.")] = False,
+    tensorboard: Events = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
 ) -> None:
-    """Carry out one run, new or unfinished."""
+    """Train one network, and see which kernel machine it is."""
+    overrides, trust = overrides or [], trust or []
     limit_threads(overrides)
     from ntkexp.config.compose import compose
 
@@ -49,19 +61,6 @@ def train(
     show(folder, quiet=quiet, as_json=as_json)
 
 
-def resume(run: Path, *, tensorboard: bool, quiet: bool, as_json: bool, trust: Sequence[str]) -> None:
-    """Carry out the rest of a run."""
-    from ntkexp.config.build import admit
-
-    admitted = admit(trust)
-    from ntkexp.run.execute import resume as go_on
-
-    with interruptible(advice_for(run, f"{resume_command(run, trust)} goes on from the last checkpoint")):
-        folder = go_on(run.expanduser(), listener(quiet), admitted, options(trust=trust))
-    keep_events(folder, tensorboard)
-    show(folder, quiet=quiet, as_json=as_json)
-
-
 def resume_command(folder: Path, trust: Sequence[str]) -> str:
     """Spell the command that goes on with a run: what was trusted for one is not trusted for the next.
 
@@ -69,34 +68,6 @@ def resume_command(folder: Path, trust: Sequence[str]) -> str:
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
     """
     return f"`{shlex.join(['ntkexp', 'resume', str(folder), *(word for name in trust for word in ('--trust', name))])}`"
-
-
-def keep_events(folder: Path, wanted: bool) -> None:
-    """Write the finished run as TensorBoard reads it, if somebody wants it."""
-    if wanted:
-        from ntkexp.report.events import ensure_events
-
-        ensure_events(folder)
-
-
-def limit_threads(overrides: Sequence[str]) -> None:
-    """Limit threads before torch is imported, which is before validation: its libraries read their number then."""
-    given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
-    if given and is_count(given[-1]):
-        os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
-
-
-def ensure_writable(folder: Path) -> Path:
-    """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
-    from ntkexp.records.atomic import make_folder
-
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise Mistake(f"--out={folder} cannot be written to; choose another folder")
-    return folder
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:

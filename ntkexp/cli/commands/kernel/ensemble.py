@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ntkexp.cli.train import ensure_writable, limit_threads
+import typer
+
+from ntkexp.cli.options import AsJson, ConfigDir, Overrides, Quiet, Trust, ensure_writable, limit_threads
 from ntkexp.report.progress import listener
 from ntkexp.text import aligned, short
 
@@ -24,43 +26,43 @@ BASIS = (
 USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnsembleRequest:
-    """What the command line asks for, by the names of its options."""
-
-    overrides: Sequence[str]
-    networks: int
-    out: Path
-    quiet: bool
-    as_json: bool
-    trust: Sequence[str]
-    config_dir: Path | None
-
-
-def ensemble(asked: EnsembleRequest) -> None:
-    """Train, compare, draw and show."""
-    limit_threads(asked.overrides)
+def ensemble(
+    overrides: Overrides = None,
+    networks: Annotated[
+        int, typer.Option("--networks", metavar="N", min=2, help="How many networks of each kind.")
+    ] = 100,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")] = Path(
+        "outputs/ensembles"
+    ),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train many networks on a one-dimensional problem, and show them beside the processes of their kernels."""
+    limit_threads(overrides or [])
     from ntkexp.config.compose import compose
 
-    experiment = compose([*USUAL, *asked.overrides], asked.config_dir, asked.trust)
-    folder = ensure_writable(asked.out.expanduser())
-    from ntkexp.ensemble.compare import comparisons, ensemble, problem
+    experiment = compose([*USUAL, *(overrides or [])], config_dir, trust or [])
+    folder = ensure_writable(out.expanduser())
+    from ntkexp.ensemble.compare import comparisons, problem
+    from ntkexp.ensemble.compare import ensemble as train_networks
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
-    given, listening = problem(experiment), listener(asked.quiet)
-    listening.start("networks", 2 * asked.networks, 0)
-    before = {"all layers": 0, "readout": asked.networks}
+    given, listening = problem(experiment), listener(quiet)
+    listening.start("networks", 2 * networks, 0)
+    before = {"all layers": 0, "readout": networks}
     try:
-        found = ensemble(
-            experiment, given, asked.networks, lambda name, done: listening.step(before[name] + done, None, None)
+        found = train_networks(
+            experiment, given, networks, lambda name, done: listening.step(before[name] + done, None, None)
         )
     finally:
         listening.stop()
     table = comparisons(found, given.train)
     said = answer(table, experiment)
     files = write_files(folder, experiment, given, found, table)
-    show(table, said, files, asked)
+    show(table, said, files, quiet=quiet, as_json=as_json)
 
 
 def write_files(
@@ -71,7 +73,7 @@ def write_files(
     table: Sequence[Comparison],
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
-    from ntkexp.cli.kernel.predict import save
+    from ntkexp.cli.commands.kernel.predict import save
     from ntkexp.report.plots.run_plots import METADATA, Panel, Theory, write
     from ntkexp.report.plots.run_plots import draw_ensemble as draw
     from ntkexp.report.plots.style import house_style
@@ -145,16 +147,14 @@ def distance_in_words(row: Comparison) -> str:
     return f"{name} (mean off by {mean}, covariance by {covariance})"
 
 
-def show(table: Sequence[Comparison], said: str, files: Sequence[Path], asked: EnsembleRequest) -> None:
+def show(table: Sequence[Comparison], said: str, files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
     """Show the comparison and what follows from it, and where the picture is."""
-    from dataclasses import asdict
-
     from ntkexp.records.atomic import to_text
 
-    if asked.as_json:
+    if as_json:
         rows = [asdict(row) for row in table]
         sys.stdout.write(to_text({"comparison": rows, "answer": said, "files": [str(path) for path in files]}))
-    elif not asked.quiet:
+    elif not quiet:
         header = ["networks train", "process", "networks", "points"]
         header += [
             "means apart (standard errors, RMS)",

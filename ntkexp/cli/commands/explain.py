@@ -8,8 +8,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from ntkexp.cli.options import Again, AsJson, Trust
 from ntkexp.cli.surroundings import interruptible
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import listener
@@ -35,41 +38,65 @@ FEW, ON_A_PAGE = 3, 12
 
 
 def explain(
-    folder: Path,
-    split: str | None,
-    numbers: Sequence[int],
-    worst: int | None,
-    top: int,
-    picture: Path | None,
-    *,
-    without: str | None,
-    again: str | None,
-    page: bool,
-    as_json: bool,
-    trust: Sequence[str],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    probe: Annotated[
+        list[int] | None,
+        typer.Option("--probe", metavar="K", min=0, help="A point by its number in the split; may be repeated."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", metavar="SPLIT", help="The split whose points are explained: train, probe or test."),
+    ] = None,
+    worst: Annotated[
+        int | None,
+        typer.Option("--worst", metavar="N", min=1, help="Explain the N points that the network misses most."),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="How many training examples to list for each point.")
+    ] = 10,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png.")
+    ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            "--without",
+            metavar="GROUP",
+            help="Train again without some examples, and split over them what that changed: places such as 3,20..29, "
+            "#K for a number in the source, an id, class:NAME or top:N.",
+        ),
+    ] = None,
+    again: Again = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="Write a page on which points can be chosen, with all that is known of each."),
+    ] = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
 ) -> None:
-    """Explain the points that were asked for: by number, or those that the network misses most."""
+    """See which training examples made a prediction, and when; or what changes without some of them."""
     from ntkexp.report import explain as explanations
     from ntkexp.report.explain import all_told
     from ntkexp.report.forgetting import told_of_tasks
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import main_split
 
+    numbers, trust = probe or [], trust or []
     refuse_both(numbers, worst, picture, page, as_json)
     if again is not None and without is None:
         raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
-    run = load_run(folder.expanduser())
-    chosen = split or ("probe" if numbers else main_split(run.ladder))
-    wanted = list(numbers) or explanations.worst(run, chosen, worst or (ON_A_PAGE if page else FEW))
+    loaded = load_run(run.expanduser())
+    chosen = split or ("probe" if numbers else main_split(loaded.ladder))
+    wanted = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
     if page:
-        sys.stdout.write(f"{write_page(run, chosen, wanted, without, trust, again)}\n")
+        sys.stdout.write(f"{write_page(loaded, chosen, wanted, without, trust, again)}\n")
         return
     if without is not None:
-        leave_out(run, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
+        leave_out(loaded, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
         return
-    found = explanations.explain(run, chosen, wanted)
+    found = explanations.explain(loaded, chosen, wanted)
     if not found:
-        raise Mistake(f"no point of the split {chosen} of {run.name} can be explained")
+        raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
     if as_json:
         from ntkexp.records.atomic import to_text
 
@@ -77,9 +104,9 @@ def explain(
             draw(found, picture.expanduser())
         sys.stdout.write(to_text({"points": [each.as_json(top) for each in found]}))
         return
-    if tasks := told_of_tasks(run, top):
+    if tasks := told_of_tasks(loaded, top):
         sys.stdout.write(f"{tasks}\n")
-    where = picture.expanduser() if picture else place(run.path, chosen, wanted)
+    where = picture.expanduser() if picture else place(loaded.path, chosen, wanted)
     sys.stdout.write(f"{all_told(found, top)}\n")
     draw(found, where)
     sys.stdout.write(f"{where}\n")
@@ -210,7 +237,7 @@ def of_a_loop(
     run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
-    from ntkexp.cli.attribute import found_in
+    from ntkexp.cli.commands.attribute import found_in
     from ntkexp.foreign_loop.follow import trace_in
     from ntkexp.foreign_loop.loop_ledger import loop_without
     from ntkexp.records.contributions import read_removal, write_removal

@@ -4,103 +4,108 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ntkexp.cli.surroundings import interruptible, options, polite_kill, trusted
-from ntkexp.cli.train import ensure_writable, keep_events
+import typer
+
+from ntkexp.cli.options import (
+    AsJson,
+    ConfigDir,
+    Engine,
+    Events,
+    Quiet,
+    RetryFailed,
+    RunsFolder,
+    SweepWords,
+    Trust,
+    Workers,
+    ensure_writable,
+    keep_events,
+)
+from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
+from ntkexp.engine.base import Ended
 from ntkexp.records.folder import command
 from ntkexp.text import counted
 
 if TYPE_CHECKING:
-    from ntkexp.engine.base import AbstractEngine, Ended
+    from ntkexp.engine.base import AbstractEngine
     from ntkexp.sweep.plan import Plan, PlannedRun, RunStatus
 
 
-# --- `ntkexp sweep`: many experiments, those that are not finished yet.
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRequest:
-    """What the command line asks for, by the names of its options."""
-
-    words: Sequence[str]
-    out: Path
-    engine: str
-    workers: int | None
-    dry_run: bool
-    fail_fast: bool
-    retry_failed: bool
-    tensorboard: bool
-    quiet: bool
-    as_json: bool
-    trust: Sequence[str]
-    config_dir: Path | None
-
-    @property
-    def repeated(self) -> list[str]:
-        """The options that a run of this sweep needs by itself."""
-        return options(self.out, self.trust, self.config_dir)
-
-
-def sweep(asked: SweepRequest) -> int:
-    """Carry a sweep out, as far as it is not; the exit status is given back."""
+def sweep(
+    words: SweepWords = None,
+    out: RunsFolder = OUTPUTS,
+    workers: Workers = None,
+    engine: Engine = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, with about the time and memory they take, and begin none.")
+    ] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
+    retry_failed: RetryFailed = False,
+    tensorboard: Events = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
     from ntkexp.engine.base import choose
 
-    engine = choose(asked.engine, asked.workers)
-    engine.limit_threads()  # before torch is imported, which composing does
+    chosen = choose(engine, workers)
+    chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.sweep.plan import statuses
 
-    plan = compose_plan(asked)
+    trust = trust or []
+    repeat = options(out, trust, config_dir)
+    plan = compose_plan(words or [], out, trust, config_dir)
     before = statuses(plan, plan.event_log.failures(), {})
-    begun = [run for run in plan.distinct if before[run.name].state in states_to_begin(asked)]
-    if asked.dry_run:
-        return show_plan(plan, before, begun, engine)
+    states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
+    begun = [run for run in plan.distinct if before[run.name].state in states]
+    if dry_run:
+        show_plan(plan, before, begun, chosen)
+        return
     ensure_writable(plan.out)
-    ended = carry_out(asked, plan, before, begun, engine)
+    write_down(plan, before, changed=False)
+    found, ended = before, dict[str, Ended]()
+    if begun:  # else nothing is loaded that carries runs out
+        from ntkexp.cli.progress import listener
+        from ntkexp.sweep.jobs import Conductor
+        from ntkexp.sweep.plan import Estimator
+
+        conductor = Conductor(plan, chosen, listener(quiet), trusted(trust), fail_fast)
+        estimate, ended = Estimator(), conductor.ended
+        costs = {run.name: estimate(run.experiment) for run in begun}
+        with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
+            try:
+                conductor.conduct(begun, costs)
+            finally:
+                found = statuses(plan, plan.event_log.failures(), ended)
+                write_down(plan, found, changed=True)
     for run in plan.distinct:
-        keep_events(plan.folder(run).path, asked.tensorboard and plan.folder(run).done)
-    found = statuses(plan, plan.event_log.failures(), ended) if begun else before
-    return tell(asked, plan, found, ended)
+        keep_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
+    # each failure with its reason and the command that repeats it
+    for run in plan.distinct:
+        if reason := found[run.name].reason:
+            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, repeat)}\n")
+    if as_json:
+        show_json(plan, found)
+    elif not quiet:
+        sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
+    raise typer.Exit(1 if any(status.state != "done" for status in found.values()) else 0)
 
 
-def compose_plan(asked: SweepRequest) -> Plan:
+def compose_plan(words: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None) -> Plan:
     """Compose the runs of the sweep, all of them valid."""
     from ntkexp.config.choices import Choices, folders
     from ntkexp.config.compose import composer
     from ntkexp.sweep.definition import define
     from ntkexp.sweep.plan import plan
 
-    definition = replace(define(asked.words, Choices(folders(asked.config_dir))), options=tuple(asked.repeated))
-    return plan(definition, composer(asked.config_dir, asked.trust), asked.out.expanduser().absolute())
-
-
-def states_to_begin(asked: SweepRequest) -> set[str]:
-    """Name the states of runs that this command begins."""
-    return {"unfinished", "running"} | ({"failed"} if asked.retry_failed else set())
-
-
-def carry_out(
-    asked: SweepRequest, plan: Plan, before: Mapping[str, RunStatus], begun: list[PlannedRun], engine: AbstractEngine
-) -> dict[str, Ended]:
-    """Carry the runs out, and write down what became of them."""
-    write_down(plan, before, changed=False)
-    if not begun:
-        return {}  # and nothing is loaded that carries runs out
-    from ntkexp.cli.progress import listener
-    from ntkexp.sweep.jobs import Conductor
-    from ntkexp.sweep.plan import Estimator, statuses
-
-    conductor = Conductor(plan, engine, listener(asked.quiet), trusted(asked.trust), asked.fail_fast)
-    estimate = Estimator()
-    costs = {run.name: estimate(run.experiment) for run in begun}
-    with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
-        try:
-            conductor.conduct(begun, costs)
-        finally:
-            write_down(plan, statuses(plan, plan.event_log.failures(), conductor.ended), changed=True)
-    return conductor.ended
+    definition = define(words, Choices(folders(config_dir)))
+    repeated = replace(definition, options=tuple(options(out, trust, config_dir)))
+    return plan(repeated, composer(config_dir, trust), out.expanduser().absolute())
 
 
 def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
@@ -116,18 +121,6 @@ def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) 
             from ntkexp.report.analysis.tables import write_tables
 
             write_tables(plan.record)
-
-
-def tell(asked: SweepRequest, plan: Plan, found: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> int:
-    """Say what came of the sweep; each failure with its reason and the command that repeats it."""
-    for run in plan.distinct:
-        if reason := found[run.name].reason:
-            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, asked.repeated)}\n")
-    if asked.as_json:
-        show_json(plan, found)
-    elif not asked.quiet:
-        sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
-    return 1 if any(status.state != "done" for status in found.values()) else 0
 
 
 def show_json(plan: Plan, statuses: Mapping[str, RunStatus]) -> None:
@@ -156,7 +149,7 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
 # --- `ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes.
 
 
-def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> int:
+def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> None:
     """Show what would run, for how long, and how much memory it takes."""
     from ntkexp.config.choices import spelled
     from ntkexp.sweep.plan import Estimator
@@ -186,7 +179,6 @@ def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[Plann
     )
     for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
         sys.stderr.write(f"ntkexp: would fail: {mistake}\n")
-    return 0
 
 
 def early_end(begun: Sequence[PlannedRun]) -> str:

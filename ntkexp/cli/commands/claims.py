@@ -5,84 +5,89 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ntkexp.cli.surroundings import interruptible, options, polite_kill, trusted
-from ntkexp.cli.train import ensure_writable
+import typer
+
+from ntkexp.cli.options import (
+    ConfigDir,
+    Engine,
+    Quiet,
+    RetryFailed,
+    Trust,
+    Workers,
+    ensure_writable,
+    offer_claims,
+)
+from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
 from ntkexp.mistake import Mistake, WrongArgument
-from ntkexp.records.claim import ClaimRecord, Judgement
 from ntkexp.records.folder import command
-from ntkexp.report.claims import outlook, summary
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
+    from ntkexp.claim.judge import Workshop
     from ntkexp.claim.read import Size
-    from ntkexp.engine.base import AbstractEngine
-
-
-# --- `ntkexp claims`: claims of papers are run, measured, judged and shown.
+    from ntkexp.config.compose import Composer
+    from ntkexp.records.claim import ClaimRecord, Judgement
 
 
 FOLDER = "claims"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClaimsRequest:
-    """What the command line asks for, by the names of its options."""
-
-    names: Sequence[str]
-    quick: bool
-    full: bool
-    out: Path
-    workers: int | None
-    engine: str
-    retry_failed: bool
-    quiet: bool
-    as_json: bool
-    trust: Sequence[str]
-    config_dir: Path | None
-
-    @property
-    def size(self) -> Size:
-        """Claims are carried out at this size."""
-        if self.quick and self.full:
-            raise WrongArgument("quick and full are two sizes; give one of them", "quick", "full")
-        return "quick" if self.quick else "full" if self.full else "default"
-
-    @property
-    def repeated(self) -> list[str]:
-        """The options without which the same words ask for something else."""
-        return options(self.out, self.trust, self.config_dir)
-
-
-def claims(asked: ClaimsRequest) -> int:
-    """Do what the first word says: show claims, try the judge, or judge claims; the exit status is given back."""
-
-    others = {"list": show_list, "judge": show_trials}
-    if len(asked.names) == 1 and asked.names[0] in others:
-        others[asked.names[0]](asked)
-        return 0
-    return judge(asked)
-
-
-def judge(asked: ClaimsRequest) -> int:
-    """Carry claims out and show what is found; the status is 1 if one of several could not be judged."""
+def claims(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[list|judge|NAME]...",
+            help="Claims by name, all if none is given; list: show them; judge: try the rules of judging.",
+            autocompletion=offer_claims,
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few seeds: more stays undecided.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Larger sizes, where a claim has them.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which claims go into claims/.")
+    ] = OUTPUTS,
+    workers: Workers = None,
+    engine: Engine = "local",
+    retry_failed: RetryFailed = False,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as a JSON list.")] = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Run what decides claims of papers, and judge them: supported, refuted or undecided."""
+    names, trust = names or [], trust or []
+    if names == ["list"]:
+        show_list(config_dir, as_json=as_json)
+        return
+    if names == ["judge"]:
+        show_trials(as_json=as_json)
+        return
+    if quick and full:
+        raise WrongArgument("quick and full are two sizes; give one of them", "quick", "full")
+    size: Size = "quick" if quick else "full" if full else "default"
     from ntkexp.engine.base import choose
 
-    size, engine = asked.size, choose(asked.engine, asked.workers)
-    engine.limit_threads()  # before torch is imported, which composing does
+    chosen = choose(engine, workers)
+    chosen.limit_threads()  # before torch is imported, which composing does
+    from ntkexp.claim.judge import Workshop
+    from ntkexp.cli.progress import listener
+    from ntkexp.config.compose import composer
 
-    out = ensure_writable(asked.out.expanduser()).absolute() / FOLDER
+    repeat = options(out, trust, config_dir)
+    place = ensure_writable(out.expanduser()).absolute() / FOLDER
     with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
-        outcomes = list(judged(asked, size, engine, out))
+        workshop = Workshop(chosen, listener(quiet), trusted(trust), retry_failed)
+        outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
     found = [record for record in outcomes if record is not None]
-    show(found, asked)
-    page = write_page(out, command("claims", asked.names, [*[f"--{size}"] * (size != "default"), *asked.repeated]))
-    if not (asked.quiet or asked.as_json):
+    show(found, quiet=quiet, as_json=as_json)
+    page = write_page(place, command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat]))
+    if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
-    return 0 if len(found) == len(outcomes) else 1
+    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
 
 
 def write_page(claims: Path, repeat: str) -> Path:
@@ -93,19 +98,24 @@ def write_page(claims: Path, repeat: str) -> Path:
     return write_claims(claim_records(claims), claims.parent / "report", repeat)
 
 
-def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) -> Iterator[ClaimRecord | None]:
+def judged(
+    names: Sequence[str],
+    size: Size,
+    composer: Composer,
+    workshop: Workshop,
+    out: Path,
+    repeat: Sequence[str],
+    *,
+    quiet: bool,
+) -> Iterator[ClaimRecord | None]:
     """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged."""
-    from ntkexp.claim.judge import Workshop, carry_out, judge_claim, plan_claim
+    from ntkexp.claim.judge import carry_out, judge_claim, plan_claim
     from ntkexp.claim.read import claim_names, read_claim
-    from ntkexp.cli.progress import listener
-    from ntkexp.config.compose import composer
 
-    made, trust = composer(asked.config_dir, asked.trust), trusted(asked.trust)
-    read = [read_claim(name, made.builder, size) for name in asked.names or claim_names(made.builder.choices)]
-    workshop = Workshop(engine, listener(asked.quiet), trust, asked.retry_failed)
+    read = [read_claim(name, composer.builder, size) for name in names or claim_names(composer.builder.choices)]
     for claim in read:
         try:
-            planned = plan_claim(claim, made, out, trust, asked.repeated)
+            planned = plan_claim(claim, composer, out, workshop.trust, repeat)
             record = judge_claim(planned, carry_out(planned, workshop), size)
         except Mistake as mistake:
             if len(read) == 1:
@@ -113,7 +123,7 @@ def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) 
             sys.stderr.write(f"{claim.name}: {mistake}\n")  # the others are judged all the same
             yield None
             continue
-        if not asked.quiet and len(read) > 1:
+        if not quiet and len(read) > 1:
             sys.stderr.write(f"{line(record)}\n")
         yield record
 
@@ -124,13 +134,14 @@ def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) 
 HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "CPU minutes")
 
 
-def show(found: Sequence[ClaimRecord], asked: ClaimsRequest) -> None:
+def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
     """Show what was found."""
     from ntkexp.records.atomic import to_text
+    from ntkexp.report.claims import summary
 
-    if asked.as_json:
+    if as_json:
         sys.stdout.write(to_text([record.told for record in found]))
-    elif not asked.quiet:
+    elif not quiet:
         sys.stdout.write(f"{table(found)}\n\n{notes(found)}{summary(found)}\n")
 
 
@@ -170,6 +181,8 @@ def shortened(expected: str) -> str:
 
 def line(record: ClaimRecord) -> str:
     """Say of one claim what came out."""
+    from ntkexp.report.claims import outlook
+
     main = record.main
     found = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
     return f"{record.name}: {'; '.join(filter(None, [found, outlook(record)]))}"
@@ -177,6 +190,8 @@ def line(record: ClaimRecord) -> str:
 
 def notes(found: Sequence[ClaimRecord]) -> str:
     """Say what stands in the way of a verdict, and what would probably decide, which no control need be."""
+    from ntkexp.report.claims import outlook
+
     lines = []
     for record in found:
         for name, judged in record.looks.items():
@@ -186,15 +201,15 @@ def notes(found: Sequence[ClaimRecord]) -> str:
     return "".join(lines) + ("\n" if lines else "")
 
 
-def show_list(asked: ClaimsRequest) -> None:
+def show_list(config_dir: Path | None, *, as_json: bool) -> None:
     """Show every claim with its source."""
     from ntkexp.config.choices import Choices, folders, read
     from ntkexp.records.atomic import to_text
 
-    choices = Choices(folders(asked.config_dir))
+    choices = Choices(folders(config_dir))
     trees = {name: read(choices.file("claim", name)) for name in choices.options("claim")}
     told = [(name, str(tree.get("statement")), source(tree.get("source"))) for name, tree in trees.items()]
-    if asked.as_json:
+    if as_json:
         keys = ("name", "statement", "source")
         sys.stdout.write(to_text([dict(zip(keys, row, strict=True)) for row in told]))
     else:
@@ -206,13 +221,13 @@ def source(given: object) -> str:
     return ", ".join(map(str, given.values())) if isinstance(given, dict) else str(given)
 
 
-def show_trials(asked: ClaimsRequest) -> None:
+def show_trials(*, as_json: bool) -> None:
     """Show how often each rule errs, and how often it decides, where the truth is known."""
     from ntkexp.claim.synthetic import RULES, try_rule
     from ntkexp.records.atomic import to_text
 
     tried = [try_rule(rule) for rule in RULES]
-    if asked.as_json:
+    if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return
     header = ("rule", "tables", "false verdicts", "support where true", "refute where false")

@@ -1,17 +1,21 @@
-"""The arguments and options that commands share."""
+"""The arguments and options that commands share, each declared once, and what they bring about."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from ntkexp.cli.surroundings import is_count
+from ntkexp.mistake import Mistake
+
 
 def offer(context: typer.Context, incomplete: str) -> list[str]:
     """What the shell offers for KEY=VALUE. Nobody can read an error there, so a mistake offers nothing."""
     from ntkexp.config.choices import Choices, complete, folders
-    from ntkexp.mistake import Mistake
 
     given = context.params.get("config_dir")
     try:
@@ -23,7 +27,6 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
 def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
     """Offer in the shell what a sweep takes: its name first, then KEY=VALUE."""
     from ntkexp.config.choices import Choices, complete, folders
-    from ntkexp.mistake import Mistake
 
     given, words = context.params.get("config_dir"), context.params.get("words") or []
     try:
@@ -38,7 +41,6 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
 def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
     """Offer in the shell the names of claims, each once."""
     from ntkexp.config.choices import Choices, folders
-    from ntkexp.mistake import Mistake
 
     given, said = context.params.get("config_dir"), context.params.get("names") or []
     try:
@@ -46,6 +48,34 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
     except Mistake:
         return []
     return [name for name in [*known, "list", "judge"] if name.startswith(incomplete) and name not in said]
+
+
+def limit_threads(overrides: Sequence[str]) -> None:
+    """Limit threads before torch is imported, which is before validation: its libraries read their number then."""
+    given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
+    if given and is_count(given[-1]):
+        os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
+
+
+def ensure_writable(folder: Path) -> Path:
+    """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
+    from ntkexp.records.atomic import make_folder
+
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Mistake(f"--out={folder} cannot be written to; choose another folder")
+    return folder
+
+
+def keep_events(folder: Path, wanted: bool) -> None:
+    """Write the finished run as TensorBoard reads it, if somebody wants it."""
+    if wanted:
+        from ntkexp.report.events import ensure_events
+
+        ensure_events(folder)
 
 
 def require_tensorboard(wanted: bool) -> bool:
@@ -75,6 +105,10 @@ SweepWords: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+RunsFolder: TypeAlias = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which runs go into runs/.")
+]
+OutputsFolder: TypeAlias = Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of outputs.")]
 ConfigDir: TypeAlias = Annotated[
     Path | None,
     typer.Option(
