@@ -19,8 +19,8 @@ from ntkexp.claim.picture.base import AbstractPicture
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.component import Component
-from ntkexp.config.choices import spelled
 from ntkexp.config.override import split
+from ntkexp.config.plain_yaml import spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.claim import ClaimRecord
 from ntkexp.records.folder import CIRCUMSTANCES

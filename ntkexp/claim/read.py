@@ -31,9 +31,10 @@ from ntkexp.claim.picture.rows import JudgedRows
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.config.build import Builder
-from ntkexp.config.choices import Choices, read, spelled
+from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
 from ntkexp.config.override import split
+from ntkexp.config.plain_yaml import read, spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of
 

@@ -39,10 +39,12 @@ from omegaconf.resolvers import oc
 from pydantic.fields import FieldInfo
 
 from ntkexp.config.build import Builder, admit, keys, unknown
-from ntkexp.config.choices import OPTIONS, Choices, folders
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.field_types import takes
 from ntkexp.config.override import Override, assemble, split
 from ntkexp.config.override import value as override_value
+from ntkexp.config.plain_yaml import as_yaml
+from ntkexp.config.synonyms import OPTIONS
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import HIDDEN, SHORTEST, Mistake, first_line, nearest, without_secrets
 
@@ -63,6 +65,20 @@ class Resolved:
     def experiment(self) -> Experiment:
         """Build the experiment itself, validated."""
         return self.builder.experiment(self.tree)
+
+    def as_yaml(self) -> str:
+        """Write what would run: a `config.yaml` for a folder of the user's."""
+        fields = self.experiment().fields()
+        defaults = "".join(f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen)
+        return f"defaults:\n{defaults}  - _self_\n\n{as_yaml(completed(self.tree, fields))}"
+
+
+def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """The tree as the user wrote it, with the fields that only a class has a default for."""
+    return {
+        key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
+        for key, item in (fields | tree).items()
+    }
 
 
 def resolve(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Resolved:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
-from ntkexp.config.choices import spelled
+from ntkexp.config.plain_yaml import spelled
 from ntkexp.mistake import Mistake, nearest
 
 WORDS = {

@@ -30,8 +30,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic.fields import FieldInfo
 from yaml import YAMLError
 
-from ntkexp.config.choices import Choices, read
+from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import is_list, is_text, may_be_text, takes
+from ntkexp.config.plain_yaml import read
 from ntkexp.mistake import HydraSetting, Mistake
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)

@@ -203,7 +203,8 @@ def notes(found: Sequence[ClaimRecord]) -> str:
 
 def show_list(config_dir: Path | None, *, as_json: bool) -> None:
     """Show every claim with its source."""
-    from ntkexp.config.choices import Choices, folders, read
+    from ntkexp.config.choices import Choices, folders
+    from ntkexp.config.plain_yaml import read
     from ntkexp.records.atomic import to_text
 
     choices = Choices(folders(config_dir))

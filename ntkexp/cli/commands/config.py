@@ -34,10 +34,9 @@ def config(
 
         text = cost_table(compose(overrides or [], config_dir, trust or []))
     else:
-        from ntkexp.config.choices import shown
         from ntkexp.config.compose import resolve
 
-        text = shown(resolve(overrides or [], config_dir, trust or []))
+        text = resolve(overrides or [], config_dir, trust or []).as_yaml()
     sys.stdout.write(text)
 
 

@@ -90,7 +90,10 @@ def sweep(
         if reason := found[run.name].reason:
             sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, repeat)}\n")
     if as_json:
-        show_json(plan, found)
+        from ntkexp.records.atomic import to_text
+        from ntkexp.sweep.plan import record
+
+        sys.stdout.write(to_text({**record(plan, found).fields, "record": str(plan.record)}))
     elif not quiet:
         sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
     raise typer.Exit(1 if any(status.state != "done" for status in found.values()) else 0)
@@ -123,14 +126,6 @@ def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) 
             write_tables(plan.record)
 
 
-def show_json(plan: Plan, statuses: Mapping[str, RunStatus]) -> None:
-    """Show the record on stdout."""
-    from ntkexp.records.atomic import to_text
-    from ntkexp.sweep.plan import record
-
-    sys.stdout.write(to_text({**record(plan, statuses).fields, "record": str(plan.record)}))
-
-
 def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
     """Say how many runs there are, and what became of them."""
     counts = {
@@ -151,7 +146,7 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
 
 def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> None:
     """Show what would run, for how long, and how much memory it takes."""
-    from ntkexp.config.choices import spelled
+    from ntkexp.config.plain_yaml import spelled
     from ntkexp.sweep.plan import Estimator
     from ntkexp.text import aligned, counted, duration
 
@@ -173,15 +168,12 @@ def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[Plann
     seconds = [costs[run.name].seconds for run in begun]
     total = max([sum(seconds) / engine.workers, *seconds])
     most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
+    # shapes do not tell when a loss will be reached
+    sooner = any(run.experiment.stop_at_loss is not None for run in begun)
+    early = ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""
     sys.stdout.write(
         f"{plan.sweep.name}: {len(begun)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
-        f"and up to {most / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{early_end(begun)}\n"
+        f"and up to {most / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{early}\n"
     )
     for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
         sys.stderr.write(f"ntkexp: would fail: {mistake}\n")
-
-
-def early_end(begun: Sequence[PlannedRun]) -> str:
-    """Say that runs may end sooner: shapes do not tell when a loss will be reached."""
-    sooner = any(run.experiment.stop_at_loss is not None for run in begun)
-    return ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""
