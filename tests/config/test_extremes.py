@@ -71,6 +71,7 @@ def test_every_whole_number_has_two_ends() -> None:
     assert len(found) > 50
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
