@@ -17,8 +17,9 @@ from ntkexp.foreign_loop.moved import refuse_short
 from ntkexp.foreign_loop.signed_outputs import left_alone
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.casts import without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
-from ntkexp.kernel.record.taping import columns, without_casts
+from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
