@@ -4,11 +4,10 @@ back, and the loss of each example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from typing import Any, TypeAlias
 
 import torch
@@ -17,10 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ntkexp.foreign_loop.clipping import factor_between
-from ntkexp.kernel.record.tape import examples, tensors
+from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import arguments
 from ntkexp.shapes import Function, Inputs, Weights
 
 # --- The states of torch's own generators: what is drawn next follows from them.
@@ -193,35 +191,6 @@ class Circumstances:
         return cls(modes, states, None if casts is None else Autocast(*casts))
 
 
-# --- A call of the model as functions of the user's see it: those that name its examples, and those that give losses.
-
-
-@dataclass(frozen=True)
-class SeenCall:
-    """What the model was called with, and the names of its examples, once they have some."""
-
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
-    ids: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, inputs: Inputs, ids: tuple[str, ...] = ()) -> SeenCall:
-        """The call with these inputs.
-
-        >>> SeenCall.of((1, 2)).args, SeenCall.of({"x": 3}).kwargs["x"]
-        ((1, 2), 3)
-        """
-        placed, named = arguments(inputs)
-        return cls(placed, named, ids)
-
-
-# --- Calls of the model whose outputs are differentiated: what went in, and the gradient that came back.
-
-
-Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""The names of the examples of a call: a function of it, or the keyword that holds them."""
-
-
 @dataclass
 class ModelCall:
     """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, on
@@ -251,51 +220,6 @@ class ModelCall:
         rows = gradient.detach().clone()
         rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
         self.gradient = rows if self.gradient is None else self.gradient + rows
-
-
-def digests(inputs: Inputs) -> tuple[str, ...]:
-    """Each example by what it holds, so that neither shuffling nor epochs nor duplicates need an index.
-
-    >>> import torch
-    >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
-    >>> one == again, one == other
-    (True, False)
-    """
-    columns = [rows_of(tensor) for tensor in tensors(inputs)]
-    return tuple(sha256(b"".join(row)).hexdigest()[:16] for row in zip(*columns, strict=True))
-
-
-def rows_of(tensor: Tensor) -> list[bytes]:
-    """The elements of every row."""
-    rows = tensor.detach().cpu()[:, None].flatten(1).contiguous()
-    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
-
-
-def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
-    """The names of the examples of a call, if they have some.
-
-    >>> import torch
-    >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
-    ('4', '7')
-    >>> names_of(torch.ones(2, 3), lambda call: call.args[0].sum(1))
-    ('3.0', '3.0')
-    """
-    if ids is None:
-        return None
-    found = column(inputs, ids) if isinstance(ids, str) else ids(SeenCall.of(inputs))
-    if not isinstance(found, Tensor | Sequence):
-        raise Mistake(f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call")
-    names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
-    if len(names) != (count := examples(inputs)):
-        raise Mistake(f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each")
-    return names
-
-
-def column(inputs: Inputs, ids: str) -> object:
-    """The keyword that holds names."""
-    if not isinstance(inputs, Mapping) or ids not in inputs:
-        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
-    return inputs[ids]
 
 
 def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:

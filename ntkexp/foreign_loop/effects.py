@@ -21,8 +21,8 @@ from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName, kind_of, mean_
 from ntkexp.foreign_loop.again import Again, LoopAgain
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.kernel.record.tape import Tape, digest, examples, part
 from ntkexp.kernel.record.taping import plain_kernels, record
 from ntkexp.mistake import Mistake, NoPlace

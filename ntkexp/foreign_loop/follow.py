@@ -16,18 +16,19 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
-from ntkexp.foreign_loop.asked import FirstStep, as_queries, refuse_unusable, refuse_without_rules
-from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.calls import ExampleLoss, Ids
-from ntkexp.foreign_loop.dataset_names import DATASET, noted_loading
-from ntkexp.foreign_loop.kept.keeper import KeeperInMemory, KeeperOnDisk
-from ntkexp.foreign_loop.kept.loop import EventWriter, LoopOnDisk
-from ntkexp.foreign_loop.kept.replay import ReplayedSteps
-from ntkexp.foreign_loop.kept.shards import Together, together
-from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
-from ntkexp.foreign_loop.moved import Unmoved, moved_names, named_tensors, unwrapped_model, unwrapped_optimizers
-from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, given_now
+from ntkexp.foreign_loop.arguments import FirstStep, as_queries, refuse_unusable, refuse_without_rules
+from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.example_names import DATASET, Ids, noted_loading
+from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, given_now
+from ntkexp.foreign_loop.outside import Unmoved, named_tensors
+from ntkexp.foreign_loop.parameters import moved_names, unwrapped_model, unwrapped_optimizers
+from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import AbstractKeeper, KeeperOfEnds
+from ntkexp.foreign_loop.store.disk import EventWriter, KeeperOnDisk, LoopOnDisk
+from ntkexp.foreign_loop.store.files import START, TraceFolder
+from ntkexp.foreign_loop.store.memory import KeeperInMemory
+from ntkexp.foreign_loop.store.replay import ReplayedSteps
+from ntkexp.foreign_loop.store.shards import Together, together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors

@@ -28,9 +28,9 @@ from ntkexp.effects.trajectory import (
     flat_like,
 )
 from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.calls import SPREAD, CallLoss, ExampleLoss, ModelCall, cancelled
 from ntkexp.foreign_loop.clipping import factor_between
+from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD

@@ -15,20 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.asked import ONE_NUMBER, FirstStep
-from ntkexp.foreign_loop.calls import Autocast, Circumstances, Ids, ModelCall, given, names_of, states_for
-from ntkexp.foreign_loop.moved import (
-    Members,
-    Unmoved,
-    Untouched,
-    called_model,
-    named_tensors,
-    refuse_short,
-    unwrapped_model,
-)
-from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.arguments import ONE_NUMBER, FirstStep
+from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall, given, states_for
+from ntkexp.foreign_loop.example_names import Ids, names_of
+from ntkexp.foreign_loop.output_signatures import signature
+from ntkexp.foreign_loop.outside import Outside, Unmoved, Untouched, named_tensors
+from ntkexp.foreign_loop.parameters import Members, called_model, refuse_short, unwrapped_model
 from ntkexp.foreign_loop.rule import IDLE, AbstractRule, LinearStep, RuleProof, Signed, numbers, rule_of
-from ntkexp.foreign_loop.signed_outputs import signature
 from ntkexp.foreign_loop.step import AbstractKeeper, FollowedStep
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.calls import CallLoss, ModelCall, SeenCall, digests
+from ntkexp.foreign_loop.calls import CallLoss, ModelCall
+from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import bugs, loops

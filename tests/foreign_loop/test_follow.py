@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ntkexp
-from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.example_names import digests
 from tests.torture.loop.made import EXAMPLES, Loop, Plant
 from tests.torture.loop.oracle import Oracle
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.calls import EVALUATION, Autocast, Circumstances, LayerModes, ModelCall, beginning_at
-from ntkexp.foreign_loop.signed_outputs import Replayed
+from ntkexp.foreign_loop.output_signatures import Replayed
 from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
