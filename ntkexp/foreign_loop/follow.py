@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,8 @@ def follow(
     asked in evaluation, and without casts.
 
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
-    each example, as the loop has it but for a factor; it is held against the gradients of every step.
+    each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
+    mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -105,7 +106,7 @@ def follow(
         ids,
         keeper,
         Unmoved(inner, module),
-        None if now is None else now.weighing,
+        None if now is None else replace(now.weighing, loss=loss or now.weighing.loss),
         FirstStep(called, asked) if now is None and ours.world == 1 else None,
     )
     with noted_loading() if ids == DATASET else nullcontext() as noted:

@@ -151,11 +151,12 @@ class WatchedCalls:
             )
         how = Circumstances.of(self.inner, self.generators, self.autocast)
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how, signed=signature(output))
-        listen(output, partial(self.on_gradient, call), past_casts=self.autocast is not None)
+        counts = None if self.weighing is None else self.weighing.counts(output, call)
+        listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
         self.calls.append(call)
         self.seen += 1
 
-    def on_gradient(self, call: ModelCall, gradient: Tensor) -> Tensor | None:
+    def on_gradient(self, call: ModelCall, counts: Tensor | None, gradient: Tensor) -> Tensor | None:
         """Note what comes back to the outputs of a call, and weigh it; gradients that are zero now were not
         accumulated, but for calls of which nothing was left."""
         way = torch._C._current_graph_task_id()
@@ -167,7 +168,7 @@ class WatchedCalls:
         if self.weighing is None:
             call.receive(gradient, way)
             return None
-        factors = self.weighing.factors(call.names).to(gradient)
+        factors = self.weighing.factors(call.names, counts).to(gradient)
         weighed = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         call.receive(weighed, way)
         return weighed
