@@ -26,7 +26,7 @@ from ntkexp.records.folder import command
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
-    from ntkexp.claim.judge import Workshop
+    from ntkexp.claim.conduct import Workshop
     from ntkexp.claim.read import Size
     from ntkexp.config.compose import Composer
     from ntkexp.records.claim import ClaimRecord, Judgement
@@ -73,7 +73,7 @@ def claims(
 
     chosen = choose(engine, workers)
     chosen.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.claim.judge import Workshop
+    from ntkexp.claim.conduct import Workshop
     from ntkexp.cli.progress import listener
     from ntkexp.config.compose import composer
 
@@ -109,14 +109,14 @@ def judged(
     quiet: bool,
 ) -> Iterator[ClaimRecord | None]:
     """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged."""
-    from ntkexp.claim.judge import carry_out, judge_claim, plan_claim
+    from ntkexp.claim.conduct import carry_out, conclude, plan_claim
     from ntkexp.claim.read import claim_names, read_claim
 
     read = [read_claim(name, composer.builder, size) for name in names or claim_names(composer.builder.choices)]
     for claim in read:
         try:
             planned = plan_claim(claim, composer, out, workshop.trust, repeat)
-            record = judge_claim(planned, carry_out(planned, workshop), size)
+            record = conclude(planned, carry_out(planned, workshop), size)
         except Mistake as mistake:
             if len(read) == 1:
                 raise
