@@ -1,10 +1,9 @@
-"""KEY=VALUE … → an experiment; references are counted before one is followed.
-
-KEY=VALUE … → an experiment.
+"""KEY=VALUE … → an experiment.
 
 1. Hydra puts the chosen options together (`model=mlp`).
 2. Every other override is held against the keys of the chosen components and read with its field in mind.
-3. `_target_`s become classes, from the leaves up, and pydantic validates them.
+3. References `${KEY}` are counted, and then followed.
+4. `_target_`s become classes, from the leaves up, and pydantic validates them.
 
 >>> compose(["model.width=64", "path.rule=[secant]"]).model.width
 64
@@ -195,6 +194,9 @@ def missing(config: DictConfig, key: str, builder: Builder) -> Mistake:
     """What to give for a `???`."""
     field = known_keys(config, builder).get(key)
     return Mistake(f"{key} has no default; write {key}=VALUE" + (f": it takes {takes(field)}" if field else ""))
+
+
+# --- How much the references of a configuration stand for.
 
 
 DEEPEST = 50

@@ -1,6 +1,4 @@
-"""What a component's fields take, read off their types, and why pydantic refused a value, each in one line.
-
-What a field takes, in words, and which components it is made of: read off its type.
+"""What a component's fields take, in words, read off their types, and why pydantic refused a value, in one line.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)

@@ -1,6 +1,4 @@
-"""KEY=VALUE of the command line, and Hydra's part: the chosen options put together as one tree of YAML.
-
-KEY=VALUE, as it stands on the command line.
+"""KEY=VALUE as it stands on the command line, and Hydra's part: the chosen options put together as one tree of YAML.
 
     text      ['+' | '++'] KEY '=' VALUE         + adds in Hydra; every key is known here, so it says nothing new
     KEY       words joined by dots
