@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def attribute(folder: Path, user: UserCode, *, effects: bool, quiet: bool = False) -> None:
     """Attribute the trace, with what the user's functions give; what came out is told."""
-    from ntkexp.foreign_loop.follow import trace_in
+    from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
 
-    files = trace_in(folder)
+    files = find_trace(folder)
     if user.model is None and user.again is None:
         kind = "FILE.py:FUNCTION"
         raise Mistake(
@@ -55,14 +55,14 @@ class UserCode:
 
     def trace(self, files: TraceFolder) -> Trace:
         """The trace, with module and loss; those that are not given are what the loop itself gives to `follow`."""
-        from ntkexp.foreign_loop.follow import loaded
+        from ntkexp.foreign_loop.trace import load_trace
 
         again, module = self.found("again"), None if self.model is None else built(self.model, self.trust)
         first = None if again is None or (self.model and self.loss) else once_more(again)
         if module is None:
             assert first is not None  # one of the two functions was given
             module = first.module
-        trace = loaded(files, module)
+        trace = load_trace(files, module)
         trace.loss = self.found("loss") or (None if first is None else first.loss)
         return trace
 

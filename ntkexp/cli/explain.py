@@ -211,8 +211,8 @@ def of_a_loop(
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
     from ntkexp.cli.attribute import found_in
-    from ntkexp.foreign_loop.follow import trace_in
     from ntkexp.foreign_loop.loop_ledger import loop_without
+    from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 
     if (known := read_removal(run.path, group, points)) is not None:
@@ -221,7 +221,7 @@ def of_a_loop(
         raise Mistake(
             f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"
         )
-    files, effect = trace_in(run.path), run.contributions.get("effect")
+    files, effect = find_trace(run.path), run.contributions.get("effect")
     mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
     function = found_in(again, "again", trust)
     with files.folder.claim():

@@ -1,4 +1,6 @@
-"""A followed loop as a training that can be differentiated, with what Adam remembered at every step."""
+"""A followed loop as a training that can be differentiated, for effects: its batches, losses and updates at every step,
+what Adam remembered there, and to what norm gradients were clipped.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,16 @@ from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 
-# --- What Adam remembered at every step of a loop, found by walking it forwards: m, v, and the largest v with
-# AMSGrad.
+# --- The state of Adam after every step of a loop, replayed forwards: m, v, and the largest v with AMSGrad.
 #
-# A row for each step lies in a file without a name, which is gone when nobody looks at it any more.
+# A row for each step lies in a file without a name, which is gone when nobody reads it any more.
 
 
 PARTS = ("mean", "latest", "largest")
 
 
 @dataclass(frozen=True)
-class Remembered:
+class AdamStates:
     """The rows [step, part, weight], and how often each parameter had moved after each step."""
 
     rows: NDArray[Any]
@@ -73,14 +74,14 @@ class Remembered:
         )
 
     def row(self, index: int, place: slice) -> Tensor:
-        """What was remembered after a step: nothing before the first."""
+        """The state after a step: zeros before the first."""
         if index < 0:
             return torch.zeros_like(self.row(0, place))
         return torch.from_numpy(np.array(self.rows[index, :, place])).to(self.device)
 
 
-def remembered(steps: AbstractSteps, flat: FlatWeights) -> Remembered | None:
-    """Walk forwards and remember, if any optimizer was an Adam."""
+def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
+    """The states after every step, if any optimizer was an Adam."""
     memory: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
@@ -92,11 +93,11 @@ def remembered(steps: AbstractSteps, flat: FlatWeights) -> Remembered | None:
                 memory[name] = after(step, name, memory.get(name))
         moved.append(dict(times))
         if memory and rows is None:
-            rows = room(len(steps), flat, next(iter(memory.values())))
+            rows = empty_rows(len(steps), flat, next(iter(memory.values())))
         if rows is not None:
             for name, part in memory.items():
                 rows[step.index, :, flat.places[name]] = part.cpu().numpy()
-    return None if rows is None else Remembered(rows, moved, flat, next(iter(steps.end.values())).device)
+    return None if rows is None else AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
 
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
@@ -108,7 +109,7 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     return torch.stack([first * mean + (1 - first) * p, latest, torch.maximum(largest, latest)])
 
 
-def room(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
+def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
     """An empty file of rows."""
     folder, kind = Path(gettempdir()), like.cpu().numpy().dtype
     needed, free = steps * len(PARTS) * flat.size * kind.itemsize, disk_usage(folder).free
@@ -163,9 +164,9 @@ class FollowedTraining(AbstractTrajectory):
         return self.flat.vector(self.steps.end)
 
     @cached_property
-    def memory(self) -> Remembered | None:
-        """What Adam remembered."""
-        return remembered(self.steps, self.flat)
+    def memory(self) -> AdamStates | None:
+        """The states of Adam."""
+        return adam_states(self.steps, self.flat)
 
     def step(self, index: int) -> TrainedStep:
         if index != self.next:
@@ -250,7 +251,7 @@ class FollowedTraining(AbstractTrajectory):
     ) -> tuple[float, float]:
         """What the consumed gradient is of the one that was found, whose multiples round otherwise; and how far
         rounding may take either."""
-        (factor, missed), rounding = factor_between(found, consumed), self.rounding
+        (factor, missed), rounding = factor_between(found, consumed), ROUNDS * torch.finfo(self.end.dtype).eps
         if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
             rounding += SPREAD * cancelled(multiplied)
         if not missed <= rounding:
@@ -273,11 +274,6 @@ class FollowedTraining(AbstractTrajectory):
             )
         self.norm = norm if self.norm is None else self.norm
         return norm
-
-    @property
-    def rounding(self) -> float:
-        """How far rounding may take a gradient."""
-        return ROUNDS * torch.finfo(self.end.dtype).eps
 
 
 def is_power_of_two(factor: float, rounding: float) -> bool:

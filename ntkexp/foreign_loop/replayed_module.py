@@ -1,6 +1,4 @@
-"""The module of a loop as functions of its weights, read under the circumstances of each call, and what autocast's
-casts cost.
-"""
+"""The module of a loop as functions of its weights, replayed under the circumstances of each call; what casts cost."""
 
 from __future__ import annotations
 
@@ -51,7 +49,8 @@ class CalledModule:
     @cached_property
     def function(self) -> Function:
         """The module in evaluation."""
-        return self.uncast(function_of(self.twin(EVALUATION), self.output), self.casts)
+        function = function_of(self.twin(EVALUATION), self.output)
+        return function if self.casts is None else without_casts(function)
 
     @property
     def under_casts(self) -> Function:
@@ -64,13 +63,10 @@ class CalledModule:
 
         return cast
 
-    def uncast(self, function: Function, casts: Autocast | None) -> Function:
-        """A function without casts, if there are some."""
-        return function if casts is None else without_casts(function)
-
     def at(self, how: Circumstances) -> Function:
         """The module as a call had it."""
-        function = self.uncast(function_as_it_is(self.twin(how.modes), self.output), how.autocast)
+        function = function_as_it_is(self.twin(how.modes), self.output)
+        function = function if how.autocast is None else without_casts(function)
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
             with beginning_at(how.states):
@@ -168,7 +164,7 @@ def away(called: CalledModule, end: Weights, queries: Inputs, outputs: Float[Ten
         return float((columns(called.under_casts, end, queries) - outputs).norm())
 
 
-def cost_of_casts(found: xr.Dataset) -> str:
+def casts_sentence(found: xr.Dataset) -> str:
     """The sentence on casts; none, if there were none."""
     if "casts" not in found:
         return ""
@@ -182,7 +178,7 @@ def cost_of_casts(found: xr.Dataset) -> str:
     )
 
 
-def cost_of_rounding(found: xr.Dataset) -> str:
+def rounding_sentence(found: xr.Dataset) -> str:
     """The sentence on rounding without casts, where it did more than half of the digits can hide."""
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
