@@ -95,7 +95,7 @@ def write_page(claims: Path, repeat: str) -> Path:
 
 def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) -> Iterator[ClaimRecord | None]:
     """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged."""
-    from ntkexp.claim.judge import Workshop, carry_out, judge_claim, plan_claim
+    from ntkexp.claim.conduct import Workshop, carry_out, conclude, plan_claim
     from ntkexp.claim.read import claim_names, read_claim
     from ntkexp.cli.progress import listener
     from ntkexp.config.compose import composer
@@ -106,7 +106,7 @@ def judged(asked: ClaimsRequest, size: Size, engine: AbstractEngine, out: Path) 
     for claim in read:
         try:
             planned = plan_claim(claim, made, out, trust, asked.repeated)
-            record = judge_claim(planned, carry_out(planned, workshop), size)
+            record = conclude(planned, carry_out(planned, workshop), size)
         except Mistake as mistake:
             if len(read) == 1:
                 raise

@@ -15,8 +15,8 @@ from ntkexp.foreign_loop.output_signatures import left_alone
 from ntkexp.foreign_loop.parameters import refuse_short
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.casts import without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
-from ntkexp.kernel.record.taping import without_casts
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from inspect import signature
+from math import nan
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ntkexp.foreign_loop.clipping import factor_between
@@ -22,6 +26,9 @@ from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
+
+if TYPE_CHECKING:
+    from ntkexp.foreign_loop.again import Weighing
 
 # --- The states of torch's own generators: what is drawn next follows from them.
 #
@@ -231,6 +238,8 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 #
 # ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest held against the gradient that came back to the call's
 # outputs
+#
+# A mean divides by what its examples count, Σm: each 1, or its class weight, or the number of its tokens.
 
 
 AGREES = 1e4  # eps: a loss written in other words, relative to its gradient
@@ -238,8 +247,90 @@ SPREAD = 4  # times what rounding does to a few multiples of a gradient: to that
 MULTIPLES = (1 / 3, 3 / 7, 1 / 11)
 
 
-ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor]
-"""Outputs of a call and the call ↦ one loss for each example."""
+ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor | tuple[Tensor, Tensor]]
+"""Outputs of a call and the call ↦ one loss for each example, and what each counts in their mean, if that is not 1."""
+
+
+def losses_of(
+    loss: ExampleLoss, outputs: Tensor, call: SeenCall
+) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"] | None]:
+    """The losses of the examples of a call, and what they count, if that is given."""
+    given = loss(outputs, call)
+    found, counts = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not isinstance(found, Tensor):
+        raise Mistake(f"loss=: it gives a {type(found).__name__}; give a tensor with one loss for each example")
+    if found.shape != (len(call.ids),):
+        raise Mistake(
+            f"loss=: it gives a tensor of shape {list(found.shape)} for {len(call.ids)} examples; give one "
+            "loss for each, such as cross_entropy(outputs, labels, reduction='none')"
+        )
+    return found, counts
+
+
+def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tensor, " row"] | None:
+    """What the examples of a call count in their mean, if that is given."""
+    with torch.no_grad():
+        found, counts = losses_of(loss, outputs.detach(), call)
+    if counts is None:
+        return None
+    if not isinstance(counts, Tensor) or counts.shape != found.shape or not bool((counts >= 0).all()):
+        raise Mistake(
+            "loss=: what it gives beside the losses is what each example counts in their mean; give a tensor with one "
+            f"number ≥ 0 for each of {len(call.ids)} examples, such as weight[labels]"
+        )
+    return counts.double()
+
+
+class CountedTargets(TorchFunctionMode):
+    """Hears what the targets of each example count where PyTorch takes a mean of cross-entropies: the weights of their
+    classes, and nothing for those that are ignored."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.counts = rows, list[Tensor]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # torch's own
+        kwargs = kwargs or {}
+        if func in (functional.cross_entropy, functional.nll_loss):
+            given = signature(func).bind(*args, **kwargs)
+            given.apply_defaults()
+            self.hear(given.arguments["target"], given.arguments["weight"], given.arguments["ignore_index"])
+        return func(*args, **kwargs)
+
+    def hear(self, target: Tensor, weight: Tensor | None, ignored: int) -> None:
+        """Take in some targets; a mean over probabilities of classes divides by how many there are."""
+        if target.is_floating_point():
+            return
+        there = target != ignored
+        counts = there.double() if weight is None else weight.double()[torch.where(there, target, 0)] * there
+        each = counts.reshape(self.rows, -1).sum(1) if not counts.numel() % self.rows else counts.new_full((2,), nan)
+        self.counts.append(each)
+
+    @property
+    def whole(self) -> float | None:
+        """What all of them count, if all examples count the same; NaN if not, and None if nothing was heard."""
+        if not self.counts:
+            return None
+        counts = sum(self.counts[1:], self.counts[0])
+        even = float((counts - counts[0]).abs().max()) <= COUNT_EPS * float(counts.max())
+        return float(counts.sum()) if even else nan
+
+
+KNOWN = 64  # eps: the factor between two gradients that hardly differ
+COUNT_EPS = 1e-6  # of class weights in float32, relative to them
+
+
+@dataclass(frozen=True)
+class Share:
+    """The κ of a call of so many examples and `numbers` of outputs, what they count in their mean, if `loss=` gives
+    that, and what their `targets` count, if it takes cross-entropies; κ is known to `room`, relative."""
+
+    factor: float
+    examples: int
+    numbers: int
+    room: float
+    counts: Float[Tensor, " row"] | None = None
+    targets: float | None = None
 
 
 @dataclass(frozen=True)
@@ -253,26 +344,26 @@ class CallLoss:
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
         """One for each example."""
-        losses = self.loss(outputs, SeenCall.of(self.call.inputs, self.call.names))
-        if not isinstance(losses, Tensor):
-            raise Mistake(f"loss=: it gives a {type(losses).__name__}; give a tensor with one loss for each example")
-        if losses.shape != (len(self.call.names),):
-            raise Mistake(
-                f"loss=: it gives a tensor of shape {list(losses.shape)} for {len(self.call.names)} examples; give one "
-                "loss for each, such as cross_entropy(outputs, labels, reduction='none')"
-            )
-        return losses
+        return losses_of(self.loss, outputs, self.seen)[0]
+
+    @property
+    def seen(self) -> SeenCall:
+        """The call, as functions of the user's see it."""
+        return SeenCall.of(self.call.inputs, self.call.names)
 
     def at(self, weights: Weights) -> Float[Tensor, " row"]:
         """The losses at these weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
-    def share(self, weights: Weights, factors: Float[Tensor, " row"] | None = None) -> float:
+    def share(self, weights: Weights, weighing: Weighing | None = None) -> Share:
         """The κ of the call; or a mistake, if this is not the loss that was trained with. What came back to its rows
-        had been multiplied with `factors`."""
+        had been weighed so."""
         with torch.no_grad(), plain_kernels():
             outputs = self.function(weights, self.call.inputs)
         outputs = outputs.detach().requires_grad_()
+        with CountedTargets(len(self.call.names)) as heard:
+            counts = counts_of(self.loss, outputs, self.seen)
+        factors = None if weighing is None else weighing.factors(self.call.names, counts)
 
         def slope(multiple: float) -> Tensor:
             (found,) = torch.autograd.grad(multiple * self.losses(outputs).sum(), outputs)
@@ -282,12 +373,14 @@ class CallLoss:
         ours, theirs = slope(1.0), self.call.gradient.reshape(-1)
         factor, missed = factor_between(ours, theirs)
         bound = AGREES * torch.finfo(theirs.dtype).eps
-        if not (missed <= bound or missed <= bound + SPREAD * cancelled(slope)):
+        rounding = cancelled(slope)
+        if not missed <= bound + SPREAD * rounding:
             raise Mistake(
                 f"step {self.step}: loss= is not the loss that was trained with: its gradient in the outputs is off by "
                 f"{missed:.2g} of itself, whatever factor it has; give the loss of each example, as the loop has it"
             )
-        return factor
+        room = KNOWN * torch.finfo(theirs.dtype).eps + SPREAD * (missed + rounding)
+        return Share(factor, len(self.call.names), outputs.numel(), room, counts, heard.whole)
 
 
 def cancelled(gradient: Callable[[float], Tensor]) -> float:

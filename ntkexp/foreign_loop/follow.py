@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def follow(
     asked in evaluation, and without casts.
 
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
-    each example, as the loop has it but for a factor; it is held against the gradients of every step.
+    each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
+    mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -102,7 +104,7 @@ def follow(
             ids if loading is None else loading.names,
             store,
             FrozenTensors(inner, module),
-            None if altered is None else altered.weighing,
+            None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
             FirstStepProof(called, queries) if altered is None and processes.world == 1 else None,
         )
         whole = False

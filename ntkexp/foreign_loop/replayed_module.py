@@ -19,7 +19,8 @@ from ntkexp.foreign_loop.output_signatures import Replayed
 from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.taping import columns, without_casts
+from ntkexp.kernel.record.casts import without_casts
+from ntkexp.kernel.record.taping import columns
 from ntkexp.model.functional import arguments, choose_output, function_as_it_is, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import short

@@ -202,12 +202,14 @@ class Watch:
 
         how = Circumstances.of(self.inner, self.generators, self.autocast)
         call = ModelCall(step, inputs, names_of(inputs, self.ids), how, signed=signature(output))
-        listen(output, partial(self.on_gradient, call), past_casts=self.autocast is not None)
+        counts = None if self.weighing is None else self.weighing.counts(output, call)
+        listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
         self.calls.append(call)
         self.count += 1
 
-    def on_gradient(self, call: ModelCall, gradient: Tensor) -> Tensor | None:
-        """Record what comes back to the outputs of a call, and weigh it, if the loop is carried out again otherwise."""
+    def on_gradient(self, call: ModelCall, counts: Tensor | None, gradient: Tensor) -> Tensor | None:
+        """Record what comes back to the outputs of a call; it is weighed where the loop is carried out again otherwise,
+        where examples may count otherwise in a mean."""
         # Where all gradients are zero now, what came back before was thrown away (zero_grad), but in this same backward
         # pass, or where all examples of a call weigh nothing.
         backward = torch._C._current_graph_task_id()
@@ -222,7 +224,7 @@ class Watch:
         if self.weighing is None:
             call.add_gradient(gradient, backward)
             return None
-        factors = self.weighing.factors(call.names).to(gradient)
+        factors = self.weighing.factors(call.names, counts).to(gradient)
         weighed = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         call.add_gradient(weighed, backward)
         return weighed

@@ -1,32 +1,41 @@
-"""Networks width by width, beside what they are at infinite width: outputs, kernels, and training."""
+"""Networks width by width, beside what they are at infinite width: outputs, kernels and training (J. Lee et al. 2019,
+arXiv:1902.06720, and those named below).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
-from torch.func import jacrev
 
+from ntkexp.claim.expectation.base import select_rows
+from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.component import LARGEST, Count
 from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource
-from ntkexp.effects.trajectory import flat_like
 from ntkexp.ensemble.compare import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
 from ntkexp.init.base import NTK, AbstractInit
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.loss.base import Squared
-from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask, ScaledOutput
-from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.networks import MLP
 from ntkexp.records.sweep import Level
+from ntkexp.report.analysis.estimate import PowerLaw, power_law
+from ntkexp.report.analysis.laws import number
 from ntkexp.stream import stream
+from ntkexp.text import listed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 # --- What trials read at many widths: a network that differs by its width alone.
 
@@ -357,112 +366,45 @@ class EnsembleBesideProcesses(AbstractTrial):
         ]
 
 
-WORST = 1e12
-"""No condition number is said beyond: rounding has the last word there."""
+class ChangeByWidth(AbstractPicture):
+    """How far weights and kernel move, against width, log–log, beside lines of 1/√n and 1/n.
 
+    Each panel has lines, named columns of the rows that `where` chooses; the last is the one of the title.
 
-class WidthSweep(AbstractTrial):
-    """Networks of one hidden layer, from few parameters to many, are trained to the end on noisy targets:
-
-    A network of each width learns the same examples.
-
-        parameters     P of the network at each width
-        test_error     mean (f − y)² on new points without noise, over the variance of y
-        train_error    the same on the training examples, with the noise
-        condition      λ_max/λ_min of the tangent kernel among the training examples, before training; where the
-                       kernel
-                       has no full rank λ_min is what rounding leaves, and the figure is cut at 10¹²
-
-    Training is that of Levenberg and Marquardt: least squares of the linearised network, damped, accepted where
-    the loss falls. Gradient descent would have to be followed for very long near P = M, where the kernel is nearly
-    singular.
-
-    M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice and the classical bias–variance
-    trade-off" (2019), arXiv:1812.11118.
+    The axes are those of J. Lee et al., "Wide neural networks of any depth evolve as linear models under gradient
+    descent" (2019), arXiv:1902.06720, figure 1.
     """
 
-    model: MLP
-    init: AbstractInit
-    data: AbstractSource
-    widths: tuple[Count, ...] = Field((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 40, 80), min_length=3)
-    steps: Count = 60
+    along: str = "model.width"
+    where: dict[str, Any] = Field(default_factory=dict)
+    panels: dict[str, dict[str, str]] = Field(min_length=1)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        data = self.data.split(seed)
-        x, y = data.train.inputs, data.train.target.double()
-        new, truth = data.test.inputs, data.test.target.double()
-        if data.classes or y.shape[1] != 1:
-            raise Mistake("trial.data: choose data of one real value, such as ntkexp.data.Teacher")
-        task = LearningTask(tuple(x.shape[1:]), 1, data.vocabulary)
-        scale = float(truth.var(correction=0))
+    def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.report.plots.redrawn import draw_change_by_width as draw  # noqa: PLC0415  drawing is slow to load
 
-        def row(width: int) -> Mapping[str, Level]:
-            module = network_of_width(width, self.model, self.init, task, stream("weights", seed, width))
-            function, start = function_of(module), weights_of(module)
-            flat = flat_like(start)
-            first = flat.vector(start)
+        return draw(self.rows(judged), self.along, self.panels, self.title(judged))
 
-            def outputs(vector: Tensor, at: Tensor) -> Tensor:
-                return function(flat.weights(vector), at)[:, 0]
+    def here(self, judged: JudgedClaim) -> str:
+        rows = self.rows(judged)
+        told = [
+            listed([f"{line} {number(self.law(rows, name).exponent.value)}" for line, name in lines.items()])
+            for lines in self.panels.values()
+        ]
+        return f"the exponents of width are: {'; '.join(told)}, by {rows['seed'].nunique()} seeds."
 
-            found = fitted(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
-            with torch.no_grad():
-                errors = [float((outputs(found, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
-            jacobian = jacrev(lambda vector: outputs(vector, x))(first)
-            return {
-                "width": width,
-                "parameters": flat.size,
-                "train_error": errors[0] / scale,
-                "test_error": errors[1] / scale,
-                "condition": condition(jacobian),
-            }
+    def title(self, judged: JudgedClaim) -> str:
+        """Say how the last line goes, and which of the two it is nearer to."""
+        panel, lines = list(self.panels.items())[-1]
+        found = self.law(self.rows(judged), list(lines.values())[-1]).exponent.value
+        near, far = ("1/n", "1/√n") if found < -0.75 else ("1/√n", "1/n")
+        return f"The change of the {panel} goes as n to the power {number(found)}, nearer to {near} than to {far}"
 
-        return [row(width) for width in self.widths]
+    def rows(self, judged: JudgedClaim) -> pd.DataFrame:
+        """Find the rows that are drawn."""
+        columns = [name for lines in self.panels.values() for name in lines.values()]
+        return select_rows(judged.rows(self.along, "seed"), self.where).dropna(subset=columns)
 
-
-def fitted(
-    missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
-) -> Float[Tensor, " weight"]:
-    """Make the sum of squares small, as far as so many attempts lead.
-
-    >>> fitted(lambda w: w**2 - 4.0, torch.tensor([1.0], dtype=torch.float64), steps=30).round(decimals=9)
-    tensor([2.], dtype=torch.float64)
-    """
-    here, damping = start, 1e-2
-    residual, jacobian = missed(here), jacrev(missed)(here)
-    for _ in range(steps):
-        loss = residual.square().sum()
-        move = damped(jacobian, residual, damping)
-        after = missed(here - move)
-        if after.square().sum() < loss:
-            here, damping = here - move, max(damping / 3, 1e-12)
-            residual, jacobian = after, jacrev(missed)(here)
-        else:
-            damping = min(damping * 4, 1e12)
-    return here.detach()
-
-
-def damped(
-    jacobian: Float[Tensor, "train weight"], residual: Float[Tensor, " train"], damping: float
-) -> Float[Tensor, " weight"]:
-    """The step (JᵀJ + damping)⁻¹ Jᵀ r, on the side of the shape that is smaller."""
-    rows, columns = jacobian.shape
-    if rows < columns:
-        gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
-        solved: Tensor = torch.linalg.solve(gram, residual)
-        return jacobian.t() @ solved
-    gram = jacobian.t() @ jacobian + damping * torch.eye(columns, dtype=jacobian.dtype)
-    move: Tensor = torch.linalg.solve(gram, jacobian.t() @ residual)
-    return move
-
-
-def condition(jacobian: Float[Tensor, "train weight"]) -> float:
-    """The condition number of the kernel J Jᵀ, of which there is none beyond `WORST`.
-
-    >>> condition(torch.tensor([[2.0, 0.0], [0.0, 1.0]])), condition(torch.ones(2, 1))
-    (4.0, 1000000000000.0)
-    """
-    values = torch.linalg.svdvals(jacobian)
-    if len(values) < len(jacobian) or values[-1] <= values[0] / WORST**0.5:
-        return WORST
-    return float((values[0] / values[-1]).square())
+    def law(self, rows: pd.DataFrame, name: str) -> PowerLaw:
+        """Fit one line."""
+        x, y = (np.asarray(rows[key], dtype=np.float64) for key in (self.along, name))
+        return power_law(x, y, rows["seed"].to_numpy(dtype=np.int64))

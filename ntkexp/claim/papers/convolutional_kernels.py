@@ -1,5 +1,5 @@
-"""Kernels by themselves: how long they take, layer by layer, regression with those of infinite width, and those of
-functions of one number.
+"""Kernels of convolutional networks: layer by layer, in regression, and how long they take (S. Arora et al. 2019,
+arXiv:1904.11955).
 """
 
 from __future__ import annotations
@@ -7,74 +7,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import sqrt
-from typing import Annotated, Literal, Self
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim, JudgedRows
 from ntkexp.claim.trial.base import AbstractTrial, refuse_unnamed
-from ntkexp.component import Count, CountOrNone
+from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init.base import NTK, AbstractInit
 from ntkexp.layer.affine import Affine, Convolution
-from ntkexp.library import ascend, finite_step_kernel, tangent_kernel
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered
-from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.networks import CNTK
-from ntkexp.model.scalar import AbstractScalar
 from ntkexp.records.sweep import Level
-from ntkexp.shapes import Weights
 from ntkexp.stream import stream
+from ntkexp.text import listed
 
-
-class KernelTimes(AbstractTrial):
-    """How long kernels take: the tangent kernel at infinite width between n examples and n others, of which no pair
-    comes twice, and a solve with the kernel among n examples.
-
-    Examples are Gaussian, in this shape; the model's kernel is timed at each size.
-
-        kernel_seconds, solve_seconds    time of this process, the shortest of `repeats` attempts
-
-    Times are measured, so that another attempt gives others; rows of a seed are measured once and kept.
-    """
-
-    model: AbstractLayered
-    init: AbstractInit
-    shape: tuple[Count, ...] = (16,)
-    sizes: tuple[Count, ...] = Field((250, 500, 1000), min_length=2)
-    repeats: Count = 3
-
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        generator = stream("trial", seed)
-        return [
-            self.timed(torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64))
-            for size in self.sizes
-        ]
-
-    def timed(self, both: Float[Tensor, "2 example *shape"]) -> dict[str, Level]:
-        """The times of some examples and as many others."""
-        x, others = both
-        layers = self.model.layers(self.init, self.shape, 1)
-        matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(len(x), 1, dtype=x.dtype)
-        matrix.diagonal().add_(matrix.diagonal().mean())
-        return {
-            "examples": len(x),
-            "kernel_seconds": self.shortest(lambda: infinite_kernel(layers, x, others, engine="torch", threads=1)[1]),
-            "solve_seconds": self.shortest(lambda: torch.linalg.solve(matrix, ones)),
-        }
-
-    def shortest(self, work: Callable[[], Tensor]) -> float:
-        """The shortest of several attempts."""
-        times = []
-        for _ in range(self.repeats):
-            begun = time.process_time()
-            work()
-            times.append(time.process_time() - begun)
-        return min(times)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class LayerProducts(AbstractTrial):
@@ -239,8 +196,14 @@ def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
 
 
 INIT = NTK(W_std=sqrt(2), b_std=0.0)
+
+
 Regressor = Literal["process", "kernel", "network"]
+
+
 FAMILIES = {"CNTK": False, "CNTK-GAP": True}
+
+
 MOMENTUM = 0.9
 
 
@@ -334,150 +297,110 @@ def trained(
     return outputs
 
 
-ROUNDING = 1e-9
-"""A value that moves by a smaller share of f(x′)'s movement does not move."""
+class KernelTimes(AbstractTrial):
+    """How long kernels take: the tangent kernel at infinite width between n examples and n others, of which no pair
+    comes twice, and a solve with the kernel among n examples.
 
-Whole = Annotated[int, Field(ge=-(10**4), le=10**4)]
+    Examples are Gaussian, in this shape; the model's kernel is timed at each size.
 
+        kernel_seconds, solve_seconds    time of this process, the shortest of `repeats` attempts
 
-class ScalarCurve(AbstractTrial):
-    """The kernel of a function of one number with one observation x′, drawn over x, and what a step of descent does:
-
-    A scalar function is looked at between `first` and `last`, with an observation (observed, value).
-
-        share        k(x, x′)/k(x′, x′); `least` and `largest` are its extremes over x, `least_at` and `largest_at`
-                     their x
-        finite       the same of the kernel k̃ of a finite step, η = `ascent`; `finite_largest_at` is where that is
-                     largest
-        spread       largest − least
-        before       f(x) at the start                        after    f(x) after a step of η on (f(x′) − value)²
-        moved        after − before                           wrong_way    1 where f(x) really moved against f(x′),
-                     else 0
-        error        |k(x, x′) − (delta·[x = x′] + product·x x′ + constant)|, as a share of k(x′, x′)
-
-    Rows are told apart by `x`, which is the observation's `place` or elsewhere, on one `side` of the boundary; by
-    the number of steps `ascended` that raise f(x′) before all this; and by the `start`: `given`, which is the
-    model's own, or `drawn`, which has scatter·N(0, 1) added to every parameter (Huszár 2020).
+    Times are measured, so that another attempt gives others; rows of a seed are measured once and kept.
     """
 
-    model: AbstractScalar
-    first: Whole = -10
-    last: Whole = 20
-    observed: Whole = 10
-    value: float = 50.0
-    step_size: float = Field(0.1, gt=0)
-    scatter: float = Field(1.0, gt=0)
-    boundary: float = -0.1
-    delta: float = 0.0
-    product: float = 0.0
-    constant: float = 0.0
-    ascended: tuple[CountOrNone, ...] = (0,)
-    ascent: float = Field(1.0, gt=0)
-
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        if not self.first <= self.observed <= self.last:
-            raise Mistake(f"trial.observed={self.observed} is not in {self.first} … {self.last}")
-        module = self.model.function()
-        own, generator = weights_of(module), stream("weights", seed)
-        drawn = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
-        starts = {"given": own, "drawn": drawn}
-        return [row for start, weights in starts.items() for row in self.curves(module, start, weights)]
-
-    def curves(self, module: nn.Module, start: str, weights: Weights) -> Iterator[dict[str, Level]]:
-        """The rows of one start."""
-        x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
-        here = self.observed - self.first
-        for steps in self.ascended:
-            reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
-            for row in self.curve(module, reached, x, here):
-                yield {"start": start, "ascended": steps, **row}
-
-    def curve(self, module: nn.Module, weights: Weights, x: Tensor, here: int) -> Iterator[dict[str, Level]]:
-        """The rows at one place of the weights."""
-        point = x[here : here + 1]
-        kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
-        share = kernel / kernel[here]
-        finite = finite_step_kernel(module, x, point, self.ascent, weights=weights)[:, 0, 0, 0] / kernel[here]
-        before, after = self.step(module, weights, x, here)
-        moved = after - before
-        formula = self.product * x[:, 0] * self.observed + self.constant
-        formula[here] += self.delta
-        whole: dict[str, Level] = {
-            "least": share.min().item(),
-            "least_at": x[share.argmin()].item(),
-            "largest": share.max().item(),
-            "largest_at": x[share.argmax()].item(),
-            "finite_largest_at": x[finite.argmax()].item(),
-            "spread": (share.max() - share.min()).item(),
-        }
-        for k, place in enumerate(x[:, 0].tolist()):
-            yield {
-                "x": int(place),
-                "place": "observed" if k == here else "elsewhere",
-                "side": "left" if place < self.boundary else "right",
-                "kernel": kernel[k].item(),
-                "share": share[k].item(),
-                "finite": finite[k].item(),
-                **whole,
-                "before": before[k].item(),
-                "after": after[k].item(),
-                "moved": moved[k].item(),
-                "wrong_way": float((moved[k] / moved[here]).item() < -ROUNDING),
-                "error": ((kernel[k] - formula[k]).abs() / kernel[here]).item(),
-            }
-
-    def step(self, module: nn.Module, weights: Weights, x: Tensor, here: int) -> tuple[Tensor, Tensor]:
-        """All values before and after a step of descent on the squared error: an ascent by −2η (f(x′) − value)."""
-        function = function_of(module)
-        before = function(weights, x)[:, 0]
-        size = 2 * self.step_size * (self.value - before[here]).item()
-        after = function(ascend(module, x[here : here + 1], 1, size, weights=weights), x)[:, 0]
-        return before, after
-
-
-def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw N(0, 1) in the shape of a weight."""
-    return torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-
-
-class FiniteSteps(AbstractTrial):
-    """How far the kernel of a finite step is from the tangent kernel, step size by step size:
-
-    A model is read on data: at `points` of them, after steps on each of `observed` others.
-
-        error            ‖k̃_η − k‖/‖k‖ between the probe points and the first training examples
-        centred_error    the same of (k̃_η + k̃_{−η})/2, in which the first order cancels
-
-    Networks are drawn by the seed; a function that starts where its fields say gets scatter·N(0, 1) added to its
-    weights.
-    """
-
-    model: AbstractArchitecture
+    model: AbstractLayered
     init: AbstractInit
-    data: AbstractSource
-    step_sizes: tuple[Annotated[float, Field(gt=0)], ...] = Field((0.1, 0.03, 0.01), min_length=2)
-    points: Count = 16
-    observed: Count = 4
-    scatter: float = Field(0.0, ge=0)
+    shape: tuple[Count, ...] = (16,)
+    sizes: tuple[Count, ...] = Field((250, 500, 1000), min_length=2)
+    repeats: Count = 3
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        data = self.data.split(seed)
-        generator = stream("weights", seed)
-        module = self.model.module(self.init, tuple(data.train.inputs.shape[1:]), 1, generator, data.vocabulary).eval()
-        weights = {
-            name: weight + self.scatter * noise_like(weight, generator) for name, weight in weights_of(module).items()
-        }
-        seen = torch.cat([data.train.inputs, data.probe.inputs, data.test.inputs])[: self.points]
-        observed = data.train.inputs[: self.observed]
-        tangent = tangent_kernel(module, seen, observed, weights=weights)
-
-        def finite(step_size: float) -> Tensor:
-            return finite_step_kernel(module, seen, observed, step_size, weights=weights)
-
-        def missed(kernel: Tensor) -> float:
-            return float((kernel - tangent).norm() / tangent.norm())
-
+        generator = stream("trial", seed)
         return [
-            {"step_size": eta, "error": missed(finite(eta)), "centred_error": missed((finite(eta) + finite(-eta)) / 2)}
-            for eta in self.step_sizes
+            self.timed(torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64))
+            for size in self.sizes
         ]
+
+    def timed(self, both: Float[Tensor, "2 example *shape"]) -> dict[str, Level]:
+        """The times of some examples and as many others."""
+        x, others = both
+        layers = self.model.layers(self.init, self.shape, 1)
+        matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(len(x), 1, dtype=x.dtype)
+        matrix.diagonal().add_(matrix.diagonal().mean())
+        return {
+            "examples": len(x),
+            "kernel_seconds": self.shortest(lambda: infinite_kernel(layers, x, others, engine="torch", threads=1)[1]),
+            "solve_seconds": self.shortest(lambda: torch.linalg.solve(matrix, ones)),
+        }
+
+    def shortest(self, work: Callable[[], Tensor]) -> float:
+        """The shortest of several attempts."""
+        times = []
+        for _ in range(self.repeats):
+            begun = time.process_time()
+            work()
+            times.append(time.process_time() - begun)
+        return min(times)
+
+
+REGRESSORS = ("process", "kernel", "network")
+
+
+class AccuracyTable(AbstractPicture):
+    """A table of accuracies by depth, kernels and networks side by side, with those that the paper has.
+
+    A trial of `ConvolutionalAccuracy` is set beside `per_cent`: by family and depth, what its paper has.
+
+    S. Arora et al., "On exact computation with an infinitely wide neural net" (2019), arXiv:1904.11955, has such a
+    table 1.
+    """
+
+    per_cent: dict[str, dict[Count, float]]
+    numbers: tuple[()] = ()
+    """They stand in `per_cent`."""
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        return JudgedRows().figure(judged)
+
+    def table(self, judged: JudgedClaim) -> pd.DataFrame:
+        ours = accuracies(judged)
+        depths = sorted({depth for depth, *_ in ours} | {depth for paper in self.per_cent.values() for depth in paper})
+        found: dict[str, list[float | None]] = {"depth": [*depths]}
+        for family in dict.fromkeys(family for _, family, _ in ours):
+            for name in REGRESSORS:
+                found[f"{family} {name}, %"] = [ours.get((depth, family, name)) for depth in depths]
+            if family in self.per_cent:
+                found[f"{family} paper, %"] = [self.per_cent[family].get(depth) for depth in depths]
+        return pd.DataFrame(found)
+
+    def here(self, judged: JudgedClaim) -> str:
+        ours, seeds = accuracies(judged), measured_accuracies(judged)["seed"].nunique()
+        means = {name: fmean(value for (*_, other), value in ours.items() if other == name) for name in REGRESSORS}
+        told = [f"{name} {means[name]:.1f} %" for name in sorted(REGRESSORS, key=lambda name: -means[name])]
+        plain, pooled = FAMILIES
+        gains = [
+            f"{ours[depth, pooled, 'kernel'] - value:.1f} points at depth {depth}".replace("-", "−")
+            for (depth, family, name), value in ours.items()
+            if (family, name) == (plain, "kernel")
+        ]
+        return (
+            f"on the data of the claim, pooling changes the accuracy of the kernel by {listed(gains)}; over all depths "
+            f"and families the mean accuracies are {listed(told)}, by {seeds} seeds."
+        )
+
+
+def measured_accuracies(judged: JudgedClaim) -> pd.DataFrame:
+    """Find the rows that the table is made of."""
+    return judged.rows("depth", "family", "regressor", "accuracy", "seed")
+
+
+def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
+    """Find the accuracy of each depth, family and regressor in per cent, the mean over seeds."""
+    cells = (
+        measured_accuracies(judged)
+        .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
+        .mean()
+        .reset_index()
+    )
+    names = zip(cells["depth"].astype(int), cells["family"], cells["regressor"], strict=True)
+    return dict(zip(names, (100 * cells["accuracy"]).round(1), strict=True))
