@@ -321,7 +321,7 @@ COUNT_EPS = 1e-6  # of class weights in float32, relative to them
 
 
 @dataclass(frozen=True)
-class Share:
+class CallShare:
     """The κ of a call of so many examples and `numbers` of outputs, what they count in their mean, if `loss=` gives
     that, and what their `targets` count, if it takes cross-entropies; κ is known to `room`, relative."""
 
@@ -355,7 +355,7 @@ class CallLoss:
         """The losses at these weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
-    def share(self, weights: Weights, weighing: Weighing | None = None) -> Share:
+    def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:
         """The κ of the call; or a mistake, if this is not the loss that was trained with. What came back to its rows
         had been weighed so."""
         with torch.no_grad(), plain_kernels():
@@ -380,7 +380,7 @@ class CallLoss:
                 f"{missed:.2g} of itself, whatever factor it has; give the loss of each example, as the loop has it"
             )
         room = KNOWN * torch.finfo(theirs.dtype).eps + SPREAD * (missed + rounding)
-        return Share(factor, len(self.call.names), outputs.numel(), room, counts, heard.whole)
+        return CallShare(factor, len(self.call.names), outputs.numel(), room, counts, heard.whole)
 
 
 def cancelled(gradient: Callable[[float], Tensor]) -> float:

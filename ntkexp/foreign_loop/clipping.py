@@ -97,6 +97,8 @@ class Factors:
         self, step: int, factors: Mapping[str, float], found: Weights, consumed: Weights, bound: float
     ) -> dict[str, float]:
         """Note the factors of a step; those of single numbers are afterwards those of the groups they fit."""
+        # groups of parameters with one factor; a parameter of a single number, whose factor may be any, goes with the
+        # group whose factor explains it to the rounding of the whole gradient
         numbers = {name: int(consumed[name].count_nonzero()) for name in factors}
         chosen, groups = dict(factors), list[list[str]]()
         if len(set(factors.values())) == 1:
@@ -113,6 +115,8 @@ class Factors:
                     group.append(name)
                 else:
                     groups.append([name])
+
+        # scales are explained at once; what may be clipping is held against the other steps, in `refuse_unexplained`
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else PARTS):

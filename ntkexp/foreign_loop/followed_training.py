@@ -30,7 +30,7 @@ from ntkexp.effects.trajectory import (
     flat_like,
 )
 from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.calls import SPREAD, CallLoss, ExampleLoss, ModelCall, Share, cancelled
+from ntkexp.foreign_loop.calls import SPREAD, CallLoss, CallShare, ExampleLoss, ModelCall, cancelled
 from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
@@ -141,10 +141,10 @@ COUNTS = (
 class MeanTaken:
     """What κ makes of what a call counts, by what may have been counted, as far as all calls agreed."""
 
-    first: tuple[int, Share] | None = None
+    first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
 
-    def hold(self, step: int, shares: Sequence[Share]) -> None:
+    def hold(self, step: int, shares: Sequence[CallShare]) -> None:
         """Refuse shares that are not those of a mean over each call; one example shares with nobody."""
         for share in shares:
             if share.factor and share.examples > 1:
@@ -154,7 +154,7 @@ class MeanTaken:
                     refuse_sum(step, share, other)
                 self.compare(step, share, agreed)
 
-    def agreed(self, step: int, share: Share) -> dict[str, float]:
+    def agreed(self, step: int, share: CallShare) -> dict[str, float]:
         """Those of the means that the shares of a call agree with."""
         assert self.first is not None
         means, room = means_of(share), share.room + self.first[1].room
@@ -167,7 +167,7 @@ class MeanTaken:
             )
         return agreed
 
-    def compare(self, step: int, share: Share, agreed: dict[str, float]) -> None:
+    def compare(self, step: int, share: CallShare, agreed: dict[str, float]) -> None:
         """Refuse shares of a call that are of no mean over it, unless it is said what its examples count."""
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
@@ -187,7 +187,7 @@ class MeanTaken:
         self.means = known if share.counts is None else self.means or agreed
 
 
-def means_of(share: Share) -> dict[str, float]:
+def means_of(share: CallShare) -> dict[str, float]:
     """κ times what a call counts."""
     found = {"examples": share.factor * share.examples}
     if share.counts is not None:
@@ -196,7 +196,7 @@ def means_of(share: Share) -> dict[str, float]:
     return found if share.targets is None else found | {"targets": share.factor * share.targets}
 
 
-def refuse_sum(step: int, one: Share, other: Share) -> None:
+def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
     """Refuse calls that count differently, and whose examples have the same share; and one whose share is its loss."""
     sizes = [float(share.examples if share.counts is None else share.counts.sum()) for share in (one, other)]
     room = one.room + other.room
@@ -298,7 +298,7 @@ class FollowedTraining(AbstractTrajectory):
             self.taken.hold(index, [replace(share, factor=share.factor * float(scale)) for _, share in both])
         return found
 
-    def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, Share]:
+    def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
         """The examples of a call, and what share they have in it."""
         if call.at != step.index:
             raise Mistake(

@@ -235,7 +235,7 @@ class Trace:
             self.refuse_empty()
             self.refuse_outside()
         gallery = Gallery()
-        found = self.found(gallery, in_place(quiet))
+        found = self.contributions(gallery, in_place(quiet))
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
@@ -259,7 +259,7 @@ class Trace:
             outputs = columns(function, weights, self.queries)
         return Replayed(function, weights, self.queries, outputs, casts.eps)
 
-    def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
+    def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
         """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 

@@ -5,7 +5,7 @@ nothing. The whole algorithm of following is here; what is recorded goes to a st
                 states of the generators that it drew from, autocast; and a signature of its outputs
     backward    `on_gradient` records ∂L/∂f of each example, which holds reduction, accumulation and loss scale already:
                 no loss function is asked for, and none can be misread
-    step        `on_step_begin` looks whether the weights are, to the bit, those that the last step left
+    step        `on_step_begin` compares the weights, to the bit, with those that the last step left
                 `on_step_end` reads the gradient g that was consumed, and from the optimizer's settings and state after
                 the step the linear map that it was, for each parameter:
                     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
@@ -288,6 +288,7 @@ class Watch:
         self.consumed_tensors = [ref(weight.grad) for weight in moved.values() if weight.grad is not None]
         calls = tuple(copy(call) for call in self.consumed_calls)
 
+        # stored, before the next step begins; and proof (a), of the first
         step = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error)
         self.store.add(step, self.optimizers.index(optimizer), self.weights, signed)
         if self.first is not None:

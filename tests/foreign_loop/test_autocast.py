@@ -178,8 +178,8 @@ def test_effects_are_refused_in_one_line() -> None:
 
 
 def test_a_trace_on_disk_tells_the_same(tmp_path: Path) -> None:
-    ours = followed(cast_loop(loops.adamw), brain, to=tmp_path / "run", every=3).found(Gallery())
-    theirs = followed(cast_loop(loops.adamw), brain).found(Gallery())
+    ours = followed(cast_loop(loops.adamw), brain, to=tmp_path / "run", every=3).contributions(Gallery())
+    theirs = followed(cast_loop(loops.adamw), brain).contributions(Gallery())
     for name in ("contribution", "casts"):
         assert float(abs(ours[name] - theirs[name]).max()) < EXACT_32 * float(abs(theirs["contribution"]).max())
     assert ours.attrs["autocast"] == "bfloat16"

@@ -238,7 +238,7 @@ def test_what_cannot_be_drawn_again_is_refused_in_one_line(way: Forward, said: s
 
 def same(one: Trace, other: Trace) -> None:
     """The same examples added the same, to the rounding of steps that are replayed."""
-    ours, theirs = (trace.found(Gallery())["contribution"] for trace in (one, other))
+    ours, theirs = (trace.contributions(Gallery())["contribution"] for trace in (one, other))
     missed = abs(ours.sel(example=theirs["example"]) - theirs).max()
     assert float(missed) < 1e-12 * float(abs(theirs).max())
 

@@ -104,9 +104,9 @@ class ReplayedLoop:
     signatures: Signatures
     events: int = 0  # since the checkpoint
 
-    def take(self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None) -> FollowedStep:
-        """Take the next event, of a step that began at `start`; after it comes the checkpoint `then`, if that is given,
-        and its weights and states are those from there."""
+    def replay(self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None) -> FollowedStep:
+        """Replay the next event, of a step that began at `start`; where the checkpoint `then` after it is given,
+        weights and states are those from there."""
         rule, _ = named(self.kinds[event["optimizer"]])
         settings = {name: group["settings"] for group in event["groups"] for name in group["names"]}
         before = self.states[event["optimizer"]]
@@ -310,17 +310,17 @@ class ReplayedSteps(AbstractSteps):
         device = next(self.module.parameters()).device
         first, then = (self.loop.checkpoint(event, device) for event in (begin, stop))
         assert first is not None
-        replay = ReplayedLoop(self.called, self.kinds, first["weights"], list(first["memories"]), self.signatures)
+        loop = ReplayedLoop(self.called, self.kinds, first["weights"], list(first["memories"]), self.signatures)
         only = stop - begin == 1 and then is not None and states_at_end(then) is not None
         steps: list[FollowedStep] = []
         for event in self.loop.events[begin:stop]:
             joins = bool(steps) and steps[-1].index == event["step"]  # another optimizer's part of the same step
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
-            start = steps[-1].start if joins else replay.weights
-            step = replay.take(event, calls, start, then if only else None)
+            start = steps[-1].start if joins else loop.weights
+            step = loop.replay(event, calls, start, then if only else None)
             steps = [*steps[:-1], steps[-1].joined(step)] if joins else [*steps, step]
-        end = replay.weights
+        end = loop.weights
         if then is not None:
             last, end = steps[-1], then["weights"]
-            steps[-1] = replace(last, rule_error=max(last.rule_error, replay.meet(last.index + 1, then)))
+            steps[-1] = replace(last, rule_error=max(last.rule_error, loop.meet(last.index + 1, then)))
         return list(zip(steps, [*(step.start for step in steps[1:]), end], strict=True))
