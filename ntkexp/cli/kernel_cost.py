@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.kernel.read.batches import Cost
+from ntkexp.kernel.read.cost import Cost
 from ntkexp.run.setting import survey
 from ntkexp.text import aligned
 

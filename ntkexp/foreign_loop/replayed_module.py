@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.calls import EVALUATION, Autocast, Circumstances, LayerModes, ModelCall, beginning_at
 from ntkexp.foreign_loop.output_signatures import Replayed
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import without_casts
@@ -133,7 +133,7 @@ class CallReaders:
     trained: frozenset[str]
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
-    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Features, Replayed]:
+    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Jacobian, Replayed]:
         """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")

@@ -38,7 +38,7 @@ def outputs(network: Known, weights: Weights, x: Tensor) -> Tensor:
 def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     step = known(name).step(size)
     agree(step.reading.push, step.change, ROUNDING, step.scale)
-    agree(applied(step.reading.features, step.weights), step.change, ROUNDING, step.scale)
+    agree(applied(step.reading.jacobian, step.weights), step.change, ROUNDING, step.scale)
     found = closure(step.reading.push, step.start, step.end)
     assert found.holds
     assert found.error < found.bound / 10
@@ -128,7 +128,7 @@ def test_pieces_telescope(name: str) -> None:
         for k in range(pieces + 1)
     ]
     step = {key: end[key] - own[key] for key in own}
-    parts = [applied(reader.secant(tapes[k], tapes[k + 1]).features, step) for k in range(pieces)]
+    parts = [applied(reader.secant(tapes[k], tapes[k + 1]).jacobian, step) for k in range(pieces)]
     change = tapes[-1].outputs - tapes[0].outputs
     agree(torch.stack(parts).mean(0), change, ROUNDING, tapes[0].outputs.abs().max() + tapes[-1].outputs.abs().max())
 
