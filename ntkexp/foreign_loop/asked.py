@@ -20,7 +20,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
 from ntkexp.kernel.record.taping import columns
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs

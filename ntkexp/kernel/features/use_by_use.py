@@ -16,7 +16,7 @@ from torch import Tensor
 from ntkexp.kernel.features.arrange import BY_COMPARISON, arrange, in_turn, refuse_unowned, with_gain, with_zeros
 from ntkexp.kernel.features.blocks import Factored, Features, Key, Rows, spread, zeros
 from ntkexp.kernel.features.gram import Sizes, Total, double_sum, sizes
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.uses import Element, Use, View
 from ntkexp.shapes import Weights
 

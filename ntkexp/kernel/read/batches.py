@@ -27,7 +27,7 @@ from ntkexp.kernel.features.use_by_use import (
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape, as_inputs, part
 from ntkexp.kernel.record.tape import examples as count_examples
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.uses import View
 from ntkexp.kernel.sketch import SLOWER, VECTORS, Sketch, Sketched, error_bar, operations, random_vectors, sketched_gram
 from ntkexp.shapes import Inputs, Weights

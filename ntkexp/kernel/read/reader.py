@@ -25,9 +25,9 @@ from ntkexp.kernel.record.independence import COUPLED, refuse_change, refuse_dep
 from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Slot, Tape, digest, is_whole, part
 from ntkexp.kernel.record.taping import columns, plain_kernels, record, unfused
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import Owners, Routes, have_owners, hold_at, owners, routes
 from ntkexp.kernel.secant.replay import Replay
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.segment import Closure, closure
 from ntkexp.kernel.secant.uses import Trained, Use, plain_uses
 from ntkexp.mistake import Mistake
@@ -341,7 +341,7 @@ class Reader:
         owned = self.owned_faithfully(start)
 
         def reading(columns: Tensor, at_once: bool) -> Features:
-            replay = Replay(start, end, self.trained, owned.constants, still=True)
+            replay = Replay(start, end, self.trained, owned.constants, pullback_only=True)
             return differentiate(arrange, replay.delta, replay.uses, owned, replay.leaves, columns, at_once=at_once)
 
         return self.programs.read(start, end, mixtures, owned, bool(self.routes(start).steering), reading)
