@@ -17,7 +17,7 @@ from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs

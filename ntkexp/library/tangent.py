@@ -30,7 +30,7 @@ from ntkexp.kernel.read.sketched import SketchedKernel, remark, sketched_kernel
 from ntkexp.kernel.read.threads import threads_for, work
 from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights

@@ -21,7 +21,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.outputs import chunks
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
 from ntkexp.mistake import Mistake

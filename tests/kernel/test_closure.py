@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from ntkexp.kernel.read import checks
+from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.kernel.secant.rules import RULES
-from ntkexp.kernel.secant.rules.base import AbstractCall, Result
+from ntkexp.kernel.secant.rules.base import Result
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import secant_kernel
 from ntkexp.mistake import Mistake
@@ -47,7 +48,7 @@ def test_a_rule_that_is_wrong_is_refused_or_warned_of(
     """In what the library returns: by how much it is off decides which."""
     right = RULES["tanh"]
 
-    def wrong(call: AbstractCall) -> Result:
+    def wrong(call: Call) -> Result:
         found = right(call)
         assert isinstance(found, torch.Tensor)
         return (1 + size) * found

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import owner, owners
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle

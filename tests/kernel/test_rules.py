@@ -14,9 +14,9 @@ from torch.nn import functional
 from ntkexp.kernel.read.reader import Reader, Reading
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import record
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.rules.complex_numbers import ALIKE
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ntkexp.kernel.secant.rules.linear import tell_of_padding
+from ntkexp.kernel.secant.rules.linear import warn_of_padding
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import reader_of, secant_kernel
 from ntkexp.shapes import Weights
@@ -142,7 +142,7 @@ def test_a_row_of_padding_that_a_tied_readout_moves_is_told(caplog: pytest.LogCa
     start = {name: weight.detach() for name, weight in net.named_parameters()}
     end = {name: 1.1 * weight + 0.1 for name, weight in start.items()}
     padded, others = torch.tensor([[1, 0], [0, 4]]), torch.tensor([[1, 2], [3, 4]])
-    tell_of_padding.cache_clear()
+    warn_of_padding.cache_clear()
     assert secant_kernel(net, start, end, others, others).isfinite().all()
     assert "row of padding" not in caplog.text
     assert secant_kernel(net, start, end, padded, others).isfinite().all()

@@ -21,7 +21,7 @@ from ntkexp.kernel.read.program_cache import outline
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape, as_inputs, part
 from ntkexp.kernel.record.tape import examples as count_examples
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.shapes import Inputs, Weights
 
 AT_ONCE = 2**26  # bytes of a tape

@@ -26,9 +26,9 @@ from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Slot, Tape, digest, is_whole
 from ntkexp.kernel.record.taping import columns, plain_kernels, record, unfused
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import Owners, Routes, have_owners, hold_at, owners, routes
 from ntkexp.kernel.secant.replay import Replay
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Trained, Use, plain_uses
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Weights

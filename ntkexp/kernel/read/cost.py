@@ -9,7 +9,7 @@ from ntkexp.kernel.features.gram import Sizes, alone, parameters_of, sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.uses import View
 
 # --- A kernel of many examples, judged by the Jacobian of a few that is kept use by use.

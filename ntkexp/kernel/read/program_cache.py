@@ -87,7 +87,7 @@ class Request:
 
     def read(self, *, at_once: bool) -> Jacobian:
         """The Jacobian in the ordinary way, for all mixtures at once or one after the other."""
-        replay = Replay(self.start, self.end, self.trained, self.owned.constants, still=True)
+        replay = Replay(self.start, self.end, self.trained, self.owned.constants, pullback_only=True)
         columns = self.mixtures.columns
         return assemble(pull_back(replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once))
 

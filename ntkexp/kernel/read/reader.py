@@ -25,8 +25,8 @@ from ntkexp.kernel.read.program_cache import ProgramCache, Request
 from ntkexp.kernel.record.independence import COUPLED, refuse_change
 from ntkexp.kernel.record.tape import Tape, part
 from ntkexp.kernel.record.taping import columns, record
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.segment import Closure, closure
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
