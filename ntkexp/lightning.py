@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ntkexp.foreign_loop.asked import part_of
+from ntkexp.foreign_loop.arguments import part_of
 from ntkexp.foreign_loop.follow import HeldOpen
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake

@@ -13,7 +13,7 @@ from ntkexp.mistake import Mistake
 if TYPE_CHECKING:
     from torch import nn
 
-    from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+    from ntkexp.foreign_loop.store.files import TraceFolder
     from ntkexp.foreign_loop.trace import Trace
 
 

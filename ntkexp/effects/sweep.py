@@ -4,12 +4,13 @@ read off on the way.
 What leaving an example out does to the others of its batch: the convention of the mean.
 
     fixed           κⱼ(w) = κⱼwⱼ                     the others keep their shares:         ∂/∂wᵢ = κᵢ γ·∇ℓᵢ
-    renormalised    κⱼ(w) = κⱼwⱼ Σκ/Σκw              they share what is left, as a mean over a smaller batch does:
-                                                     ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − Σκⱼγ·∇ℓⱼ/Σκ)
+    renormalised    κⱼ(w) = κⱼwⱼ Σκm/Σκmw            they share what is left, as a mean over a smaller batch does:
+                                                     ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − mᵢ Σκⱼγ·∇ℓⱼ/Σκm)
 
-An example that leaves takes all of its weight along, and what that does to a mean is known exactly: of a batch of |B|,
+where mᵢ is what an example counts in the mean: 1, or its class weight, or its number of tokens, if a mean divides by
+their sum. An example that leaves takes all of its weight along, and what that does to a mean is known exactly: of |B|,
 
-    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢ/Σκ) = −∂/∂wᵢ · |B|/(|B| − 1)
+    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)            = −∂/∂wᵢ · |B|/(|B| − 1) where all count the same
 
 and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has no mean to share, and where nobody else is.
 
@@ -172,23 +173,24 @@ class RenormalisedMean(AbstractMean):
         weighted = batch.shares * weights
         if not batch.is_mean:
             return weighted
-        left = weighted.sum(-1, keepdim=True)
-        return torch.where(left > 0, weighted * batch.shares.sum() / left, 0.0)
+        left = (weighted * batch.counts).sum(-1, keepdim=True)
+        return torch.where(left != 0, weighted * batch.counted.sum() / left, 0.0)
 
     def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
         if not batch.is_mean:
             return along * batch.shares
-        mean = along @ batch.shares / batch.shares.sum()
-        return (along - mean[:, None]) * batch.shares
+        mean = along @ batch.shares / batch.counted.sum()
+        return (along - mean[:, None] * batch.counts) * batch.shares
 
     def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
         alone = -along * batch.shares
         if not batch.is_mean:
             return alone
         examples, rows = torch.unique(batch.examples, return_inverse=True)
-        own = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.shares)[rows]
-        whole = batch.shares.sum()
-        others = whole - own > len(rows) * torch.finfo(whole.dtype).eps * whole  # beyond what summing rounds
+        own = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)[rows]
+        whole = batch.counted.sum()
+        # beyond what summing rounds; a loss that is given with the other sign has shares below zero
+        others = (whole - own).abs() > len(rows) * torch.finfo(whole.dtype).eps * whole.abs()
         grown = torch.where(others, whole / torch.where(others, whole - own, 1.0), 1.0)
         return torch.where(others, -self.slopes(along, batch) * grown, alone)
 

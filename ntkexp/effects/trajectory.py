@@ -93,11 +93,17 @@ class TakenBatch:
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]  # ℓᵢ(θ), differentiable twice
     is_mean: bool = True  # whether κ would be shared among the others, if an example were left out
     per_weight: Float[Tensor, " row"] | None = None  # κ by the weight of its example, where these are not all 1
+    counts: Float[Tensor, " row"] | float = 1.0  # what each share counts in the mean: class weights, tokens
 
     @property
     def by_weight(self) -> Float[Tensor, " row"]:
         """κ of each row by the weight of its example, also where that is nothing."""
         return self.shares if self.per_weight is None else self.per_weight
+
+    @property
+    def counted(self) -> Float[Tensor, " row"]:
+        """What each row counts in the mean, up to a factor that all have."""
+        return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
         """Multiply the shares."""

@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.foreign_loop.called_module import CallReaders
 from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import ADDED, Factors, factor_between
-from ntkexp.foreign_loop.signed_outputs import CHANGED, Replayed
+from ntkexp.foreign_loop.output_signatures import CHANGED, Replayed
+from ntkexp.foreign_loop.replayed_module import CallReaders
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.features.bracket import Bracket, empty

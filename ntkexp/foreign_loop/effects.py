@@ -18,11 +18,11 @@ from torch.func import jacrev
 from ntkexp.diagnostics.units import kinks
 from ntkexp.effects.plan import Caveats, SweepPlan
 from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName, kind_of, mean_of, sweep_from
-from ntkexp.foreign_loop.again import Again, LoopAgain
+from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.kernel.record.tape import Tape, digest, examples, part
 from ntkexp.kernel.record.taping import plain_kernels, record
 from ntkexp.mistake import Mistake, NoPlace
@@ -194,7 +194,13 @@ class LoopEffects:
 
 def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> LoopEffects:
     """Sweep back over the loop, and carry it out again without examples where somebody says how."""
-    training = FollowedTraining(steps=trace.steps, called=trace.called, loss=loss_of(trace), names=trace.examples)
+    training = FollowedTraining(
+        steps=trace.steps,
+        called=trace.called,
+        loss=loss_of(trace),
+        names=trace.examples,
+        weighing=Weighing(mean=mean),
+    )
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")

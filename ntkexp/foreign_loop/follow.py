@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,19 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
-from ntkexp.foreign_loop.asked import FirstStep, as_queries, refuse_unusable, refuse_without_rules
-from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.calls import ExampleLoss, Ids
-from ntkexp.foreign_loop.dataset_names import DATASET, noted_loading
-from ntkexp.foreign_loop.kept.keeper import KeeperInMemory, KeeperOnDisk
-from ntkexp.foreign_loop.kept.loop import EventWriter, LoopOnDisk
-from ntkexp.foreign_loop.kept.replay import ReplayedSteps
-from ntkexp.foreign_loop.kept.shards import Together, together
-from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
-from ntkexp.foreign_loop.moved import Unmoved, moved_names, named_tensors, unwrapped_model, unwrapped_optimizers
-from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, given_now
+from ntkexp.foreign_loop.arguments import FirstStep, as_queries, refuse_unusable, refuse_without_rules
+from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.example_names import DATASET, Ids, noted_loading
+from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, given_now
+from ntkexp.foreign_loop.outside import Unmoved, named_tensors
+from ntkexp.foreign_loop.parameters import moved_names, unwrapped_model, unwrapped_optimizers
+from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import AbstractKeeper, KeeperOfEnds
+from ntkexp.foreign_loop.store.disk import EventWriter, KeeperOnDisk, LoopOnDisk
+from ntkexp.foreign_loop.store.files import START, TraceFolder
+from ntkexp.foreign_loop.store.memory import KeeperInMemory
+from ntkexp.foreign_loop.store.replay import ReplayedSteps
+from ntkexp.foreign_loop.store.shards import Together, together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
@@ -68,7 +69,8 @@ def follow(
     asked in evaluation, and without casts.
 
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
-    each example, as the loop has it but for a factor; it is held against the gradients of every step.
+    each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
+    mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -104,7 +106,7 @@ def follow(
         ids,
         keeper,
         Unmoved(inner, module),
-        None if now is None else now.weighing,
+        None if now is None else replace(now.weighing, loss=loss or now.weighing.loss),
         FirstStep(called, asked) if now is None and ours.world == 1 else None,
     )
     with noted_loading() if ids == DATASET else nullcontext() as noted:

@@ -23,7 +23,7 @@ from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
 from ntkexp.foreign_loop.effects import loss_of
 from ntkexp.foreign_loop.follow import loaded, names_in
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.kernel.record.tape import part
 from ntkexp.kernel.record.taping import plain_kernels

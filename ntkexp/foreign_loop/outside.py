@@ -7,24 +7,201 @@ Between steps such a change is refused, as later steps begin at it; after the la
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.calls import Autocast
-from ntkexp.foreign_loop.moved import named_tensors
+from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.kernel.record.taping import columns
+from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import short
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+# --- What no followed optimizer moves stays as it was: frozen parameters, and buffers.
+#
+# The trace asks a copy of the model, in which these are as they were when following began. A readout's bias that
+# somebody else moves changes no gradient, so that no other proof would show it.
+
+
+@dataclass
+class Unmoved:
+    """`copy` is the model as it was; `known` are tensors, and the writes to them, that are known to be as they were. A
+    buffer may be assigned anew instead of written to.
+    """
+
+    model: nn.Module
+    copy: nn.Module
+    known: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.known.update((name, (tensor, tensor._version)) for name, tensor in named_tensors(self.model).items())
+
+    def refuse_writes(self, step: int, moved: Container[str]) -> None:
+        """Refuse what was written to and is not what it was, beside what is moved; that has to be where it was.
+
+        >>> net = nn.Linear(2, 1)
+        >>> unmoved = Unmoved(net, nn.Linear(2, 1))
+        >>> unmoved.refuse_writes(0, set())
+        >>> nn.init.zeros_(net.bias) is net.bias
+        True
+        >>> unmoved.refuse_writes(0, {"bias"})
+        >>> unmoved.refuse_writes(0, set())
+        Traceback (most recent call last):
+        ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
+        """
+        found = named_tensors(self.model)
+        for name, (tensor, _) in self.known.items():
+            if name not in found or (name in moved and found[name] is not tensor):
+                raise Mistake(
+                    f"step {step}: '{name}' is no longer the tensor that it was when following began; write new values "
+                    "into it, or follow from there on"
+                )
+        for name, tensor in found.items():
+            if name in moved or self.knows(name, tensor):
+                continue
+            if name not in self.known or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):
+                raise Mistake(
+                    f"step {step}: '{name}', which no followed optimizer moves, was changed; follow what moves it too"
+                )
+            self.known[name] = tensor, tensor._version
+
+    def otherwise(self, weights: Weights) -> Iterator[str]:
+        """What is otherwise than in a trace that ends at these weights: tensors, and numbers that modules hold.
+
+        >>> net = nn.Dropout(0.5)
+        >>> unmoved, net.p = Unmoved(net, nn.Dropout(0.5)), 0.1
+        >>> list(unmoved.otherwise({}))
+        ['p']
+
+        Also where a number of the class is another of this module's:
+
+        >>> class Warm(nn.Module):
+        ...     heat = 1.0
+        >>> net = Warm()
+        >>> unmoved, net.heat = Unmoved(net, Warm()), 2.0
+        >>> list(unmoved.otherwise({}))
+        ['heat']
+        """
+        now = named_tensors(self.model)
+        for name, kept in {**named_tensors(self.copy), **weights}.items():
+            if name not in now or not same_values(now[name].detach(), kept):
+                yield name
+        modules = dict(self.model.named_modules())
+        for name, was in self.copy.named_modules():
+            now_held = dict(settings(modules.get(name, was)))
+            before = dict(settings(was)) | {key: getattr(was, key) for key in now_held if hasattr(type(was), key)}
+            yield from (f"{name}.{key}".lstrip(".") for key, value in before.items() if now_held.get(key) != value)
+
+    def knows(self, name: str, tensor: Tensor) -> bool:
+        """Whether this very tensor was looked at, and not written to since."""
+        known, count = self.known.get(name, (None, 0))
+        return known is tensor and count == tensor._version
+
+
+def same_values(now: Tensor, kept: Tensor) -> bool:
+    """Whether a tensor holds what it held, wherever it lies by now.
+
+    >>> same_values(torch.ones(1).half(), torch.ones(1)), same_values(torch.ones(2), torch.ones(1))
+    (True, False)
+    """
+    return now.shape == kept.shape and torch.equal(now.to(kept), kept)
+
+
+def settings(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """The numbers and words that a module holds, but its mode.
+
+    >>> dict(settings(nn.Dropout(0.5)))
+    {'p': 0.5, 'inplace': False}
+    """
+    for key, value in vars(module).items():
+        if isinstance(value, bool | int | float | str) and key != "training" and not key.startswith("_"):
+            yield key, value
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by their names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+# --- Whether anything else than the optimizers moved the weights.
+#
+# PyTorch counts the writes to a tensor, and the count is asked at every call. It does not know of writes to
+# `weight.data`, so before every step the weights themselves are held against those that are kept here, to the
+# bit.
+
+
+LIBRARY, SIZE = ctypes.CDLL(None), ctypes.c_size_t
+
+
+@dataclass
+class Untouched:
+    """`weights` are those that the optimizers left, `counts` the writes to them until then. `spare` is memory that
+    nobody looks at any more: to fill fresh memory takes several times as long."""
+
+    weights: Weights = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    spare: Weights = field(default_factory=dict)
+
+    def keep(self, weights: Mapping[str, Tensor]) -> None:
+        """Keep some weights as they are now."""
+        places, found = list[Tensor](), list[Tensor]()
+        for name, weight in weights.items():
+            place, now = self.spare.pop(name, None), weight.detach()
+            self.weights[name] = place if place is not None and alike(place, now) else torch.empty_like(now)
+            self.counts[name] = weight._version
+            places.append(self.weights[name])
+            found.append(now)
+        torch._foreach_copy_(places, found)  # with one call for all
+
+    def forget(self, before: Weights) -> None:
+        """Nobody looks any more at weights that were kept before the latest."""
+        self.spare |= {name: weight for name, weight in before.items() if weight is not self.weights[name]}
+
+    def refuse_writes(self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False) -> None:
+        """Refuse weights that were written to, and are not what they were; or those that are not, by whatever way."""
+        for name, weight in members:
+            if name not in self.weights:
+                raise Mistake(f"step {step}: '{name}' was given to the optimizer during training")
+            if weight._version == self.counts[name] and not closely:
+                continue
+            if not same_bits(weight.detach(), self.weights[name]):
+                raise Mistake(
+                    f"step {step}: '{name}' was changed by something else than the optimizer since the last step (a "
+                    "clamp, an average that was copied back, a load, the ascent of SAM?), which is not followed"
+                )
+            self.counts[name] = weight._version
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether one tensor holds what another can."""
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same to the bit, seen in numbers of eight bytes where the system cannot compare them.
+
+    >>> same_bits(torch.zeros(2), -torch.zeros(2)), same_bits(torch.ones(3), torch.ones(3))
+    (False, True)
+    """
+    if not alike(one, other):
+        return False
+    if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
+        return not LIBRARY.memcmp(*(ctypes.c_void_p(each.data_ptr()) for each in (one, other)), SIZE(one.nbytes))
+    ours, theirs = one.reshape(-1), other.reshape(-1)
+    kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
+    return torch.equal(ours.view(kind), theirs.view(kind))
 
 
 @dataclass(frozen=True)

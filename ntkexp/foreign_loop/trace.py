@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
-from ntkexp.foreign_loop.asked import NEVER_CALLED
+from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, StepFound
-from ntkexp.foreign_loop.called_module import CalledModule, CallReaders, away, cost_of_rounding
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.effects import loop_effects
-from ntkexp.foreign_loop.kept.save import CASTS, PROOFS, Decode, Gallery, save
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
+from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.outside import done_outside
-from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, Replayed
+from ntkexp.foreign_loop.replayed_module import CalledModule, CallReaders, away, cost_of_rounding
+from ntkexp.foreign_loop.run_folder import CASTS, PROOFS, Decode, Gallery, save
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples

@@ -15,20 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.asked import ONE_NUMBER, FirstStep
-from ntkexp.foreign_loop.calls import Autocast, Circumstances, Ids, ModelCall, given, names_of, states_for
-from ntkexp.foreign_loop.moved import (
-    Members,
-    Unmoved,
-    Untouched,
-    called_model,
-    named_tensors,
-    refuse_short,
-    unwrapped_model,
-)
-from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.arguments import ONE_NUMBER, FirstStep
+from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall, given, states_for
+from ntkexp.foreign_loop.example_names import Ids, names_of
+from ntkexp.foreign_loop.output_signatures import signature
+from ntkexp.foreign_loop.outside import Outside, Unmoved, Untouched, named_tensors
+from ntkexp.foreign_loop.parameters import Members, called_model, refuse_short, unwrapped_model
 from ntkexp.foreign_loop.rule import IDLE, AbstractRule, LinearStep, RuleProof, Signed, numbers, rule_of
-from ntkexp.foreign_loop.signed_outputs import signature
 from ntkexp.foreign_loop.step import AbstractKeeper, FollowedStep
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake
@@ -158,11 +151,12 @@ class WatchedCalls:
             )
         how = Circumstances.of(self.inner, self.generators, self.autocast)
         call = ModelCall(self.keeper.count, inputs, names_of(inputs, self.ids), how, signed=signature(output))
-        listen(output, partial(self.on_gradient, call), past_casts=self.autocast is not None)
+        counts = None if self.weighing is None else self.weighing.counts(output, call)
+        listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
         self.calls.append(call)
         self.seen += 1
 
-    def on_gradient(self, call: ModelCall, gradient: Tensor) -> Tensor | None:
+    def on_gradient(self, call: ModelCall, counts: Tensor | None, gradient: Tensor) -> Tensor | None:
         """Note what comes back to the outputs of a call, and weigh it; gradients that are zero now were not
         accumulated, but for calls of which nothing was left."""
         way = torch._C._current_graph_task_id()
@@ -174,7 +168,7 @@ class WatchedCalls:
         if self.weighing is None:
             call.receive(gradient, way)
             return None
-        factors = self.weighing.factors(call.names).to(gradient)
+        factors = self.weighing.factors(call.names, counts).to(gradient)
         weighed = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         call.receive(weighed, way)
         return weighed

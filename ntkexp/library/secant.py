@@ -14,8 +14,10 @@ from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read.batches import batches
 from ntkexp.kernel.read.outputs import Outputs
 from ntkexp.kernel.read.threads import work
+from ntkexp.kernel.record.casts import Casts, full_precision
+from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import examples, part
-from ntkexp.kernel.record.taping import Casts, columns, full_precision, refuse_dependence
+from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.segment import Closure, explained
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
 from ntkexp.library.tangent import KernelSide, kernel, refuse_pairs, side

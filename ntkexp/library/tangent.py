@@ -39,8 +39,8 @@ from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.read.program_cache import outline
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.threads import Work, threads_for, work
+from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
-from ntkexp.kernel.record.taping import Casts, full_precision
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
 from ntkexp.mistake import Mistake

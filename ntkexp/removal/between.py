@@ -316,13 +316,13 @@ def joined(parts: Sequence[Ledger]) -> Ledger:
 
 # --- The ledger between two trainings that were recorded, whoever trained: with all examples, and with some left out.
 #
-#     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s  c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW Δtᵢ
+#     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s  c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ
 #
 # γ_s is what a change of the gradient of step s does to the output F in the end, by difference rules that go
 # backwards from it; ∇ℓ̄ᵢ is the mean of both ends, tᵢ = κᵢwᵢ the share of the example in its batch times its
-# weight, c(W) what makes these a mean: 1/W where it is renormalised, with W = Σt/Σκ; 1 where not, or where
-# nothing is left of a batch. For two trainings that hardly differ the rules are derivatives, and sᵢ is the effect
-# of i.
+# weight, c(W) what makes these a mean: 1/W where it is renormalised, with W = Σmt/Σmκ, of what examples count in
+# the mean; 1 where not, or where nothing is left of a batch. For two trainings that hardly differ the rules are
+# derivatives, and sᵢ is the effect of i.
 
 
 SAME_SHARES = 1e-4  # of what comes back in float32, relative to it
@@ -436,7 +436,7 @@ def parts(
     if not weight.first.any() or not weight.second.any():  # no mean of nothing: the other's
         each = Pair(*[other.by_weight if weight.second.any() else one.by_weight] * 2)
     changed = each.mean * weight.change
-    whole, others = changed.sum(), rows @ (weight.mean * each.change)
-    if whole.abs() <= CLOSE * changed.abs().sum():  # as many came as went, and the mean is one over as much
+    left, others = changed * one.counts, rows @ (weight.mean * each.change)
+    if left.sum().abs() <= CLOSE * left.abs().sum():  # as many came as went, and the mean is one over as much
         return rows * changed
-    return (rows + others[:, None] / whole) * changed
+    return (rows + others[:, None] / left.sum() * one.counts) * changed

@@ -22,7 +22,8 @@ from ntkexp.effects.curvature import at_once
 from ntkexp.effects.trajectory import FlatWeights, flat_like
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
-from ntkexp.kernel.record.taping import plain_kernels, with_casts
+from ntkexp.kernel.record.casts import with_casts
+from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of

@@ -19,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.machine.base import PathKernel, Prediction
-from ntkexp.machine.ladder import results
 from ntkexp.on_disk import RowsOfArray
 from ntkexp.path.integrals import Share, StepTotals
 from ntkexp.progress import AbstractProgress
@@ -116,8 +115,7 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
     write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
-    table = results(outcome.rungs, outcome.regions, evidence, bool(setting.problem.data.classes))
-    write_results(path / "results.csv", table)
+    write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:
         torch.save(both_ends(setting.problem.weights, outcome.weights), file)
 

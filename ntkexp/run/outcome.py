@@ -19,12 +19,13 @@ from ntkexp.effects.plan import Caveats
 from ntkexp.effects.sweep import kind_of
 from ntkexp.kernel.secant.segment import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
-from ntkexp.machine.ladder import Region, Rung
+from ntkexp.machine.ladder import Region, Rung, results
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
 from ntkexp.path.integrals import Share, StepTotals, Sums, by_phase
 from ntkexp.path.step import Descent
 from ntkexp.records.contributions import RETRAINED, LeaveOut
+from ntkexp.records.results import Result
 from ntkexp.removal.group import agreement, changes, groups_left_out, leave_out, outputs_without, sizes
 from ntkexp.removal.rerun import Rerun, again
 from ntkexp.report.leave_out import held_against, told_of_trainings
@@ -294,8 +295,8 @@ class Outcome:
     """What came of a run."""
 
     evidence: Evidence
-    regions: Mapping[str, Region]
     rungs: list[Rung]
+    ladder: list[Result]
     weights: Weights
     steps: int
     diverged: bool
@@ -314,11 +315,12 @@ def outcome_of(
     """The outcome, from the outputs and the tangent kernel at the end of training."""
     evidence = evidence_of(state, outputs, kernel)
     effects = effects_of(state)
+    rungs = state.setting.experiment.ladder.climb(evidence)
     remarks = [*state.setting.remarks, *miss_remarks(state.misses), *(effects.caveats if effects else [])]
     return Outcome(
         evidence=evidence,
-        regions=regions(state),
-        rungs=state.setting.experiment.ladder.climb(evidence),
+        rungs=rungs,
+        ladder=results(rungs, regions(state), evidence, bool(state.setting.problem.data.classes)),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,

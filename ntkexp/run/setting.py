@@ -19,8 +19,8 @@ from ntkexp.kernel.read.batches import Cost, costs
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.threads import work
+from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.record.taping import remark, with_casts
 from ntkexp.kernel.secant.segment import point
 from ntkexp.kernel.sketch import Sketch
 from ntkexp.machine.base import DoesNotApply, LimitKernels

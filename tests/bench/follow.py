@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.kept.keeper import FIRST
-from ntkexp.foreign_loop.kept.loop import LoopInMemory
-from ntkexp.foreign_loop.kept.replay import ReplayedSteps
+from ntkexp.foreign_loop.store.memory import LoopInMemory
+from ntkexp.foreign_loop.store.replay import FIRST, ReplayedSteps
 from tests.bench.architectures import cnn
 from tests.bench.language import Block
 from tests.bench.stopwatch import milliseconds

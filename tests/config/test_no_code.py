@@ -148,6 +148,7 @@ def tried(fields: dict[str, Any]) -> None:
         return
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=str)
 def test_no_text_of_a_component_is_code(group: str, name: str, trap: Trap) -> None:
     component = option(group, name)

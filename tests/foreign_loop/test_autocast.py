@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.foreign_loop.called_module import cost_of_casts
-from ntkexp.foreign_loop.kept.save import Gallery
+from ntkexp.foreign_loop.replayed_module import cost_of_casts
+from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, followed

@@ -16,10 +16,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ntkexp.foreign_loop.again import LoopAgain
-from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.follow import follow, trace_in
-from ntkexp.foreign_loop.kept.save import Gallery
 from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake

@@ -18,7 +18,7 @@ import ntkexp
 from ntkexp.foreign_loop.attribution import AGREES
 from ntkexp.foreign_loop.clipping import Factors
 from ntkexp.foreign_loop.follow import loaded, trace_in
-from ntkexp.foreign_loop.signed_outputs import Replayed, signature
+from ntkexp.foreign_loop.output_signatures import Replayed, signature
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ntkexp.foreign_loop.follow import follow, loaded, trace_in
-from ntkexp.foreign_loop.kept.keeper import KeepingPlan
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.rule import Signatures
+from ntkexp.foreign_loop.store.files import TraceFolder
+from ntkexp.foreign_loop.store.replay import KeepingPlan
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import SealedLog
@@ -368,8 +368,8 @@ def test_its_size_is_said_before_it_grows(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_kept_weights_are_thinned_when_their_share_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.kept.keeper.MOST", 10e3)  # bytes; weights and memory take 3.3e3 here
-    monkeypatch.setattr("ntkexp.foreign_loop.kept.keeper.FIRST", 1)
+    monkeypatch.setattr("ntkexp.foreign_loop.store.replay.MOST", 10e3)  # bytes; weights and memory take 3.3e3 here
+    monkeypatch.setattr("ntkexp.foreign_loop.store.replay.FIRST", 1)
     trace = followed(loop(loops.momentum), loops.plain, to=tmp_path / "run")
     assert len(list((tmp_path / "run" / "trace" / "weights").iterdir())) <= 4
     same_parts(followed(loop(loops.momentum), loops.plain), trace)

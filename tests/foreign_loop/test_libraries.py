@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ntkexp
-from ntkexp.foreign_loop.calls import SeenCall
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
 from ntkexp.foreign_loop.trace import Trace

@@ -14,8 +14,8 @@ from torch import Tensor
 from ntkexp.cli.main import run as command
 from ntkexp.effects.sweep import MEANS, Adjoint, MeanName
 from ntkexp.foreign_loop.again import Weighing, trained_again
-from ntkexp.foreign_loop.calls import digests
 from ntkexp.foreign_loop.effects import loss_of as known_loss
+from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.follow import names_in, trace_in
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_ledger import OutputsAt, loop_without

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import ntkexp
-from ntkexp.foreign_loop.calls import SeenCall
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import names_in, trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
 from ntkexp.foreign_loop.trace import Trace

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.utils import clip_grad_norm_
 
-from ntkexp.foreign_loop.calls import SeenCall
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import HeldOpen, follow, loaded, trace_in
-from ntkexp.foreign_loop.kept import shards
-from ntkexp.foreign_loop.kept.shards import Together
 from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.store import shards
+from ntkexp.foreign_loop.store.shards import Together
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent

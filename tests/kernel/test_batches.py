@@ -46,6 +46,7 @@ def test_a_secant_kernel_takes_its_training_examples_in_batches() -> None:
     agree(secant_kernel(module, {}, {}, x[:2], x), network.kernel[:2, :, :5], 100 * EPS)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ROUTED)
 def test_where_values_route_rows_batches_are_read_all_the_same(name: str) -> None:
     given = routed(name)

@@ -133,6 +133,7 @@ def test_the_total_of_a_weight_whose_row_is_its_bias_is_the_gradient_of_autograd
     agree(found.weighted(cotangent).total(weights)["w"], expected, 100 * EPS)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", KINDS)
 def test_blocks_of_inputs_change_only_rounding(name: str) -> None:
     network = known(name)

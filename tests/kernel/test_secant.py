@@ -31,6 +31,7 @@ def outputs(network: Known, weights: Weights, x: Tensor) -> Tensor:
     return found.detach().reshape(len(x), -1)
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(
     ("name", "size"), [(name, size) for name in READ for size in (SIZES if name in BROKEN else (1e-8, 3.0))]
 )

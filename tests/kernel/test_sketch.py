@@ -31,6 +31,7 @@ def matrix(sketch: Sketch) -> Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("out", [True, False], ids=["multiplied out", "convolved"])
 @pytest.mark.parametrize("name", KINDS)
 def test_every_way_is_the_jacobian_times_one_matrix(name: str, out: bool, monkeypatch: pytest.MonkeyPatch) -> None:

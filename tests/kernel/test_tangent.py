@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rule
 EPS = torch.finfo(torch.float64).eps
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", [*READ, *DENSE])
 def test_the_kernel_is_that_of_jacobians_by_example(name: str) -> None:
     network = known(name)
@@ -44,6 +45,7 @@ def test_the_kernel_in_single_precision(name: str) -> None:
     agree(tangent_kernel(given.module, given.x), expected, ROUNDING * torch.finfo(torch.float32).eps)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", READ)
 def test_both_readings_of_a_tangent_agree(name: str) -> None:
     """Autograd along the recorded graph, where it can be asked, and the replay at length zero."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.record.taping import Casts
+from ntkexp.kernel.record.casts import Casts
 from ntkexp.library import reader_of, tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_torchvision

@@ -36,6 +36,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("state", ["begun", "whole"])
 def test_it_is_filled_again(places: Path, tmp_path: Path, state: str, seed: int) -> None:

@@ -47,6 +47,7 @@ def test_any_number_of_workers_write_the_same_bytes(
     assert engine.tasks == min(workers, TILES)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("recipe", "overrides"),
     [

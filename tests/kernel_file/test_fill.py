@@ -82,6 +82,7 @@ def test_what_is_finished_is_not_computed_again(tmp_path: Path) -> None:
     assert again.seen
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("other", "reason"),
     [

@@ -43,6 +43,7 @@ def regression(kernel: Tensor, targets: Tensor) -> Tensor:
     return kernel @ coefficients
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("solver", ["eigen", "cholesky", "cg", None], ids=str)
 def test_every_solver_is_ridge_regression(entries: Entries, solver: Solver | None) -> None:
     found = answered(entries, Question(ridge=RIDGE, solver=solver, memory_gb=4.0 if solver else 1e-5))

@@ -46,6 +46,7 @@ def test_where_an_example_meets_itself_so_they_are(seed: int) -> None:
     agree(ntkexp.infinite_kernel(layers, x, engine="torch"), oracle.kernels(layers, x, x, same=True))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("circular", [False, True])
 @pytest.mark.parametrize("shape", [(2, 7), (2, 5, 4), (2, 3, 2, 2)])
 @pytest.mark.parametrize("head", [Flatten(), GlobalAvgPool()])

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ntkexp.config.compose import compose, composer
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.machine.ladder import results
 from ntkexp.records.data import Trajectory
 from ntkexp.records.results import Result
 from ntkexp.run.loop import AbstractListener, run
@@ -92,9 +91,7 @@ class Ran:
     @property
     def table(self) -> dict[tuple[str, str], Result]:
         """The ladder, by machine and split."""
-        classifies = bool(self.setting.problem.data.classes)
-        rows = results(self.outcome.rungs, self.outcome.regions, self.outcome.evidence, classifies)
-        return {(row.machine, row.split): row for row in rows}
+        return {(row.machine, row.split): row for row in self.outcome.ladder}
 
     def rows(self, machine: str) -> list[Result]:
         """One machine on every split; of one that there is not, no law holds."""

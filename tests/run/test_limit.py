@@ -52,6 +52,7 @@ def test_the_log_measures_the_distance() -> None:
         assert row["limit_alignment"] == pytest.approx(cosine, rel=1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

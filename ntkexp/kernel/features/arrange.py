@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from ntkexp.kernel.features.blocks import Block, Factored, Features, Key, Rows, spread
+from ntkexp.kernel.record.convolution import Window
 from ntkexp.kernel.secant.linear_map import inner_products
 from ntkexp.kernel.secant.ownership import Owners, shown_once
 from ntkexp.kernel.secant.rules.base import NoRule
-from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Use, View, Window, rows_of
+from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
 
 # --- Differentiation: from the outputs of a network, or of its surrogate, to its features.

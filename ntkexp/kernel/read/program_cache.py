@@ -36,10 +36,10 @@ from ntkexp.kernel.read.outputs import (
     tape_mould,
     varying,
 )
+from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, same, trace
-from ntkexp.kernel.record.recorder import NotStraight
+from ntkexp.kernel.record.recorder import NotPure
 from ntkexp.kernel.record.tape import Tape, is_whole, tensors
-from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.shapes import Inputs, Weights
 
@@ -208,7 +208,7 @@ def write_features(
 
     try:
         written = trace(act, fed, tapes)
-    except NotStraight:
+    except NotPure:
         return found[0] if found else usual(), None
     return found[0], Written(written, features_mould(found[0]), fill_features)
 

@@ -21,20 +21,11 @@ from ntkexp.kernel.features.blocks import Block, Features, Key, Rows, nothing
 from ntkexp.kernel.features.use_by_use import UseByUse, keep_uses
 from ntkexp.kernel.read.outputs import Answers, Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, outline
+from ntkexp.kernel.record.independence import COUPLED, refuse_change, refuse_dependence
+from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Slot, Tape, digest, is_whole, part
-from ntkexp.kernel.record.taping import (
-    COUPLED,
-    Routes,
-    columns,
-    is_out_of_memory,
-    plain_kernels,
-    record,
-    refuse_change,
-    refuse_dependence,
-    routes,
-    unfused,
-)
-from ntkexp.kernel.secant.ownership import Owners, have_owners, hold_at, owners
+from ntkexp.kernel.record.taping import columns, plain_kernels, record, unfused
+from ntkexp.kernel.secant.ownership import Owners, Routes, have_owners, hold_at, owners, routes
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.segment import Closure, closure

@@ -40,7 +40,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ntkexp.kernel.record.recorder import NotStraight, Recorder, convolve, writes
+from ntkexp.kernel.record.convolution import convolve
+from ntkexp.kernel.record.recorder import NotPure, Recorder, writes
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, reached, storage
 
 
@@ -396,7 +397,7 @@ def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequenc
         known = [told(entry, tape, recorder) for tape in tapes for entry in tape.entries]
         results = [recorder.slot(result) for result in act()]
     if any(writes(entry.op) for entry in recorder.entries):
-        raise NotStraight
+        raise NotPure
     return program(recorder.entries, recorder.values, slots, results, known)
 
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole, replace
-from ntkexp.kernel.record.taping import is_out_of_memory
+from ntkexp.kernel.record.memory import is_out_of_memory
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole, map_leaves
 from ntkexp.kernel.secant.linear_map import once, passed
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule
@@ -95,8 +95,8 @@ class Call(AbstractCall):
 
     def __init__(self, chord: Chord, entry: Entry) -> None:
         self.chord, self.entry = chord, entry
-        self.args = replace(entry.args, chord.ends)
-        self.kwargs = {name: replace(value, chord.ends) for name, value in entry.kwargs.items()}
+        self.args = map_leaves(entry.args, chord.ends)
+        self.kwargs = {name: map_leaves(value, chord.ends) for name, value in entry.kwargs.items()}
         self.meets_inputs = entry.results[0] in chord.trained.from_inputs
 
     @cached_property

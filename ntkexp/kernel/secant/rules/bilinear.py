@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.linear_map import CONVOLVE_BACK, once, passed
+from ntkexp.kernel.record.convolution import CONVOLVE_BACK, patches
+from ntkexp.kernel.secant.linear_map import once, passed
 from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, fold, last, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
-from ntkexp.kernel.secant.uses import patches
 
 # --- Products of numbers that both change: Δ(ab) = Δa·b̄ + ā·Δb, a bar being the mean over both ends.
 

@@ -8,19 +8,97 @@ answer is refused: rows that were changed on their way to the model, that stand 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 from torch.utils.data import dataloader as loading
 from torch.utils.data._utils.collate import default_collate
 
-from ntkexp.foreign_loop.calls import SeenCall, digests
+from ntkexp.kernel.record.tape import examples, tensors
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import arguments
+from ntkexp.shapes import Inputs
+
+# --- A call of the model as functions of the user's see it: those that name its examples, and those that give losses.
+
+
+@dataclass(frozen=True)
+class SeenCall:
+    """What the model was called with, and the names of its examples, once they have some."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    ids: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, inputs: Inputs, ids: tuple[str, ...] = ()) -> SeenCall:
+        """The call with these inputs.
+
+        >>> SeenCall.of((1, 2)).args, SeenCall.of({"x": 3}).kwargs["x"]
+        ((1, 2), 3)
+        """
+        placed, named = arguments(inputs)
+        return cls(placed, named, ids)
+
+
+# --- Calls of the model whose outputs are differentiated: what went in, and the gradient that came back.
+
+
+Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
+"""The names of the examples of a call: a function of it, or the keyword that holds them."""
+
+
+def digests(inputs: Inputs) -> tuple[str, ...]:
+    """Each example by what it holds, so that neither shuffling nor epochs nor duplicates need an index.
+
+    >>> import torch
+    >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
+    >>> one == again, one == other
+    (True, False)
+    """
+    columns = [rows_of(tensor) for tensor in tensors(inputs)]
+    return tuple(sha256(b"".join(row)).hexdigest()[:16] for row in zip(*columns, strict=True))
+
+
+def rows_of(tensor: Tensor) -> list[bytes]:
+    """The elements of every row."""
+    rows = tensor.detach().cpu()[:, None].flatten(1).contiguous()
+    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
+
+
+def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
+    """The names of the examples of a call, if they have some.
+
+    >>> import torch
+    >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
+    ('4', '7')
+    >>> names_of(torch.ones(2, 3), lambda call: call.args[0].sum(1))
+    ('3.0', '3.0')
+    """
+    if ids is None:
+        return None
+    found = column(inputs, ids) if isinstance(ids, str) else ids(SeenCall.of(inputs))
+    if not isinstance(found, Tensor | Sequence):
+        raise Mistake(f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call")
+    names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
+    if len(names) != (count := examples(inputs)):
+        raise Mistake(f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each")
+    return names
+
+
+def column(inputs: Inputs, ids: str) -> object:
+    """The keyword that holds names."""
+    if not isinstance(inputs, Mapping) or ids not in inputs:
+        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+    return inputs[ids]
+
 
 DATASET = "dataset"
 """What to ask for by `ids=`."""

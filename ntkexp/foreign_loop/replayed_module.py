@@ -17,11 +17,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.calls import EVALUATION, Autocast, Circumstances, LayerModes, ModelCall, beginning_at
-from ntkexp.foreign_loop.signed_outputs import Replayed
+from ntkexp.foreign_loop.output_signatures import Replayed
 from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.taping import columns, without_casts
+from ntkexp.kernel.record.casts import without_casts
+from ntkexp.kernel.record.taping import columns
 from ntkexp.model.functional import arguments, choose_output, function_as_it_is, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import short

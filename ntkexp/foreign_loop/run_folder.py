@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkexp.foreign_loop.called_module import cost_of_casts, cost_of_rounding
-from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
 from ntkexp.foreign_loop.outside import done_outside
+from ntkexp.foreign_loop.replayed_module import cost_of_casts, cost_of_rounding
+from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.records.atomic import WIDTH, Sealing
 from ntkexp.records.contributions import (

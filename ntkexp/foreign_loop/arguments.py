@@ -11,14 +11,16 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.attribution import factors_between
-from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.calls import Ids, ModelCall, beginning_at, states_for
-from ntkexp.foreign_loop.moved import refuse_short
-from ntkexp.foreign_loop.signed_outputs import left_alone
+from ntkexp.foreign_loop.calls import ModelCall, beginning_at, states_for
+from ntkexp.foreign_loop.example_names import Ids
+from ntkexp.foreign_loop.output_signatures import left_alone
+from ntkexp.foreign_loop.parameters import refuse_short
+from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.casts import without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
-from ntkexp.kernel.record.taping import columns, without_casts
+from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of

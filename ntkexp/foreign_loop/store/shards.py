@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import (
 )
 
 from ntkexp.foreign_loop.attribution import AGREES
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.rule import distance
+from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import is_held
 from ntkexp.records.folder import LOCK, Held
