@@ -50,8 +50,8 @@ def explain(
 ) -> None:
     """Explain the points that were asked for: by number, or those that the network misses most."""
     from ntkexp.report import explain as explanations
-    from ntkexp.report.explain import all_told
-    from ntkexp.report.forgetting import told_of_tasks
+    from ntkexp.report.explain import format_explanations
+    from ntkexp.report.forgetting import format_tasks
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import main_split
 
@@ -77,10 +77,10 @@ def explain(
             draw(found, picture.expanduser())
         sys.stdout.write(to_text({"points": [each.as_json(top) for each in found]}))
         return
-    if tasks := told_of_tasks(run, top):
+    if tasks := format_tasks(run, top):
         sys.stdout.write(f"{tasks}\n")
     where = picture.expanduser() if picture else place(run.path, chosen, wanted)
-    sys.stdout.write(f"{all_told(found, top)}\n")
+    sys.stdout.write(f"{format_explanations(found, top)}\n")
     draw(found, where)
     sys.stdout.write(f"{where}\n")
 
@@ -165,10 +165,10 @@ def leave_out(
         sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in made]}))
         return
     from ntkexp.report.explain import known_effects
-    from ntkexp.report.ledger import ledger_told
+    from ntkexp.report.ledger import format_ledger
 
     known = known_effects(run)
-    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top, order))
+    sys.stdout.write(format_ledger(explained(made), found, None if known is None else known.agreement, top, order))
 
 
 def removal(

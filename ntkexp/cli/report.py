@@ -47,8 +47,8 @@ def write(named: Sequence[str], form: str, out: Path | None) -> None:
 
 def page(material: Material, named: Sequence[str], outputs: Path) -> None:
     """Write the page, and say what it says first."""
+    from ntkexp.report.material import what_came_out, what_was_run
     from ntkexp.report.page.build import write as write_page
-    from ntkexp.report.page.picture import what_came_out, what_was_run
 
     repeat = command("report", named, options(outputs))
     try:
@@ -69,12 +69,15 @@ def save(text: str, out: Path) -> None:
 def as_text(material: Material) -> str:
     """Align the table in columns for a reader."""
     from ntkexp.report.analysis.laws import summary
-    from ntkexp.report.page.run_view import fits
-    from ntkexp.report.run import combined, frame_as_text
+    from ntkexp.report.run import combined
+    from ntkexp.report.sweeps import tabulate_fits
+    from ntkexp.report.tables import format_text, of_frame
 
     swept = [analysis for analysis in material.analyses if analysis.laws]
-    laws = [f"{summary(one.laws, one.draws)}\n{frame_as_text(fits(one)).rstrip()}\n\n" for one in swept]
-    return "".join(laws) + frame_as_text(combined(material.runs)).rstrip("\n") + "\n"
+    laws = [
+        f"{summary(one.laws, one.draws)}\n{format_text(of_frame(tabulate_fits(one))).rstrip()}\n\n" for one in swept
+    ]
+    return "".join(laws) + format_text(of_frame(combined(material.runs))).rstrip("\n") + "\n"
 
 
 def as_markdown(material: Material) -> str:
@@ -86,18 +89,19 @@ def as_markdown(material: Material) -> str:
 
 def as_csv(material: Material) -> str:
     """Write every digit, comma-separated."""
-    from ntkexp.report import run as table
+    from ntkexp.report.run import combined
+    from ntkexp.report.tables import format_csv
 
-    return table.as_csv(table.combined(material.runs))
+    return format_csv(combined(material.runs))
 
 
 def as_json(material: Material) -> str:
     """Write a list with an object for each run."""
     from ntkexp.records.atomic import to_text
     from ntkexp.report.run import combined
+    from ntkexp.report.tables import json_rows, of_frame
 
-    table = combined(material.runs)
-    return to_text([{str(name): value for name, value in row.items()} for row in table.to_dict("records")])
+    return to_text(json_rows(of_frame(combined(material.runs))))
 
 
 WRITTEN = {"text": as_text, "md": as_markdown, "csv": as_csv, "json": as_json}
@@ -132,15 +136,18 @@ def gathered(name: str, out: Path) -> Material:
 
 def compare_runs(one: Material, other: Material) -> None:
     """Show what differs between two runs."""
-    from ntkexp.report.run import frame_as_text, of_config, of_one_alone, of_results
+    from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
+    from ntkexp.report.tables import format_text, of_frame
 
     first, second = one.runs[0], other.runs[0]
     sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
-    differing = of_config(first, second)
-    sys.stdout.write(f"{frame_as_text(differing)}\n\n" if len(differing) else "their configurations are the same\n\n")
-    found = of_results(first, second)
-    sys.stdout.write(f"{frame_as_text(found)}\n" if len(found) else "they share no number\n")
-    for name, run, alone in zip(("first", "second"), (first, second), of_one_alone(first, second), strict=True):
+    differing = compare_configs(first, second)
+    sys.stdout.write(
+        f"{format_text(of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
+    )
+    found = compare_results(first, second)
+    sys.stdout.write(f"{format_text(of_frame(found))}\n" if len(found) else "they share no number\n")
+    for name, run, alone in zip(("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True):
         if run.diverged:
             sys.stdout.write(f"{name} diverged, so it has no numbers\n")
         elif alone and not (first.diverged or second.diverged):
@@ -150,12 +157,12 @@ def compare_runs(one: Material, other: Material) -> None:
 def sweeps(one: Material, other: Material) -> None:
     """Show two sweeps, pair by pair."""
     from ntkexp.report.analysis.tables import compare
-    from ntkexp.report.run import frame_as_text
+    from ntkexp.report.tables import format_text, of_frame
 
     for material in (one, other):
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
-    sys.stdout.write(f"{frame_as_text(compare(one.analyses[0], other.analyses[0]))}\n")
+    sys.stdout.write(f"{format_text(of_frame(compare(one.analyses[0], other.analyses[0])))}\n")
 
 
 # --- `ntkexp runs`: list run folders, and delete those that are no longer wanted.
@@ -163,10 +170,11 @@ def sweeps(one: Material, other: Material) -> None:
 
 def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json: bool) -> None:
     """List the runs, one on a line; with `remove`, delete what is listed."""
-    from ntkexp.report.inventory import found_runs, kept
+    from ntkexp.report.inventory import filter_runs, found_runs, tabulate_runs
+    from ntkexp.report.tables import format_text
 
     place = out.expanduser() / "runs"
-    found = kept(found_runs(place), filters)
+    found = filter_runs(found_runs(place), filters)
     if as_json:
         from ntkexp.records.atomic import Json, to_text
 
@@ -175,21 +183,11 @@ def runs(filters: Sequence[str], out: Path, *, remove: bool, sure: bool, as_json
         ]
         sys.stdout.write(to_text(rows))
     elif found:
-        sys.stdout.write(table_of(found))
+        sys.stdout.write(f"{format_text(tabulate_runs(found))}\n")
     else:
         sys.stdout.write(f"no run in {place}{' passes' if filters else ''}\n")
     if remove and found:
         delete(found, sure)
-
-
-def table_of(found: Sequence[FoundRun]) -> str:
-    """Tabulate the runs: their states, what sets them apart, and what became of them."""
-    from ntkexp.report.inventory import differing
-    from ntkexp.text import MISSING, aligned
-
-    keys = differing([one.config for one in found if one.config])  # one that cannot be read differs in none
-    rows = [[one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.said] for one in found]
-    return aligned(["run", "state", *keys, "outcome"], rows, [False] * (len(keys) + 3)) + "\n"
 
 
 def delete(found: Sequence[FoundRun], sure: bool) -> None:
