@@ -28,7 +28,8 @@ from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, 
 from ntkexp.records.folder import command
 from ntkexp.records.results import Took, took, write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
-from ntkexp.report.run import Run, as_csv, load_tables
+from ntkexp.report.run import Run, load_tables
+from ntkexp.report.tables import format_csv
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.jobs import Conductor
 from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
@@ -212,7 +213,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
     )
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
-        write_atomically(folder / f"{name}.csv", as_csv(table))
+        write_atomically(folder / f"{name}.csv", format_csv(table))
     draw(JudgedClaim(claim, written, tables))
     write_timings(folder / TIMINGS, planned.parts_took)
     write_claim(written)

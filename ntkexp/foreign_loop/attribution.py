@@ -24,9 +24,9 @@ from ntkexp.foreign_loop.clipping import ADDED, Factors, factor_between
 from ntkexp.foreign_loop.output_signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.replayed_module import CallReaders
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel.features.blocks import Features
-from ntkexp.kernel.features.bracket import Bracket, empty
+from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
 from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
@@ -65,15 +65,15 @@ class Backwards:
     calls: CallReaders
     queries: Inputs
     later: Tape
-    bracket: Bracket | None = None
+    bracket: Adjoint | None = None
     multiplied: Factors = field(default_factory=Factors)
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> StepFound:
         """Take one step back."""
         tape = self.reader.record(step.start, self.queries)
         features = self.reader.along(tape, self.later)
-        self.bracket = self.bracket or empty(features)
-        self.bracket.take(features, step.scale, 1.0)
+        self.bracket = self.bracket or zero_adjoint(features)
+        self.bracket.accumulate(features, step.scale, 1.0)
         begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
         calls, replayed = self.pulled(step, begun)
         found = self.summed(step, calls)
@@ -97,7 +97,7 @@ class Backwards:
             casts_error=relative(lost, step.gradient) if casts(step) else 0.0,
         )
 
-    def pulled(self, step: FollowedStep, begun: Sequence[Weights]) -> tuple[list[Features], list[Replayed]]:
+    def pulled(self, step: FollowedStep, begun: Sequence[Weights]) -> tuple[list[Jacobian], list[Replayed]]:
         """What came back to the examples of each call, pulled back to the weights at which it was made; and the calls
         as they were replayed."""
         try:
@@ -106,7 +106,7 @@ class Backwards:
             raise Mistake(f"step {step.index}: {error}") from error
         return [features for features, _ in both], [replayed for _, replayed in both]
 
-    def summed(self, step: FollowedStep, calls: list[Features]) -> Weights:
+    def summed(self, step: FollowedStep, calls: list[Jacobian]) -> Weights:
         """The gradient of the examples."""
         found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
         for each in calls:
@@ -136,13 +136,13 @@ class Backwards:
         factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, step.calls))
         return dict.fromkeys(step.start, 0.0) | factors, missed
 
-    def kernel(self, features: Features, step: FollowedStep, pulled: Features) -> Float[Tensor, "probe out row one"]:
+    def kernel(self, features: Jacobian, step: FollowedStep, pulled: Jacobian) -> Float[Tensor, "probe out row one"]:
         """⟨V, Jᵀℓ′⟩."""
         assert self.bracket is not None
         found = self.bracket.kernel(pulled.scaled(step.intake))
         return found + gram(features.scaled(step.ahead), pulled) if any(step.ahead.values()) else found
 
-    def decay(self, features: Features, step: FollowedStep) -> Float[Tensor, "probe out"]:
+    def decay(self, features: Jacobian, step: FollowedStep) -> Float[Tensor, "probe out"]:
         """What decay took, through the memory and past it."""
         assert self.bracket is not None
         lost = self.taken_in(features, step, step.coupled or {})
@@ -150,7 +150,7 @@ class Backwards:
             lost -= features.applied(shrinking)
         return lost
 
-    def taken_in(self, features: Features, step: FollowedStep, gradient: Weights) -> Float[Tensor, "probe out"]:
+    def taken_in(self, features: Jacobian, step: FollowedStep, gradient: Weights) -> Float[Tensor, "probe out"]:
         """What taking in a gradient does to the outputs."""
         assert self.bracket is not None
         done = torch.zeros_like(self.later.outputs)

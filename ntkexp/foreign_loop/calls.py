@@ -1,5 +1,7 @@
-"""Calls of the model whose outputs are differentiated: their circumstances, what went in, the gradient that came
-back, and the loss of each example.
+"""A call of the model: its circumstances, what went in, the gradient that came back, and the loss of each example.
+
+What a call depends on besides weights and inputs are its circumstances: the modes of layers, the states of the
+generators that it drew random numbers from, and autocast. Under them it can be replayed to the bit.
 """
 
 from __future__ import annotations
@@ -36,20 +38,15 @@ if TYPE_CHECKING:
 CPU = "cpu"
 
 
-def states_for(module: nn.Module) -> dict[str, Tensor]:
+def generator_states(module: nn.Module) -> dict[str, Tensor]:
     """The states of the generators that a module may draw from, by their devices.
 
-    >>> list(states_for(nn.Linear(1, 1)))
+    >>> list(generator_states(nn.Linear(1, 1)))
     ['cpu']
     """
     weights = module.parameters() if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]  # torch's own
     places = dict.fromkeys(str(weight.device) for weight in weights if weight.is_cuda)
     return {CPU: torch.get_rng_state(), **{place: torch.cuda.get_rng_state(place) for place in places}}
-
-
-def that_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The states before, of the generators that something was drawn from."""
-    return {place: state for place, state in before.items() if not torch.equal(state, after[place])}
 
 
 @contextmanager
@@ -62,27 +59,21 @@ def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
     >>> torch.equal(first, torch.rand(3))
     True
     """
-    before = {place: state_at(place) for place in states}
+    before = {place: torch.get_rng_state() if place == CPU else torch.cuda.get_rng_state(place) for place in states}
     try:
-        for place, state in states.items():
-            put(place, state)
+        set_generators(states)
         yield
     finally:
-        for place, state in before.items():
-            put(place, state)
+        set_generators(before)
 
 
-def state_at(place: str) -> Tensor:
-    """The state of the generator of a device."""
-    return torch.get_rng_state() if place == CPU else torch.cuda.get_rng_state(place)
-
-
-def put(place: str, state: Tensor) -> None:
-    """Put the generator of a device in a state."""
-    if place == CPU:
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, place)
+def set_generators(states: Mapping[str, Tensor]) -> None:
+    """Put the generators of these devices in these states."""
+    for place, state in states.items():
+        if place == CPU:
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, place)
 
 
 # --- Autocast: the context in which a call was made whose products are formed in shorter numbers than weights have.
@@ -175,7 +166,9 @@ class Circumstances:
     @classmethod
     def of(cls, module: nn.Module, before: Mapping[str, Tensor], autocast: Autocast | None) -> Circumstances:
         """Those of a call that has come back, before which generators were in these states."""
-        return cls(LayerModes.of(module), that_moved(before, states_for(module)), autocast)
+        after = generator_states(module)
+        drawn_from = {place: state for place, state in before.items() if not torch.equal(state, after[place])}
+        return cls(LayerModes.of(module), drawn_from, autocast)
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -184,55 +177,52 @@ class Circumstances:
             yield
 
     @property
-    def kept(self) -> dict[str, object]:
-        """All of it as plain content."""
+    def content(self) -> dict[str, object]:
+        """All of it as plain content, for a file."""
         otherwise = sorted(self.modes.otherwise)
         casts = None if self.autocast is None else list(astuple(self.autocast))
         return {"trains": self.modes.trains, "otherwise": otherwise, "states": dict(self.states), "casts": casts}
 
     @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Circumstances:
-        """The same from what was kept."""
-        states = {place: state.clone() for place, state in kept.get("states", {}).items()}
-        modes, casts = LayerModes(kept.get("trains", False), frozenset(kept.get("otherwise", ()))), kept.get("casts")
+    def read(cls, content: Mapping[str, Any]) -> Circumstances:
+        """The same from its plain content."""
+        states = {place: state.clone() for place, state in content.get("states", {}).items()}
+        modes = LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ())))
+        casts = content.get("casts")
         return cls(modes, states, None if casts is None else Autocast(*casts))
 
 
 @dataclass
 class ModelCall:
-    """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, on
-    its latest way back, `way`. Examples that were not `called` by names go by what they hold; `signed` is the signature
-    of the outputs."""
+    """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, in
+    the latest pass, `backward`. Examples that were not `called` by names go by what they hold; `signed` is the
+    signature of the outputs."""
 
     at: int
     inputs: Inputs
     called: tuple[str, ...] | None = None
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None
-    way: int = -1
+    backward: int = -1
     signed: Float[Tensor, "example row"] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the examples, which take time to find and are not asked for in the loop."""
+        """The names of the examples; digests take time, and are not formed in the loop."""
         return digests(self.inputs) if self.called is None else self.called
 
-    def forget(self) -> None:
-        """What came back was thrown away."""
-        self.gradient = None
-
-    def receive(self, gradient: Tensor, way: int) -> None:
-        """Take in what came back; what comes twice is added up."""
-        self.way = way
+    def add_gradient(self, gradient: Tensor, backward: int) -> None:
+        """Add what came back in a pass."""
+        self.backward = backward
         rows = gradient.detach().clone()
         rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
         self.gradient = rows if self.gradient is None else self.gradient + rows
 
 
-def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
+def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     """The inputs of a call, as the library takes them; a tensor without axes is a number that all examples share.
 
-    >>> given((), {"x": torch.ones(2), "items": torch.tensor(3)})
+    >>> call_inputs((), {"x": torch.ones(2), "items": torch.tensor(3)})
     {'x': tensor([1., 1.]), 'items': 3}
     """
     if args and kwargs:
@@ -331,7 +321,7 @@ COUNT_EPS = 1e-6  # of class weights in float32, relative to them
 
 
 @dataclass(frozen=True)
-class Share:
+class CallShare:
     """The κ of a call of so many examples and `numbers` of outputs, what they count in their mean, if `loss=` gives
     that, and what their `targets` count, if it takes cross-entropies; κ is known to `room`, relative."""
 
@@ -365,7 +355,7 @@ class CallLoss:
         """The losses at these weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
-    def share(self, weights: Weights, weighing: Weighing | None = None) -> Share:
+    def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:
         """The κ of the call; or a mistake, if this is not the loss that was trained with. What came back to its rows
         had been weighed so."""
         with torch.no_grad(), plain_kernels():
@@ -390,7 +380,7 @@ class CallLoss:
                 f"{missed:.2g} of itself, whatever factor it has; give the loss of each example, as the loop has it"
             )
         room = KNOWN * torch.finfo(theirs.dtype).eps + SPREAD * (missed + rounding)
-        return Share(factor, len(self.call.names), outputs.numel(), room, counts, heard.whole)
+        return CallShare(factor, len(self.call.names), outputs.numel(), room, counts, heard.whole)
 
 
 def cancelled(gradient: Callable[[float], Tensor]) -> float:

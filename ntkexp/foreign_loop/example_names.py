@@ -1,8 +1,8 @@
-"""ids="dataset": examples go by their places in the Dataset that a DataLoader reads.
+"""By what names the examples of a call go.
 
-While a loop is followed, the indices that each DataLoader asks its Dataset for are noted, batch by batch, and what the
-rows of the batch hold. A call goes by the indices of the rows that it is made with. Whatever leaves more than one
-answer is refused: rows that were changed on their way to the model, that stand elsewhere too, or in no known order.
+nothing given     digests of what each example holds: `digests`
+ids=…             names that the user's function of the call gives, or a keyword of the model holds: `names_of`
+ids="dataset"     their indices in the Dataset that a DataLoader reads: `RecordedLoading`
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ class SeenCall:
         return cls(placed, named, ids)
 
 
-# --- Calls of the model whose outputs are differentiated: what went in, and the gradient that came back.
-
-
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
 """The names of the examples of a call: a function of it, or the keyword that holds them."""
 
@@ -63,14 +60,9 @@ def digests(inputs: Inputs) -> tuple[str, ...]:
     >>> one == again, one == other
     (True, False)
     """
-    columns = [rows_of(tensor) for tensor in tensors(inputs)]
-    return tuple(sha256(b"".join(row)).hexdigest()[:16] for row in zip(*columns, strict=True))
-
-
-def rows_of(tensor: Tensor) -> list[bytes]:
-    """The elements of every row."""
-    rows = tensor.detach().cpu()[:, None].flatten(1).contiguous()
-    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
+    columns = [tensor.detach().cpu()[:, None].flatten(1).contiguous() for tensor in tensors(inputs)]
+    rows = zip(*(column.view(torch.uint8).numpy() for column in columns), strict=True)
+    return tuple(sha256(b"".join(part.tobytes() for part in row)).hexdigest()[:16] for row in rows)
 
 
 def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
@@ -84,7 +76,12 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
     """
     if ids is None:
         return None
-    found = column(inputs, ids) if isinstance(ids, str) else ids(SeenCall.of(inputs))
+    if isinstance(ids, str):
+        if not isinstance(inputs, Mapping) or ids not in inputs:
+            raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+        found: object = inputs[ids]
+    else:
+        found = ids(SeenCall.of(inputs))
     if not isinstance(found, Tensor | Sequence):
         raise Mistake(f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call")
     names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
@@ -93,15 +90,16 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
     return names
 
 
-def column(inputs: Inputs, ids: str) -> object:
-    """The keyword that holds names."""
-    if not isinstance(inputs, Mapping) or ids not in inputs:
-        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
-    return inputs[ids]
+# --- ids="dataset": examples go by their indices in the Dataset that a DataLoader reads.
+#
+# While a loop is followed, the indices that each DataLoader requests of its Dataset are recorded, batch by batch, and
+# digests of the rows of the batch. A call goes by the indices of the rows that it is made with. Whatever leaves more
+# than one answer is refused: rows that were changed on their way to the model, that stand elsewhere too, or in no known
+# order.
 
 
 DATASET = "dataset"
-"""What to ask for by `ids=`."""
+"""The value of `ids=`."""
 
 RECENT = 256
 """Batches among which the rows of a call are looked for: a loop may gather some before it calls the model."""
@@ -111,7 +109,7 @@ Places: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class NotedBatch:
+class RecordedBatch:
     """The indices of a batch, and the digests of the rows of each of its tensors."""
 
     dataset: object
@@ -131,20 +129,26 @@ class NotedBatch:
 
 
 @dataclass
-class NotedLoading:
+class RecordedLoading:
     """The latest batches of all DataLoaders, and the indices that are under way to each, in order."""
 
-    batches: deque[NotedBatch] = field(default_factory=lambda: deque(maxlen=RECENT))
+    batches: deque[RecordedBatch] = field(default_factory=lambda: deque(maxlen=RECENT))
     reason: str = "no DataLoader was read while it was followed"  # why nothing is known
 
     def names(self, call: SeenCall) -> list[str]:
-        """The indices of the rows of a call."""
-        given = [
-            each for each in tree_leaves((call.args, dict(call.kwargs))) if isinstance(each, Tensor) and each.dim()
-        ]
-        found, known = self.places(given)
+        """The indices of the rows of a call: every tensor whose rows differ has to agree on them."""
+        leaves = tree_leaves((call.args, dict(call.kwargs)))
+        columns = [digests(each) for each in leaves if isinstance(each, Tensor) and each.dim()]
+        telling = [rows for rows in columns if len(set(rows)) > 1] or columns
+        found, known = set[Places](), list[RecordedBatch]()
+        for batch in self.batches:
+            here = [batch.places(rows) for rows in telling]
+            if here and (both := set.intersection(*here)):
+                found |= both
+                known.append(batch)
         if len(found) == 1 and len({id(batch.dataset) for batch in known}) == 1:
             return [str(index) for index in next(iter(found))]
+
         reason = self.reason if not self.batches else "the model is not called with rows of a batch as they were loaded"
         if len(found) > 1:
             reason = "rows of several places hold what the model is called with"
@@ -152,37 +156,24 @@ class NotedLoading:
             reason = "DataLoaders read several Datasets that hold the same"
         raise Mistake(f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a function, ids=…")
 
-    def places(self, given: Sequence[Tensor]) -> tuple[set[Places], list[NotedBatch]]:
-        """All answers, and the batches that give them: every tensor with rows that differ has to agree."""
-        columns = [digests(each) for each in given]
-        telling = [rows for rows in columns if len(set(rows)) > 1] or columns
-        found: set[Places] = set()
-        known = []
-        for batch in self.batches:
-            here = [batch.places(rows) for rows in telling]
-            if here and (both := set.intersection(*here)):
-                found |= both
-                known.append(batch)
-        return found, known
-
-    def note(self, iterator: Any, batch: object) -> None:
-        """A batch was given."""
-        asked = vars(iterator).get(ASKED)
-        indices = asked.popleft() if asked else None
-        if (reason := unknown(iterator, indices)) is not None:
+    def record(self, iterator: Any, batch: object) -> None:
+        """Record a batch that was loaded."""
+        requested = vars(iterator).get(REQUESTED)
+        indices = requested.popleft() if requested else None
+        if (reason := why_unknown(iterator, indices)) is not None:
             self.reason = reason
             return
         assert indices is not None
         leaves = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim()]
         columns = tuple(digests(each) for each in leaves if len(each) == len(indices))
-        self.batches.append(NotedBatch(iterator._dataset, tuple(map(int, indices)), columns))
+        self.batches.append(RecordedBatch(iterator._dataset, tuple(map(int, indices)), columns))
 
 
-ASKED = "_ntkexp_asked"
-"""The indices that an iterator has asked its Dataset for, and not given yet."""
+REQUESTED = "_ntkexp_requested"
+"""The indices that an iterator has requested of its Dataset, and not loaded yet."""
 
 
-def unknown(iterator: Any, indices: object) -> str | None:
+def why_unknown(iterator: Any, indices: object) -> str | None:
     """Why the rows of a batch have no known indices, if they have none."""
     if isinstance(iterator._dataset, IterableDataset):
         return "the DataLoader reads an IterableDataset, which has no indices"
@@ -198,9 +189,9 @@ def unknown(iterator: Any, indices: object) -> str | None:
 
 
 @contextmanager
-def noted_loading() -> Iterator[NotedLoading]:
-    """Note what DataLoaders load, in this process or by workers, which are asked for batches ahead."""
-    noted, kind = NotedLoading(), loading._BaseDataLoaderIter
+def recorded_loading() -> Iterator[RecordedLoading]:
+    """Record what DataLoaders load, in this process or by workers, which are asked for batches ahead."""
+    recorded, kind = RecordedLoading(), loading._BaseDataLoaderIter
     next_index: Callable[..., Any] = kind._next_index
     next_batch: Callable[..., Any] = kind.__next__
     reset: Callable[..., Any] = kind._reset
@@ -208,18 +199,18 @@ def noted_loading() -> Iterator[NotedLoading]:
     def asking(iterator: Any) -> Any:
         found = next_index(iterator)
         if not iterator._num_workers:
-            vars(iterator)[ASKED] = deque([found])
-        elif ASKED in vars(iterator):  # workers of others were asked for batches that nobody noted
-            vars(iterator)[ASKED].append(found)
+            vars(iterator)[REQUESTED] = deque([found])
+        elif REQUESTED in vars(iterator):  # workers of others were asked for batches that nobody recorded
+            vars(iterator)[REQUESTED].append(found)
         return found
 
     def giving(iterator: Any) -> Any:
         batch = next_batch(iterator)
-        noted.note(iterator, batch)
+        recorded.record(iterator, batch)
         return batch
 
     def beginning(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        vars(iterator)[ASKED] = deque()
+        vars(iterator)[REQUESTED] = deque()
         return reset(iterator, *args, **kwargs)
 
     own: dict[str, Callable[..., Any]] = {"_next_index": asking, "__next__": giving, "_reset": beginning}
@@ -227,7 +218,7 @@ def noted_loading() -> Iterator[NotedLoading]:
     try:
         for name, function in own.items():
             setattr(kind, name, function)
-        yield noted
+        yield recorded
     finally:
         for name, function in before.items():
             setattr(kind, name, function)

@@ -1,4 +1,6 @@
-"""A followed loop as a training that can be differentiated, with what Adam remembered at every step."""
+"""A followed loop as a training that can be differentiated, for effects: its batches, losses and updates at every step,
+what Adam remembered there, and to what norm gradients were clipped.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from ntkexp.effects.trajectory import (
     flat_like,
 )
 from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.calls import SPREAD, CallLoss, ExampleLoss, ModelCall, Share, cancelled
+from ntkexp.foreign_loop.calls import SPREAD, CallLoss, CallShare, ExampleLoss, ModelCall, cancelled
 from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
@@ -36,17 +38,16 @@ from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 
-# --- What Adam remembered at every step of a loop, found by walking it forwards: m, v, and the largest v with
-# AMSGrad.
+# --- The state of Adam after every step of a loop, replayed forwards: m, v, and the largest v with AMSGrad.
 #
-# A row for each step lies in a file without a name, which is gone when nobody looks at it any more.
+# A row for each step lies in a file without a name, which is gone when nobody reads it any more.
 
 
 PARTS = ("mean", "latest", "largest")
 
 
 @dataclass(frozen=True)
-class Remembered:
+class AdamStates:
     """The rows [step, part, weight], and how often each parameter had moved after each step."""
 
     rows: NDArray[Any]
@@ -73,14 +74,14 @@ class Remembered:
         )
 
     def row(self, index: int, place: slice) -> Tensor:
-        """What was remembered after a step: nothing before the first."""
+        """The state after a step: zeros before the first."""
         if index < 0:
             return torch.zeros_like(self.row(0, place))
         return torch.from_numpy(np.array(self.rows[index, :, place])).to(self.device)
 
 
-def remembered(steps: AbstractSteps, flat: FlatWeights) -> Remembered | None:
-    """Walk forwards and remember, if any optimizer was an Adam."""
+def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
+    """The states after every step, if any optimizer was an Adam."""
     memory: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
@@ -92,11 +93,11 @@ def remembered(steps: AbstractSteps, flat: FlatWeights) -> Remembered | None:
                 memory[name] = after(step, name, memory.get(name))
         moved.append(dict(times))
         if memory and rows is None:
-            rows = room(len(steps), flat, next(iter(memory.values())))
+            rows = empty_rows(len(steps), flat, next(iter(memory.values())))
         if rows is not None:
             for name, part in memory.items():
                 rows[step.index, :, flat.places[name]] = part.cpu().numpy()
-    return None if rows is None else Remembered(rows, moved, flat, next(iter(steps.end.values())).device)
+    return None if rows is None else AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
 
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
@@ -108,7 +109,7 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     return torch.stack([first * mean + (1 - first) * p, latest, torch.maximum(largest, latest)])
 
 
-def room(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
+def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
     """An empty file of rows."""
     folder, kind = Path(gettempdir()), like.cpu().numpy().dtype
     needed, free = steps * len(PARTS) * flat.size * kind.itemsize, disk_usage(folder).free
@@ -140,10 +141,10 @@ COUNTS = (
 class MeanTaken:
     """What κ makes of what a call counts, by what may have been counted, as far as all calls agreed."""
 
-    first: tuple[int, Share] | None = None
+    first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
 
-    def hold(self, step: int, shares: Sequence[Share]) -> None:
+    def hold(self, step: int, shares: Sequence[CallShare]) -> None:
         """Refuse shares that are not those of a mean over each call; one example shares with nobody."""
         for share in shares:
             if share.factor and share.examples > 1:
@@ -153,7 +154,7 @@ class MeanTaken:
                     refuse_sum(step, share, other)
                 self.compare(step, share, agreed)
 
-    def agreed(self, step: int, share: Share) -> dict[str, float]:
+    def agreed(self, step: int, share: CallShare) -> dict[str, float]:
         """Those of the means that the shares of a call agree with."""
         assert self.first is not None
         means, room = means_of(share), share.room + self.first[1].room
@@ -166,7 +167,7 @@ class MeanTaken:
             )
         return agreed
 
-    def compare(self, step: int, share: Share, agreed: dict[str, float]) -> None:
+    def compare(self, step: int, share: CallShare, agreed: dict[str, float]) -> None:
         """Refuse shares of a call that are of no mean over it, unless it is said what its examples count."""
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
@@ -186,7 +187,7 @@ class MeanTaken:
         self.means = known if share.counts is None else self.means or agreed
 
 
-def means_of(share: Share) -> dict[str, float]:
+def means_of(share: CallShare) -> dict[str, float]:
     """κ times what a call counts."""
     found = {"examples": share.factor * share.examples}
     if share.counts is not None:
@@ -195,7 +196,7 @@ def means_of(share: Share) -> dict[str, float]:
     return found if share.targets is None else found | {"targets": share.factor * share.targets}
 
 
-def refuse_sum(step: int, one: Share, other: Share) -> None:
+def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
     """Refuse calls that count differently, and whose examples have the same share; and one whose share is its loss."""
     sizes = [float(share.examples if share.counts is None else share.counts.sum()) for share in (one, other)]
     room = one.room + other.room
@@ -274,9 +275,9 @@ class FollowedTraining(AbstractTrajectory):
         return self.flat.vector(self.steps.end)
 
     @cached_property
-    def memory(self) -> Remembered | None:
-        """What Adam remembered."""
-        return remembered(self.steps, self.flat)
+    def memory(self) -> AdamStates | None:
+        """The states of Adam."""
+        return adam_states(self.steps, self.flat)
 
     def step(self, index: int) -> TrainedStep:
         if index != self.next:
@@ -297,7 +298,7 @@ class FollowedTraining(AbstractTrajectory):
             self.taken.hold(index, [replace(share, factor=share.factor * float(scale)) for _, share in both])
         return found
 
-    def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, Share]:
+    def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
         """The examples of a call, and what share they have in it."""
         if call.at != step.index:
             raise Mistake(
@@ -369,7 +370,7 @@ class FollowedTraining(AbstractTrajectory):
     ) -> tuple[float, float]:
         """What the consumed gradient is of the one that was found, whose multiples round otherwise; and how far
         rounding may take either."""
-        (factor, missed), rounding = factor_between(found, consumed), self.rounding
+        (factor, missed), rounding = factor_between(found, consumed), ROUNDS * torch.finfo(self.end.dtype).eps
         if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
             rounding += SPREAD * cancelled(multiplied)
         if not missed <= rounding:
@@ -392,11 +393,6 @@ class FollowedTraining(AbstractTrajectory):
             )
         self.norm = norm if self.norm is None else self.norm
         return norm
-
-    @property
-    def rounding(self) -> float:
-        """How far rounding may take a gradient."""
-        return ROUNDS * torch.finfo(self.end.dtype).eps
 
 
 def is_power_of_two(factor: float, rounding: float) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a model that is replayed is the one that was called: signatures of what it gave are held against its replay.
+"""Whether a model that is replayed is the one that was called: signatures of its outputs are held against its replay.
 
     σ_im = Σ_k r_k f_imk,   r_k ~ N(0, 1) drawn once          a number for each row of the last axis, of each example
 
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.calls import beginning_at, states_for
+from ntkexp.foreign_loop.calls import beginning_at, generator_states
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
@@ -49,24 +49,11 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
     found = found.float() if found.element_size() < torch.float32.itemsize else found
     kind = found.device.type
     with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-        return found.reshape(len(found), -1, found.shape[-1]) @ drawn(found.shape[-1], found)
-
-
-def drawn(count: int, like: Tensor) -> Float[Tensor, " out"]:
-    """So many numbers."""
-    key = (count, like.dtype, like.device)
-    if key not in NUMBERS:
-        NUMBERS[key] = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64).to(like)
-    return NUMBERS[key]
-
-
-def distance(outputs: Float[Tensor, "example ..."], signed: Float[Tensor, "example row"]) -> float:
-    """How far outputs are from those with a signature."""
-    if outputs.numel() % max(1, signed.numel()) or len(outputs) != len(signed):
-        return float("inf")
-    ours = signature(outputs.reshape(*signed.shape, -1))
-    missed = float((ours - signed.to(ours)).norm())
-    return missed if isfinite(missed) else float("inf")
+        count = found.shape[-1]
+        key = (count, found.dtype, found.device)
+        if key not in NUMBERS:
+            NUMBERS[key] = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64).to(found)
+        return found.reshape(len(found), -1, count) @ NUMBERS[key]
 
 
 @dataclass(frozen=True)
@@ -85,7 +72,11 @@ class Replayed:
 
         Rounding is small beside the outputs, or where these cancel, beside what noise in weights and inputs does.
         """
-        missed, size = distance(self.outputs, signed), float(self.outputs.norm())
+        outputs, missed, size = self.outputs, float("inf"), float(self.outputs.norm())
+        if outputs.numel() % max(1, signed.numel()) == 0 and len(outputs) == len(signed):
+            ours = signature(outputs.reshape(*signed.shape, -1))
+            missed = float((ours - signed.to(ours)).norm())
+            missed = missed if isfinite(missed) else float("inf")
         eps = torch.finfo(self.outputs.dtype).eps
         if missed <= max(AGREES * eps, OF_CASTS * self.cast_eps) * size or missed <= self.noise(eps):
             return 0.0
@@ -121,8 +112,8 @@ CHANGED = (
 
 @dataclass
 class OutputsAtEnds:
-    """What the model itself gave at the queries, in evaluation, when following began, and after the last of so many
-    `steps`, if that was asked for."""
+    """Signatures of what the model itself gave at the queries, in evaluation, when following began, and after the last
+    of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
 
     start: Tensor | None = None
     end: Tensor | None = None
@@ -140,7 +131,7 @@ class OutputsAtEnds:
                 )
 
 
-def given_now(model: nn.Module, output: str | int | None, queries: Inputs) -> Tensor | None:
+def evaluate_at_queries(model: nn.Module, output: str | int | None, queries: Inputs) -> Tensor | None:
     """The signature of what a model gives now in evaluation; it is left as it was, and so are generators."""
     device = next((weight.device for weight in model.parameters()), None)
     found, kind = list[Tensor](), "cpu" if device is None else device.type
@@ -148,7 +139,7 @@ def given_now(model: nn.Module, output: str | int | None, queries: Inputs) -> Te
     compiled = any(getattr(layer, "_compiled_call_impl", None) for layer in model.modules())
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()  # to compile for it takes minutes
     try:
-        with torch.no_grad(), casts, eager, plain_kernels(), beginning_at(states_for(model)), left_alone(model):
+        with torch.no_grad(), casts, eager, plain_kernels(), beginning_at(generator_states(model)), left_alone(model):
             model.eval()
             for begun in range(0, examples(queries), AT_ONCE):
                 some = map_tensors(lambda tensor: tensor.to(device), part(queries, slice(begun, begun + AT_ONCE)))

@@ -1,6 +1,4 @@
-"""What the followed optimizers move, by name; what must stay as it was; and what lies inside the wrappers of
-libraries.
-"""
+"""The parameters that followed optimizers move, by name, and what lies inside the wrappers of libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ SHORTEST = 32  # bits
 
 
 @dataclass
-class Members:
+class ParameterGroups:
     """The groups of each optimizer; they are named again where a group has come, grown or been loaded."""
 
     model: nn.Module
@@ -40,24 +38,24 @@ class Members:
 
         >>> net = nn.Linear(2, 1)
         >>> sgd = torch.optim.SGD([net.weight])
-        >>> [list(members) for _, members in Members(net, [sgd]).groups(sgd)]
+        >>> [list(members) for _, members in ParameterGroups(net, [sgd]).groups(sgd)]
         [['weight']]
         """
         present = [id(part) for group in optimizer.param_groups for part in (group, *group["params"])]
         known = self.known.get(id(optimizer))
         if known is None or known[0] != present:
-            known = self.known[id(optimizer)] = (present, [self.named(group) for group in optimizer.param_groups])
+            for weight in (each for group in optimizer.param_groups for each in group["params"]):
+                if id(weight) not in self.names:
+                    raise Mistake(
+                        f"the optimizer moves a tensor of shape {list(weight.shape)} that is no parameter of the "
+                        "model; follow the module that holds all of them"
+                    )
+            groups: list[Group] = [
+                (group, {self.names[id(weight)]: weight for weight in group["params"]})
+                for group in optimizer.param_groups
+            ]
+            known = self.known[id(optimizer)] = (present, groups)
         return known[1]
-
-    def named(self, group: Mapping[str, Any]) -> Group:
-        """A group with the names of its parameters."""
-        for weight in group["params"]:
-            if id(weight) not in self.names:
-                raise Mistake(
-                    f"the optimizer moves a tensor of shape {list(weight.shape)} that is no parameter of the model; "
-                    "follow the module that holds all of them"
-                )
-        return group, {self.names[id(weight)]: weight for weight in group["params"]}
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
         """The parameters of one optimizer."""

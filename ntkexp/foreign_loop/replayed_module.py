@@ -1,6 +1,4 @@
-"""The module of a loop as functions of its weights, read under the circumstances of each call, and what autocast's
-casts cost.
-"""
+"""The module of a loop as functions of its weights, replayed under the circumstances of each call; what casts cost."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.calls import EVALUATION, Autocast, Circumstances, LayerModes, ModelCall, beginning_at
 from ntkexp.foreign_loop.output_signatures import Replayed
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import without_casts
@@ -52,7 +50,8 @@ class CalledModule:
     @cached_property
     def function(self) -> Function:
         """The module in evaluation."""
-        return self.uncast(function_of(self.twin(EVALUATION), self.output), self.casts)
+        function = function_of(self.twin(EVALUATION), self.output)
+        return function if self.casts is None else without_casts(function)
 
     @property
     def under_casts(self) -> Function:
@@ -65,13 +64,10 @@ class CalledModule:
 
         return cast
 
-    def uncast(self, function: Function, casts: Autocast | None) -> Function:
-        """A function without casts, if there are some."""
-        return function if casts is None else without_casts(function)
-
     def at(self, how: Circumstances) -> Function:
         """The module as a call had it."""
-        function = self.uncast(function_as_it_is(self.twin(how.modes), self.output), how.autocast)
+        function = function_as_it_is(self.twin(how.modes), self.output)
+        function = function if how.autocast is None else without_casts(function)
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
             with beginning_at(how.states):
@@ -137,7 +133,7 @@ class CallReaders:
     trained: frozenset[str]
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
-    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Features, Replayed]:
+    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Jacobian, Replayed]:
         """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
@@ -169,7 +165,7 @@ def away(called: CalledModule, end: Weights, queries: Inputs, outputs: Float[Ten
         return float((columns(called.under_casts, end, queries) - outputs).norm())
 
 
-def cost_of_casts(found: xr.Dataset) -> str:
+def casts_sentence(found: xr.Dataset) -> str:
     """The sentence on casts; none, if there were none."""
     if "casts" not in found:
         return ""
@@ -183,7 +179,7 @@ def cost_of_casts(found: xr.Dataset) -> str:
     )
 
 
-def cost_of_rounding(found: xr.Dataset) -> str:
+def rounding_sentence(found: xr.Dataset) -> str:
     """The sentence on rounding without casts, where it did more than half of the digits can hide."""
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:

@@ -1,11 +1,15 @@
-"""What was found of a trace becomes a run folder, with its examples as a person looks at them."""
+"""What was found of a trace becomes a run folder, which all that reads runs can read: the queries are its probes.
+
+metrics.csv    a row per step and its proofs: factor and error of the gradient (a), error of the rule (b), closure (c)
+results.csv    how f_0 + Σ contributions + decay meets f_T at the queries: the machine `secant`
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkexp.foreign_loop.outside import done_outside
-from ntkexp.foreign_loop.replayed_module import cost_of_casts, cost_of_rounding
+from ntkexp.foreign_loop.outside import outside_sentence
+from ntkexp.foreign_loop.replayed_module import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.records.atomic import WIDTH, Sealing
@@ -60,8 +64,8 @@ class Gallery:
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
     room: float = MOST
 
-    def take(self, names: Sequence[str], inputs: Inputs) -> None:
-        """Take in those that are new."""
+    def add(self, names: Sequence[str], inputs: Inputs) -> None:
+        """Add those that are new."""
         rows = shown(inputs)
         for name, row in zip(names, rows, strict=True):
             if name not in self.rows and self.room > 0:
@@ -107,10 +111,7 @@ def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
     return np.array([decode([int(token) for token in row if token >= 0]) for row in rows], dtype=str)
 
 
-# --- What was found of a trace becomes a run folder, which all that reads runs can read: the queries are its probes.
-#
-# metrics.csv   a row per step and its proofs: factor and error of the gradient (a), error of the rule (b),
-# closure (c) results.csv   how f_0 + Σ contributions + decay meets f_T at the queries: the machine `secant`
+# --- The files of the run.
 
 
 WRITTEN = (CONFIG, "data.npz", "metrics.csv", "results.csv", "predictions.zarr", KERNELS, "contributions.zarr")
@@ -119,7 +120,7 @@ CASTS = "casts_error"  # of the gradient, where the loop had autocast
 ROUNDS = 100  # eps: of sums of this size, as for the ladder of a run
 
 
-def save(
+def write_run(
     folder: RunFolder,
     found: xr.Dataset,
     queries: Inputs,
@@ -133,7 +134,12 @@ def save(
         (path / DONE).unlink(missing_ok=True)
         start, change = found["start"].to_numpy(), found["change"].to_numpy()
         made = start + found["contribution"].to_numpy().sum(2) + found["decay"].to_numpy()
-        result = compared(start, start + change, made, cast_in(found), done_outside(found))
+        # how far casts, or rounding of gradients, moved the outputs
+        if "casts" in found:
+            cast = float(np.linalg.norm(found["casts"].to_numpy()))
+        else:
+            cast = float(found.attrs["rounding"]) * float(np.linalg.norm(change))
+        result = secant_result(start, start + change, made, cast, outside_sentence(found))
         write_data(path / "data.npz", examples(found, queries, gallery, decode))
         write_metrics(folder, found)
         write_results(path / "results.csv", [result])
@@ -143,7 +149,15 @@ def save(
         create_kernels(path / KERNELS, points, outputs, found.sizes["example"], room=0)
         finish_kernels(path / KERNELS)
         names = found["example"].to_numpy().tolist()
-        write_contributions(path / "contributions.zarr", {"secant": parts(found)}, names, range(outputs))
+        decay = found["decay"].to_numpy()
+        secant = ContributionsByRule(
+            parts=found["contribution"].to_numpy(),
+            decay=decay if decay.any() else None,
+            outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
+            by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
+            half_by=found["half_by"].to_numpy() if "half_by" in found else None,
+        )
+        write_contributions(path / "contributions.zarr", {"secant": secant}, names, range(outputs))
         if "effect" in found:
             add_effect(path / "contributions.zarr", found["effect"].to_numpy(), found["effect"].attrs)
         shutil.rmtree(path / STORE, ignore_errors=True)
@@ -151,12 +165,15 @@ def save(
             write_leave_out(path / STORE, check)
         folder.begin(WRITTEN, of := identity_of(TraceFolder(folder)))
         folder.write_sealed(PROVENANCE, provenance(folder))
-        steps, outcome = found.sizes["step"], told(found, TraceFolder(folder))
+        steps, outcome = found.sizes["step"], outcome_sentence(found, TraceFolder(folder))
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
+        pictures = list[str]()
         with painter() as paint:
-            pictures = sorted(draw(folder, paint(path)))
+            for name, content in paint(path):
+                folder.write(f"plots/{name}", content)
+                pictures.append(f"plots/{name}")
         checked = [] if check is None else [STORE]
-        written = [*WRITTEN, *checked, *pictures]
+        written = [*WRITTEN, *checked, *sorted(pictures)]
         folder.finish(written, PROVENANCE, identity=of, outcome=outcome, diverged=False, steps=steps)
         (path / BEGUN).unlink()
 
@@ -172,28 +189,7 @@ def identity_of(files: TraceFolder) -> str:
     return found.digest.hex()
 
 
-def parts(found: xr.Dataset) -> ContributionsByRule:
-    """What the secant says; decay where weights decayed."""
-    decay = found["decay"].to_numpy()
-    return ContributionsByRule(
-        parts=found["contribution"].to_numpy(),
-        decay=decay if decay.any() else None,
-        outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
-        by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
-        half_by=found["half_by"].to_numpy() if "half_by" in found else None,
-    )
-
-
-def cast_in(found: xr.Dataset) -> float:
-    """How far casts, or rounding of gradients, moved the outputs."""
-    if "casts" in found:
-        return float(np.linalg.norm(found["casts"].to_numpy()))
-    return float(found.attrs["rounding"]) * float(np.linalg.norm(found["change"].to_numpy()))
-
-
-def compared(
-    start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float = 0.0, outside: str = ""
-) -> Result:
+def secant_result(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float, outside: str) -> Result:
     """How the sum meets the network at the queries; it misses what casts did, and rounding, and what was done outside
     of all steps, which the note says."""
     moved, missed = float(np.linalg.norm(end - start)), float(np.linalg.norm(made - end))
@@ -238,12 +234,12 @@ def examples(
     return arrays
 
 
-def told(found: xr.Dataset, files: TraceFolder) -> str:
+def outcome_sentence(found: xr.Dataset, files: TraceFolder) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
     broken = "" if files.ended.exists() else "the loop was broken off after these, or goes on"
-    said = (broken, cost_of_casts(found), cost_of_rounding(found), done_outside(found), caveats)
-    against, processes = "; ".join(filter(None, said)), files.processes
+    sentences = (broken, casts_sentence(found), rounding_sentence(found), outside_sentence(found), caveats)
+    against, processes = "; ".join(filter(None, sentences)), files.processes
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     of = f" in {processes} processes" if processes > 1 else ""
     return (
@@ -264,10 +260,3 @@ def provenance(folder: RunFolder) -> dict[str, Any]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
     }
-
-
-def draw(folder: RunFolder, pictures: Iterable[tuple[str, str]]) -> Iterable[str]:
-    """Write the pictures; their names."""
-    for name, content in pictures:
-        folder.write(f"plots/{name}", content)
-        yield f"plots/{name}"

@@ -146,7 +146,7 @@ class AbstractSteps(ABC):
 # --- Who keeps the steps that are seen: in memory, or on disk; or nothing but their ends.
 
 
-class AbstractKeeper(ABC):
+class AbstractStore(ABC):
     """Takes in steps as they happen; `optimizers` are those that take them."""
 
     @property
@@ -164,7 +164,7 @@ class AbstractKeeper(ABC):
         """Watching begins, at these weights, which may be written to later; parameters go by their names."""
 
     @abstractmethod
-    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         """Keep a step that one of the optimizers took; its tensors, and those after it, may be written to
         later, its signatures not."""
 
@@ -223,7 +223,7 @@ class ForgottenSteps(AbstractSteps):
 
 
 @dataclass
-class KeeperOfEnds(AbstractKeeper):
+class EndpointStore(AbstractStore):
     """Forgets each step once it was proved."""
 
     kept: ForgottenSteps = field(default_factory=ForgottenSteps)
@@ -241,7 +241,7 @@ class KeeperOfEnds(AbstractKeeper):
         self.kept.first = self.kept.latest = {name: weight.clone() for name, weight in weights.items()}
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 
-    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         index, self.moved = placed(step, self.moved, self.count)
         if index == self.count:
             self.kept.seen.append(tuple(name for call in step.calls for name in call.names))

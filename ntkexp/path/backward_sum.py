@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Features
-from ntkexp.kernel.features.bracket import Bracket, empty
+from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import AbstractOptimizer, Recursion
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import Integrals, Mark, StepTotals, Tally, contract, mark_of, marks_from, states
@@ -82,7 +82,7 @@ class BackwardSum:
     integrals: Integrals
     place: Int[Tensor, " probe"]
     saved: list[Tensor]
-    bracket: Bracket | None = None
+    bracket: Adjoint | None = None
 
     def add(self, back: StepBack, block: StepBlock, tally: Tally) -> tuple[Tensor, Tensor]:
         """Take one step back; what its gradients contributed [probe, out, train], and what decay took away."""
@@ -107,7 +107,9 @@ class BackwardSum:
         for piece in self.integrals.pieces:
             features = block.features(piece)
             self.bracket = self.bracket or self.bracket_before(features)
-            self.bracket.take(features, {name: piece.weight * part for name, part in recursion.scale.items()}, carry)
+            self.bracket.accumulate(
+                features, {name: piece.weight * part for name, part in recursion.scale.items()}, carry
+            )
             carry = 1.0
             pushed.add_(features.applied(step.segment.difference), alpha=piece.weight)
             if recursion.now is not None:
@@ -120,9 +122,9 @@ class BackwardSum:
         tally.close(block, pushed)
         return kernel, lost
 
-    def bracket_before(self, features: Features) -> Bracket:
+    def bracket_before(self, features: Jacobian) -> Adjoint:
         """The bracket before this step."""
-        bracket = empty(features)
+        bracket = zero_adjoint(features)
         for part, total in zip(bracket.parts.values(), self.saved, strict=False):
             part.total.copy_(total)
         return bracket

@@ -1,22 +1,21 @@
-r"""Files that are whole or not there: written beside their place and moved into it, sealed, locked, as JSON or as a
-log.
+r"""How files are written so that a kill at any moment, by a signal or by a power cut, is harmless.
 
-JSON as the run folder writes it: keys in the order given, two blanks of indentation, a newline at the end.
+    a file    is written beside its place, forced to the disk, and moved into its place. A kill before the move leaves
+              what was there, and a `.partial` that nobody reads; a kill after it leaves the new file.
+    a lock    is the kernel's `flock`, which ends with the process that holds it, however that ends. The file that is
+              locked stays, and means nothing: no lock is ever left over, and none is taken away from somebody.
+    a seal    is a digest that lies with what it seals, or in another file that is written later. What was cut off,
+              changed, or copied from elsewhere does not match it, and is refused before any parser sees it.
+    a log     only grows, by sealed entries. A kill leaves at most its last entry unfinished, which is as if it had
+              not been written: it is cut off when the log goes on.
 
-JSON has no infinity and no NaN: a number that is not finite becomes null.
-
->>> to_text({"loss": float("nan"), "step": 3})
-'{\n  "loss": null,\n  "step": 3\n}\n'
-
-A seal tells whether bytes are those that were written, and whether they were written for this place.
-
-    seal(content, of) = sha256(of ‖ 0 ‖ content),   `of` a file of a run, a kernel, a row: bytes that lie elsewhere
-                                                    have another
-
-It is looked at before anything is made of the bytes: no parser sees what is not as it was written.
+So nobody has to clean up before a run goes on: it asks what is whole, and writes the rest again. A folder of such files
+is whole when the file that seals all others is there, which is written last (`records.folder`).
 
 >>> seal(b"numbers", "one run") == seal(b"numbers", "another")
 False
+>>> to_text({"loss": float("nan"), "step": 3})
+'{\n  "loss": null,\n  "step": 3\n}\n'
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# --- A file is there whole, or not at all: it is written beside its place and moved into it.
+# --- A file is there whole, or not at all.
 
 
 PARTIAL = ".partial"  # how the name of a file ends that is not yet in its place
@@ -53,43 +52,19 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, moved into its place at the end: a kill or a power cut leaves the old file or the new one."""
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")  # two writers have two
-    opening = opened(partial)
+    try:
+        opening = partial.open("xb")  # none is written over, and no link is followed
+    except FileNotFoundError:
+        raise no_place(partial.parent) from None
     try:
         with opening as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the move: else a power cut could leave a file in its place that is empty
         partial.replace(path)
     except BaseException:  # a full disk: what was begun would keep it full
         partial.unlink(missing_ok=True)
         raise
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those around it, unless it is there.
-
-    In /proc and its likes there is no such file, says the system, though one was to be made: who calls knows what to
-    say of places where that is not allowed.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:
-        raise no_place(folder) from None
-    except RecursionError:  # it goes up by calls
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
-
-
-def opened(partial: Path) -> BinaryIO:
-    """Open a new file in a folder that is there: none is written over, and no link is followed."""
-    try:
-        return partial.open("xb")
-    except FileNotFoundError:
-        raise no_place(partial.parent) from None
-
-
-def no_place(folder: Path) -> PermissionError:
-    """No file and no folder can be made here."""
-    return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -98,183 +73,33 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
-
-LARGEST = 1 << 30
-"""Bytes of a JSON file."""
-
-
-def to_text(value: Json) -> str:
-    """Write a value as JSON text."""
-    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object."""
-    return as_object(read_bytes(path), path)
-
-
-def read_bytes(path: Path) -> bytes:
-    """What a file holds."""
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those around it, unless it is there."""
     try:
-        refuse_special(path, str(path), LARGEST)
-        return path.read_bytes()
-    except OSError as error:
-        raise Mistake(f"{path} cannot be read ({error.strerror})") from error
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:
+        raise no_place(folder) from None
+    except RecursionError:  # it goes up by calls
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
 
 
-def as_object(content: bytes, path: Path) -> dict[str, Any]:
-    """The object that a file holds as JSON."""
-    try:
-        value = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path} is not JSON; the file is damaged") from error
-    if not isinstance(value, dict):
-        raise Mistake(f"{path} holds a JSON {type(value).__name__}, not an object; the file is damaged")
-    return value
+def no_place(folder: Path) -> PermissionError:
+    """Make the error of a place such as /proc, of which the system says that there is no such file, though one was to
+    be made: who calls knows what to say of places where that is not allowed.
+    """
+    return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
-def finite(value: Json) -> Json:
-    """The value with null for every number that JSON cannot write."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [finite(item) for item in value]
-    return value
-
-
-NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-BLOCK = 1 << 20  # bytes that are read at once
-WIDTH = 32  # bytes of a seal by itself
-SEAL = "seal"
-AGAIN = "the command that wrote it writes it again"
-
-Seals: TypeAlias = Mapping[str, tuple[int, str]]
-"""By the names of files, relative to their folder: how many bytes they have, and their seal."""
-
-
-class Damaged(Mistake):
-    """A file is not as it was written."""
-
-
-class Sealing:
-    """Takes in bytes that are written, one after the other; `position` is how many there were."""
-
-    def __init__(self, of: str = "") -> None:
-        self.found, self.position = sha256(of.encode() + b"\0"), 0
-
-    def take(self, content: ReadableBuffer) -> None:
-        """Take in the next bytes."""
-        self.found.update(content)
-        self.position += memoryview(content).nbytes
-
-    @property
-    def digest(self) -> bytes:
-        """Seal all so far."""
-        return self.found.digest()
-
-    @property
-    def mark(self) -> tuple[int, str]:
-        """The mark of a file as `Seals` have it."""
-        return self.position, self.found.hexdigest()
-
-
-def seal(content: ReadableBuffer, of: str = "") -> bytes:
-    """Seal bytes at hand."""
-    sealing = Sealing(of)
-    sealing.take(content)
-    return sealing.digest
-
-
-def taken(path: Path | str, size: int, of: str = "") -> Sealing:
-    """Take in the first bytes of a file."""
-    sealing, left = Sealing(of), size
-    with open(path, "rb", buffering=0) as file:  # the blocks are large enough
-        while left > 0 and (block := file.read(min(BLOCK, left))):
-            sealing.take(block)
-            left -= len(block)
-    return sealing
-
-
-def sealed(folder: Path, names: Iterable[str]) -> Seals:
-    """The seals of files that were written, those in folders among them."""
-    found = (place for name in names for place in ((folder / name).rglob("*"), [folder / name]))
-    files = sorted(file for place in found for file in place if file.is_file())
-    return {file.relative_to(folder).as_posix(): taken(file, file.stat().st_size).mark for file in files}
-
-
-def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
-    """The files that are not as they were sealed; those that are larger than that are only measured."""
-    place = str(folder)  # names are joined as text: there are many, and paths take longer than their files
-    return [name for name, (size, mark) in seals.items() if not holds(os.path.join(place, name), size, mark, largest)]
-
-
-def holds(path: str, size: int, mark: str, largest: float) -> bool:
-    """Whether a file has the length and the seal that it should have."""
-    try:
-        found = os.stat(path)
-        right = S_ISREG(found.st_mode) and found.st_size == size
-        return right and (size > largest or taken(path, size).mark[1] == mark)
-    except OSError as error:
-        if error.errno not in NOTHING_THERE:
-            raise
-        return False
-
-
-class SealedFile:
-    """A file whose seal is written behind its content."""
-
-    def __init__(self, file: BinaryIO, of: str) -> None:
-        self.file, self.sealing = file, Sealing(of)
-
-    def write(self, content: ReadableBuffer) -> int:
-        """Write the next bytes."""
-        self.sealing.take(content)
-        return self.file.write(content)
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
-
-
-@contextmanager
-def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
-    """A file that is there whole, with its seal at its end, or not at all; it can be written to, and nothing else."""
-    with being_written(path) as file:
-        content = SealedFile(file, of)
-        yield cast(BinaryIO, content)
-        file.write(content.sealing.digest)
-
-
-def sealed_for(path: Path, of: str) -> bool:
-    """Whether a file that `being_sealed` wrote is as it was."""
-    size = path.stat().st_size - WIDTH
-    with path.open("rb") as file:
-        file.seek(max(0, size))
-        return size >= 0 and taken(path, size, of).digest == file.read()
-
-
-def sealed_text(value: Mapping[str, Json], of: str) -> str:
-    """Write an object as JSON text, its seal on a line of its own: without that, it is the text that was sealed."""
-    return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
-
-
-def read_sealed(path: Path, of: str) -> dict[str, Any]:
-    """A JSON file that holds an object and its seal, which is taken off: it was written for this place."""
-    content = read_bytes(path)  # once: what is judged is what is given
-    value = as_object(content, path)
-    mark = value.pop(SEAL, None)
-    if mark is None:
-        raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {AGAIN}")
-    line = f',\n  "{SEAL}": "{mark}"\n}}\n'.encode(errors="replace")
-    if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n", of).hex() != mark:
-        raise Damaged(f"{path} is damaged: it is not as it was written for this place; {AGAIN}")
-    return value
-
-
-# --- One process writes a run folder: it holds an exclusive flock on the folder's `.lock`, which dies with the
-# process.
+# --- One process writes a folder: it holds an exclusive flock on a file in it.
+#
+# The kernel drops the lock when its last descriptor is closed, and closes all of a process that ends, by kill -9 too.
+# A forked child shares the lock, which is then dropped when both have ended; nothing here unlocks but by closing, so
+# the child cannot take the lock from its parent. On NFS, Linux makes of it a lock of the server's, for which the file
+# has to be open for writing.
+#
+# The package filelock would replace `acquire` and `waited_for`, and not `is_held`: it cannot tell whether somebody
+# holds a lock without taking it, for which the folder has to be writable, and during which a claim fails. What it does
+# where a system lacks flock, and in forked children, changes with its version. So these forty lines stay.
 
 
 try:
@@ -282,7 +107,7 @@ try:
 except ImportError as error:  # not a POSIX system
     raise Mistake("run folders are locked with flock, which this system lacks; use Linux, macOS or WSL") from error
 
-ATTEMPTS, PAUSE = 10, 0.01  # `is_held` takes the lock for an instant, which must not make a claim fail
+ATTEMPTS, PAUSE = 10, 0.01  # `is_held` shares the lock for an instant, which must not make a claim fail
 
 
 def acquire(lock: Path) -> int:
@@ -329,16 +154,201 @@ def is_held(lock: Path) -> bool:
         os.close(descriptor)
 
 
-# --- A file that only grows: entries, each behind its length, its seal behind it.
+# --- A seal tells whether bytes are those that were written, and whether they were written for this place.
+#
+#     seal(content, of) = sha256(of ‖ 0 ‖ content),   `of` a file of a run, a kernel, a row: bytes that lie elsewhere
+#                                                     have another
+
+
+BLOCK = 1 << 20  # bytes that are read at once
+WIDTH = 32  # bytes of a seal by itself
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+Seals: TypeAlias = Mapping[str, tuple[int, str]]
+"""By the names of files, relative to their folder: how many bytes they have, and their seal."""
+
+
+class Damaged(Mistake):
+    """A file is not as it was written."""
+
+
+class Sealing:
+    """Takes in bytes that are written, one after the other; `position` is how many there were."""
+
+    def __init__(self, of: str = "") -> None:
+        self.hash, self.position = sha256(of.encode() + b"\0"), 0
+
+    def take(self, content: ReadableBuffer) -> None:
+        """Take in the next bytes."""
+        self.hash.update(content)
+        self.position += memoryview(content).nbytes
+
+    @property
+    def digest(self) -> bytes:
+        """Seal all so far."""
+        return self.hash.digest()
+
+    @property
+    def mark(self) -> tuple[int, str]:
+        """The mark of a file as `Seals` have it."""
+        return self.position, self.hash.hexdigest()
+
+
+def seal(content: ReadableBuffer, of: str = "") -> bytes:
+    """Seal bytes at hand."""
+    sealing = Sealing(of)
+    sealing.take(content)
+    return sealing.digest
+
+
+def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
+    """Take in the first bytes of a file."""
+    sealing, left = Sealing(of), size
+    with open(path, "rb", buffering=0) as file:  # the blocks are large enough
+        while left > 0 and (block := file.read(min(BLOCK, left))):
+            sealing.take(block)
+            left -= len(block)
+    return sealing
+
+
+def sealed(folder: Path, names: Iterable[str]) -> Seals:
+    """The seals of files that were written, those in folders among them."""
+    places = (place for name in names for place in (folder / name, *(folder / name).rglob("*")))
+    files = sorted(place for place in places if place.is_file())
+    return {file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).mark for file in files}
+
+
+def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
+    """The files that are not as they were sealed; those that are larger than that are only measured."""
+    place, wrong = str(folder), []  # names are joined as text: there are many, and paths take longer than their files
+    for name, (size, mark) in seals.items():
+        path = os.path.join(place, name)
+        try:
+            found = os.stat(path)
+            right = S_ISREG(found.st_mode) and found.st_size == size
+            right = right and (size > largest or sealing_of(path, size).mark[1] == mark)
+        except OSError as error:
+            if error.errno not in NOTHING_THERE:
+                raise
+            right = False
+        if not right:
+            wrong.append(name)
+    return wrong
+
+
+class SealedFile:
+    """A file whose seal is written behind its content."""
+
+    def __init__(self, file: BinaryIO, of: str) -> None:
+        self.file, self.sealing = file, Sealing(of)
+
+    def write(self, content: ReadableBuffer) -> int:
+        """Write the next bytes."""
+        self.sealing.take(content)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+@contextmanager
+def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
+    """A file that is there whole, with its seal at its end, or not at all; it can be written to, and nothing else."""
+    with being_written(path) as file:
+        content = SealedFile(file, of)
+        yield cast(BinaryIO, content)
+        file.write(content.sealing.digest)
+
+
+def sealed_for(path: Path, of: str) -> bool:
+    """Whether a file that `being_sealed` wrote is as it was."""
+    size = path.stat().st_size - WIDTH
+    with path.open("rb") as file:
+        file.seek(max(0, size))
+        return size >= 0 and sealing_of(path, size, of).digest == file.read()
+
+
+# --- JSON as the run folder writes it: keys in the order given, two blanks of indentation, a newline at the end.
+#
+# JSON has no infinity and no NaN: a number that is not finite becomes null.
+
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+
+LARGEST = 1 << 30  # bytes of a JSON file
+SEAL = "seal"
+AGAIN = "the command that wrote it writes it again"
+
+
+def to_text(value: Json) -> str:
+    """Write a value as JSON text."""
+    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object."""
+    return as_object(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds."""
+    try:
+        refuse_special(path, str(path), LARGEST)
+        return path.read_bytes()
+    except OSError as error:
+        raise Mistake(f"{path} cannot be read ({error.strerror})") from error
+
+
+def as_object(content: bytes, path: Path) -> dict[str, Any]:
+    """The object that a file holds as JSON."""
+    try:
+        value = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"{path} is not JSON; the file is damaged") from error
+    if not isinstance(value, dict):
+        raise Mistake(f"{path} holds a JSON {type(value).__name__}, not an object; the file is damaged")
+    return value
+
+
+def finite(value: Json) -> Json:
+    """The value with null for every number that JSON cannot write."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite(item) for item in value]
+    return value
+
+
+def sealed_text(value: Mapping[str, Json], of: str) -> str:
+    """Write an object as JSON text, its seal on a line of its own: without that, it is the text that was sealed."""
+    return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
+
+
+def read_sealed(path: Path, of: str) -> dict[str, Any]:
+    """A JSON file that holds an object and its seal, which is taken off: it was written for this place."""
+    content = read_bytes(path)  # once: what is judged is what is given
+    value = as_object(content, path)
+    mark = value.pop(SEAL, None)
+    if mark is None:
+        raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {AGAIN}")
+    line = f',\n  "{SEAL}": "{mark}"\n}}\n'.encode(errors="replace")
+    if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n", of).hex() != mark:
+        raise Damaged(f"{path} is damaged: it is not as it was written for this place; {AGAIN}")
+    return value
+
+
+# --- A log: a file that only grows, by entries, each behind its length, its seal behind it.
 #
 #     length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
 #
 #     mark = of the log, of the entry's place, of the length
 #     seal = of the log, of the entry's place, of the seal before it, of the content
 #
-# An entry is whole before the next begins, so a killed process leaves at most its last one unfinished: that is
-# none, and is cut off when the log goes on. An entry before the last that is not as it was written is a damage,
-# and so is a length: without its mark, one that is too large would make all entries behind it an unfinished one.
+# An entry is whole before the next begins, so a killed process leaves at most its last one unfinished: that is none,
+# and is cut off when the log goes on. An entry before the last that is not as it was written is a damage, and so is a
+# length: without its mark, one that is too large would make all entries behind it an unfinished one.
 
 
 LENGTH = 8

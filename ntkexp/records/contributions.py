@@ -19,29 +19,24 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 
 # --- contributions.zarr: what made each output at each point.
 #
-#     contribution   [probe, out, example]   𝒮(x, xᵢ), what each training example added; attributes: the `rule` it is
-#                    by,
-#                                            and what is known of it, as `error_bar` and `cancellation`
+#     contribution   [probe, out, example]   𝒮(x, xᵢ), what each training example added; attributes: the `rule`, and
+#                                            what is known of it, as `error_bar` and `cancellation`
 #     half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps
-#                    are
-#                                            understood from the end
+#                                            are understood from the end
 #     decay          [probe, out]            what decay of the weights took away, where they decay
 #     outside        [probe, out]            what changes after the last step of a followed loop did, if any
 #     by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are
-#                    many:
-#                                            what came of the gradients and the decay of these steps
+#                                            many: what came of the gradients and the decay of these steps
 #     step           [step]                  the first step of each stretch
 #     last_step      [step]                  and the last
 #     effect         [probe, out, example]   by how much the output would change without the example, as a sweep back
-#                    over
-#                                            training foretells it, or trainings have found; attributes: `kind`
+#                                            over training foretells it, or trainings have found; attributes: `kind`
 #                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
 #                                            `agreement`
 #
-# The first four are by the rule that explains best; what others say has their names behind, as
-# `contribution_left`. Attributes of the store say who the examples are (`example`: their numbers in the source,
-# their names, or what they hold, digested) and which of the network's outputs were read (`out`: nothing is kept
-# of others).
+# The first four are by the rule that explains best; what others say has their names behind, as `contribution_left`.
+# Attributes of the store say who the examples are (`example`: their numbers in the source, their names, or what they
+# hold, digested) and which of the network's outputs were read (`out`: nothing is kept of others).
 
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
@@ -124,8 +119,7 @@ def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
 # --- What contributions.zarr holds beside contributions where data come in phases, the axis `phase` counted from 1:
 #
 #     by_phase        [phase, probe, out, example]   what each training example added while each phase was learned;
-#                     their
-#                                                    sum over phases is `contribution`
+#                                                    the sum over phases is `contribution`
 #     decay_by_phase  [phase, probe, out]            what decay of the weights took away then, where they decay
 #     change          [phase, probe, out]            how the outputs changed then: the sum of both over examples
 #     example_phase   [example]                      the phase in which each example is learned
@@ -168,9 +162,9 @@ def add_phases(path: Path, found: ContributionsByPhase) -> None:
 
 # --- leave_out.zarr: predicted changes of outputs held against those of trainings that really left examples out.
 #
-# predicted, actual    [removal, probe, out]   at the outputs of contributions.zarr example              [place]
-# who was left out, one removal after another count, influential   [removal]               how many, and whether
-# the most influential ones or random ones
+#     predicted, actual    [removal, probe, out]   at the outputs of contributions.zarr
+#     example              [place]                 who was left out, one removal after another
+#     count, influential   [removal]               how many, and whether the most influential ones or random ones
 
 
 STORE = "leave_out.zarr"

@@ -103,18 +103,16 @@ def version_of(package: object, results: object) -> str:
 #     .lock        held by the process that writes
 #     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of what is written before the first step; goes when
 #                  DONE.json comes
-#     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: with the
-#                  same
-#                  bytes each time
+#     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: of those
+#                  with the same bytes each time
 #
-# These two seal the files that they name, and say whose they are: `identity` is that of the experiment, which
-# covers the files that it reads and the `results_version`. Any other sealed file is sealed for its name and this
-# identity.
+# These two seal the files that they name, and say whose they are: `identity` is that of the experiment, which covers
+# the files that it reads and the `results_version`. Any other sealed file is sealed for its name and this identity.
 #
-# A folder is `done` if every file is as it was sealed, else `running` if the lock is held, else `damaged` if it
-# was done, else `interrupted` if it can go on from a checkpoint or a trace, else `dead`: an attempt that begins
-# anew. To ask that of a folder, files of up to a megabyte are read and larger ones are measured; `whole` reads
-# all, and so does `check`, before anything is made of a file.
+# A folder is `done` if every file is as it was sealed, else `running` if the lock is held, else `damaged` if it was
+# done, else `interrupted` if it can go on from a checkpoint or a trace, else `dead`: an attempt that begins anew. To
+# ask that of a folder, files of up to a megabyte are read and larger ones are measured; `whole` reads all, and so does
+# `check`, before anything is made of a file.
 
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
@@ -230,16 +228,6 @@ class RunFolder:
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
     @property
-    def strangers(self) -> list[str]:
-        """Files in it that no run writes, nor anything else that this package leaves beside a run."""
-        found = []
-        for place, folders, files in os.walk(self.path):
-            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-            names = (os.path.relpath(os.path.join(place, name), self.path) for name in (*files, *links))
-            found += [name for name in names if not OURS.fullmatch(name)]
-        return sorted(found)
-
-    @property
     def is_ours(self) -> bool:
         """Whether one of its files is one that only this package writes."""
         for name in (DONE, BEGUN, CONFIG):
@@ -250,9 +238,14 @@ class RunFolder:
         return False
 
     def refuse_strangers(self) -> None:
-        """Refuse to remove what a run did not write."""
-        if strangers := self.strangers:
-            what = several(strangers)
+        """Refuse to remove what no run writes, nor anything else that this package leaves beside a run."""
+        strangers = []
+        for place, folders, files in os.walk(self.path):
+            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+            names = (os.path.relpath(os.path.join(place, name), self.path) for name in (*files, *links))
+            strangers += [name for name in names if not OURS.fullmatch(name)]
+        if strangers:
+            what = several(sorted(strangers))
             raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
 
     def broken(self, *names: str) -> list[str]:

@@ -213,7 +213,7 @@ def own_seals(path: Path) -> Seals | None:
 #     <kernel>        [probe, out, train, out_]   a chunk per tile; `probe` is every point, training examples first
 #     <kernel>_self   [probe, out, out_]          the same between each point and itself
 #     done            [row, column]               the seal of a tile with its mirror image, or 0 until it is written:
-#                     last
+#                                                 last
 #     target          [probe, out]                as the squared loss compares them
 #     label           [probe]                     the class, or −1 in a regression
 #     index           [probe]                     which example of the source this is

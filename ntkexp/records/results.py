@@ -37,7 +37,7 @@ from types import TracebackType
 from typing import Self
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Sealing, taken, write_atomically
+from ntkexp.records.atomic import Sealing, sealing_of, write_atomically
 from ntkexp.text import as_cell, of_cell
 
 RETRACED = "retraced.csv"
@@ -48,7 +48,7 @@ class MetricsWriter:
     """A writer appends rows to a CSV file; what was written before `keep_bytes` stays, None begins anew."""
 
     def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
-        self.sealing = Sealing() if keep_bytes is None else taken(path, keep_bytes)
+        self.sealing = Sealing() if keep_bytes is None else sealing_of(path, keep_bytes)
         if keep_bytes is None:
             path.unlink(missing_ok=True)  # a link that lies there is not followed
         self.file = path.open("xb" if keep_bytes is None else "ab")
@@ -189,13 +189,8 @@ def parse(row: Mapping[str, str]) -> Result:
         agreement=number(row["agreement"]),
         r2=number(row["r2"]),
         note=of_cell(row["note"]),
-        control=flag(row["control"]),
+        control={"True": True, "False": False}[row["control"]],
     )
-
-
-def flag(text: str) -> bool:
-    """A cell that says yes or no."""
-    return {"True": True, "False": False}[text]
 
 
 def number(text: str) -> float | None:

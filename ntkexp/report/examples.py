@@ -98,9 +98,12 @@ def followed_example(run: Run, split: str, number: int) -> Example:
 
 # --- Which training examples somebody means: by place, number in the source, name, class or influence.
 #
-# 3        the example at this place among the training examples     20..29   all from one place to another #17
-# the one with this number in the source, as tables show    class:3  all of a class, by its name 3f9a…    the one
-# of this name (an id, or the beginning of a digest)  top:10   those of most influence
+#     3        the example at this place among the training examples
+#     20..29   all from one place to another
+#     #17      the one with this number in the source, as tables show it
+#     class:3  all of a class, by its name
+#     3f9a…    the one of this name (an id, or the beginning of a digest)
+#     top:10   those of most influence
 #
 # Where examples of a loop were given numbers for ids, numbers are these, and not places.
 

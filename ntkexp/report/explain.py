@@ -17,7 +17,8 @@ from ntkexp.records.contributions import DECAY, OUTSIDE, RETRAINED, STORE, Leave
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
 from ntkexp.report.leave_out import Agreement, held_against
 from ntkexp.report.run import Run, blocks
-from ntkexp.text import MISSING, aligned, counted, percent, short
+from ntkexp.report.tables import Column, Table, format_text, json_rows, signed
+from ntkexp.text import MISSING, percent, short
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -57,11 +58,6 @@ class KnownEffects:
             return actual[self.check.probe.index(probe), column], True
         found = self.predicted[probe, column]
         return (found, self.is_actual) if np.isfinite(found).all() else None
-
-    @property
-    def withheld(self) -> bool:
-        """Whether predictions failed where they were checked."""
-        return self.agreement is not None and not self.agreement.believed
 
 
 def known_effects(run: Run) -> KnownEffects | None:
@@ -107,12 +103,6 @@ class Part:
     added: float
     halfway: float
     left_out: float | None = None  # the change without it, where that is known
-
-    @property
-    def as_json(self) -> dict[str, Json]:
-        """The part as plain data."""
-        known: dict[str, Json] = {"index": self.example.index, "name": self.example.name, "added": self.added}
-        return known | {"half_by": self.halfway, "if_left_out": self.left_out}
 
 
 @dataclass(frozen=True)
@@ -161,10 +151,10 @@ class Explanation:
         said |= {"sum": self.sum, "decay": self.decay, "outside": self.outside, "rest": self.rest}
         if self.warning:
             said["warning"] = self.warning
-        rest = self.parts[top:]
+        rest, examples = self.parts[top:], tabulate_examples(self)
         return {
             **said,
-            "examples": [part.as_json for part in self.parts[:top]],
+            "examples": json_rows(examples.select("index", "name", "added", "half by", "if left out"))[:top],
             "others": {"count": len(rest), "added": sum(part.added for part in rest)},
         }
 
@@ -211,7 +201,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
     decay, outside = (one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE))
-    times, without = halfway(run, rule, k, out), left_out(run, k, out)
+    times, (changes, is_actual, warning) = halfway(run, rule, k, out), changes_without(run, k, out)
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
         split=split,
@@ -227,36 +217,28 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         outside=outside,
         rest=float(end[out]) - start - total - decay - outside,
         parts=tuple(
-            Part(example(run, "train", i), float(contributions[i]), float(times[i]), without.changes.get(i))
-            for i in order
+            Part(example(run, "train", i), float(contributions[i]), float(times[i]), changes.get(i)) for i in order
         ),
-        left_out_is_actual=without.is_actual,
-        warning=without.warning,
+        left_out_is_actual=is_actual,
+        warning=warning,
         movement=movement(run, rule, k, out),
         sharing=sharing(run, out, len(end)),
         sketch=run.config.get("kernel", {}).get("sketch"),
     )
 
 
-@dataclass(frozen=True)
-class LeftOutChanges:
-    """An output changes by so much without each example: in trainings, or by effects that are believed."""
-
-    changes: Mapping[int, float]
-    is_actual: bool = False
-    warning: str = ""
-
-
-def left_out(run: Run, k: int, out: int) -> LeftOutChanges:
-    """Find what is known of leaving each example out."""
+def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bool, str]:
+    """Find by how much an output changes without each example, whether trainings have found it, and why it is withheld
+    where it is: effects that failed when they were checked are.
+    """
     known = known_effects(run)
     found = None if known is None else known.at(k, out)
     if known is None or found is None:
-        return LeftOutChanges({})
+        return {}, False, ""
     changes, is_actual = found
-    if known.withheld and not is_actual and known.agreement is not None:
-        return LeftOutChanges({}, warning=known.agreement.sentence)
-    return LeftOutChanges(dict(enumerate(map(float, changes))), is_actual)
+    if not is_actual and known.agreement is not None and not known.agreement.believed:
+        return {}, False, known.agreement.sentence
+    return dict(enumerate(map(float, changes))), is_actual, ""
 
 
 def numbered(run: Run, split: str, number: int) -> int:
@@ -304,88 +286,87 @@ def one_part(run: Run, kind: str, rule: str, point: int, out: int) -> float:
     return 0.0 if found is None else float(found.isel(probe=point).sel(out=out))
 
 
-# --- Explanations as a reader sees them: lines on a terminal.
+# --- Explanations as a reader sees them: two tables, and lines on a terminal.
 
 
-LONGEST = 60  # letters of an example's text
+LONGEST = 60  # letters of an example's text on a line
 
 
-def told(explanation: Explanation, top: int) -> str:
-    """Tell one point: what its prediction is made of, and a line for each example that made most of it."""
+def tabulate_pieces(explanation: Explanation) -> Table:
+    """Give what the output is made of; the rows add up to it."""
+    columns = (Column("made of", number=False), Column("value", heading="", spell=signed))
+    return Table(columns, tuple(explanation.pieces.items()))
+
+
+def tabulate_examples(explanation: Explanation) -> Table:
+    """Give all that is known of each training example, those first that added or took most."""
+    mass, texts = explanation.mass or 1.0, [part.example.text for part in explanation.parts]
+    named = "holds" if any(texts) else "target" if None in texts[:1] else "name"
+    columns = (
+        Column("index"),
+        Column("name", number=False),
+        Column("example", number=False),
+        Column("holds", number=False),
+        Column("on a line", heading=named, number=False),  # what it holds, shortened
+        Column("phase"),
+        Column("added", spell=signed, adds=True),
+        Column("of all parts", spell=percent, adds=True),
+        Column("half by", spell=percent, others=MISSING),
+        Column("if left out", spell=signed, others=MISSING),
+    )
+    rows = [
+        (
+            part.example.index,
+            part.example.name,
+            part.example.name if part.example.text else f"#{part.example.index}",
+            part.example.text or part.example.name,
+            fitting(part.example.text or "") if any(texts) else part.example.name,
+            part.example.phase,
+            part.added,
+            abs(part.added) / mass,
+            part.halfway if math.isfinite(part.halfway) else None,
+            part.left_out,
+        )
+        for part in explanation.parts
+    ]
+    return Table(columns, tuple(rows))
+
+
+def format_explanation(explanation: Explanation, top: int) -> str:
+    """Write one point for a terminal: what its prediction is made of, and a line for each example that made most."""
     head = (
         f"{explanation.split} {explanation.number} (#{explanation.point.index}, {explanation.point.label}): "
         f"{explanation.output} = {short(explanation.prediction)}"
     )
-    made = aligned(
-        ("made of", ""), [(name, signed(value)) for name, value in explanation.pieces.items()], (False, True)
-    )
-    return "\n\n".join([head, made, examples(explanation, top), *notes(explanation)])
+    phase = ["phase"] if explanation.point.phase is not None else []
+    changes = [] if all(part.left_out is None for part in explanation.parts) else ["if left out"]
+    names = ("example", "on a line", *phase, "added", "of all parts", "half by", *changes)
+    examples = tabulate_examples(explanation).select(*names).shortened(top)
+    tables = [format_text(tabulate_pieces(explanation)), format_text(examples)]
+    return "\n\n".join([head, *tables, *notes(explanation)])
+
+
+def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
+    """Write several points."""
+    return "\n\n".join(format_explanation(explanation, top) for explanation in explanations) + "\n"
 
 
 def notes(explanation: Explanation) -> list[str]:
     """Say what the output is for and when it moved, and what columns mean that might be taken for one another."""
     when = "" if explanation.movement is None else explanation.movement.sentence
-    return [said for said in (explanation.sharing, when, columns(explanation), sketched(explanation)) if said]
-
-
-def sketched(explanation: Explanation) -> str:
-    """Say what no sketch tells."""
-    if explanation.sketch is None:
-        return ""
-    return (
-        f"added, by sketches (kernel.sketch={explanation.sketch}): only the sum is exact, no part and no order of parts"
-    )
-
-
-def columns(explanation: Explanation) -> str:
-    """Say what two columns mean, if there are two."""
+    columns = ""
     if explanation.warning:
-        return f"if left out: withheld; {explanation.warning}"
-    if all(part.left_out is None for part in explanation.parts):
-        return ""
-    how = "found by training without it" if explanation.left_out_is_actual else "predicted by its effect"
-    return f"added: on the way, in this training; if left out: how much the output would change without it, {how}"
-
-
-def examples(explanation: Explanation, top: int) -> str:
-    """Tabulate the examples that added or took most, and all others in one line."""
-    parts, rest = explanation.parts[:top], explanation.parts[top:]
-    mass = explanation.mass or 1.0
-    says = any(part.example.text for part in parts)
-    tells = any(part.left_out is not None for part in explanation.parts)
-    phased = explanation.point.phase is not None
-    rows = [
-        (
-            called(part.example),
-            fitting(part.example.text or "") if says else part.example.name,
-            *([str(part.example.phase)] if phased else []),
-            signed(part.added),
-            percent(abs(part.added) / mass),
-            when(part),
-            *([without(part)] if tells else []),
+        columns = f"if left out: withheld; {explanation.warning}"
+    elif any(part.left_out is not None for part in explanation.parts):
+        how = "found by training without it" if explanation.left_out_is_actual else "predicted by its effect"
+        columns = (
+            f"added: on the way, in this training; if left out: how much the output would change without it, {how}"
         )
-        for part in parts
-    ]
-    if rest:
-        shares = sum(abs(part.added) for part in rest) / mass
-        others = counted(len(rest), "other")
-        rows.append((others, *[""] * (1 + phased), signed(sum(part.added for part in rest)), percent(shares), MISSING))
-        rows[-1] = (*rows[-1], *([MISSING] if tells else []))
-    known = ["if left out"] if tells else []
-    named = "target" if parts and parts[0].example.text is None else "name"
-    phase = ["phase"] if phased else []
-    header = ("example", "holds" if says else named, *phase, "added", "of all parts", "half by", *known)
-    return aligned(header, rows, (False, False, *[True] * (len(header) - 2)))
-
-
-def without(part: Part) -> str:
-    """Spell by how much the output would change without an example: it adds up to nothing with others."""
-    return MISSING if part.left_out is None else signed(part.left_out)
-
-
-def called(example: Example) -> str:
-    """Name an example by its number in the source, or by its own name where it says something itself."""
-    return example.name if example.text else f"#{example.index}"
+    sketched = ""
+    if explanation.sketch is not None:
+        by = f"by sketches (kernel.sketch={explanation.sketch})"
+        sketched = f"added, {by}: only the sum is exact, no part and no order of parts"
+    return [said for said in (explanation.sharing, when, columns, sketched) if said]
 
 
 def fitting(text: str) -> str:
@@ -396,22 +377,3 @@ def fitting(text: str) -> str:
     """
     words = " ".join(text.split())
     return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
-
-
-def when(part: Part) -> str:
-    """Spell the share of the path by which half of a contribution was made."""
-    return percent(part.halfway) if math.isfinite(part.halfway) else MISSING
-
-
-def signed(value: float) -> str:
-    """Spell a number with its sign.
-
-    >>> signed(0.5), signed(-0.25), signed(0.0)
-    ('+0.5', '-0.25', '0')
-    """
-    return f"+{short(value)}" if value > 0 else short(value + 0.0)
-
-
-def all_told(explanations: Sequence[Explanation], top: int) -> str:
-    """Tell several points."""
-    return "\n\n".join(told(explanation, top) for explanation in explanations) + "\n"

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from ntkexp.records.contributions import BY_PHASE, CHANGE, DECAY_BY_PHASE
 from ntkexp.report.examples import example
-from ntkexp.report.explain import outputs_of, signed
+from ntkexp.report.explain import outputs_of
 from ntkexp.report.inventory import flat
 from ntkexp.report.run import Run, blocks
-from ntkexp.text import aligned, counted, percent, short
+from ntkexp.report.tables import Column, Table, format_text, signed
+from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -202,13 +203,14 @@ def share_right(targets: Array, outputs: Array) -> float:
 # --- Who caused the forgetting, as a reader sees it: a sentence for every pair of phases, and the worst examples.
 
 
-def told_of_tasks(run: Run, top: int) -> str:
-    """Tell what phases did to earlier tasks, and by which examples most was lost; nothing, if there are no phases."""
+def format_tasks(run: Run, top: int) -> str:
+    """Say what phases did to earlier tasks, and by which examples most was lost; nothing, if there are no phases."""
     found = forgettings(run)
     if not found:
         return ""
     worst = min(found, key=lambda each: each.change)
-    return "\n\n".join([*map(sentence, found), *([table(run, worst, top)] if worst.worst else [])]) + "\n"
+    tables = [format_text(tabulate_harm(run, worst).shortened(top))] if worst.worst else []
+    return "\n\n".join([*map(sentence, found), *tables]) + "\n"
 
 
 def sentence(found: Forgetting) -> str:
@@ -222,15 +224,15 @@ def sentence(found: Forgetting) -> str:
     return f"While {phase}, the {what} of {task} {went(before, after, short)} {at}{right}. {blame(found)}"
 
 
-def went(before: float, after: float, said: Callable[[float], str]) -> str:
-    """Say how a number changed, as far as it is told.
+def went(before: float, after: float, spell: Callable[[float], str]) -> str:
+    """Say how a number changed, as far as its digits show.
 
     >>> went(1.0, 0.71, percent), went(0.5, 0.5, short)
     ('fell from 100 % to 71 %', 'stayed at 0.5')
     """
-    if said(before) == said(after):
-        return f"stayed at {said(after)}"
-    return f"{'fell' if after < before else 'rose'} from {said(before)} to {said(after)}"
+    if spell(before) == spell(after):
+        return f"stayed at {spell(after)}"
+    return f"{'fell' if after < before else 'rose'} from {spell(before)} to {spell(after)}"
 
 
 def blame(found: Forgetting) -> str:
@@ -243,29 +245,29 @@ def blame(found: Forgetting) -> str:
         for phase, done in remembered.items()
         if done
     ]
-    parts += [f"decay of the weights by {signed(sign * found.decay)}"] if found.decay else []
-    parts += (
-        [f"half of all harm was done by {found.halving} of the {found.acting} examples that acted"]
-        if found.halving
-        else []
-    )
+    if found.decay:
+        parts.append(f"decay of the weights by {signed(sign * found.decay)}")
+    if found.halving:
+        parts.append(f"half of all harm was done by {found.halving} of the {found.acting} examples that acted")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
-def table(run: Run, found: Forgetting, top: int) -> str:
-    """Tabulate the examples that did most harm, and all others in one line."""
+def tabulate_harm(run: Run, found: Forgetting) -> Table:
+    """Give the examples that did harm, those first that did most."""
     what, sign = ("margin", 1) if found.right else ("loss", -1)
-    header = (f"harm to {found.names[0]} by", "phase", "target", f"{what} moved by", "of all harm")
+    columns = (
+        Column(f"harm to {found.names[0]} by", number=False),
+        Column("phase"),
+        Column("target", number=False),
+        Column(f"{what} moved by", spell=signed, adds=True),
+        Column("of all harm", spell=percent, adds=True),
+    )
     rows = []
-    for k in found.worst[:top]:
-        shown = example(run, "train", k)
-        share = percent(-found.by[k] / found.harm)
-        rows.append((f"#{shown.index}", str(found.learned_in[k]), shown.name, signed(sign * found.by[k]), share))
-    if rest := found.worst[top:]:
-        done = sum(found.by[k] for k in rest)
-        rows.append((counted(len(rest), "other"), "", "", signed(sign * done), percent(-done / found.harm)))
-    return aligned(header, rows, (False, True, False, True, True))
+    for k in found.worst:
+        shown, done = example(run, "train", k), found.by[k]
+        rows.append((f"#{shown.index}", found.learned_in[k], shown.name, sign * done, -done / found.harm))
+    return Table(columns, tuple(rows))
 
 
 # --- What the kernel between two tasks, at the switch from one to the other, says of what learning the later one

@@ -23,6 +23,8 @@ from ntkexp.records.folder import (
     looks_like_a_run,
     refuse_other_version,
 )
+from ntkexp.report.tables import Table, tabulate
+from ntkexp.text import MISSING
 
 # --- Configurations of runs as tables show them: by dotted keys, and only where they differ.
 
@@ -40,13 +42,10 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif key == "_target_":
             found |= {prefix.rstrip("."): option(str(value))} if prefix else {}
         elif prefix or key not in CIRCUMSTANCES:
-            found[prefix + key] = f"[{','.join(map(item, value))}]" if isinstance(value, list) else value
+            items = value if isinstance(value, list) else []
+            words = [option(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each) for each in items]
+            found[prefix + key] = f"[{','.join(words)}]" if isinstance(value, list) else value
     return found
-
-
-def item(value: object) -> str:
-    """Spell one of a list, in few letters."""
-    return option(str(value.get("_target_"))) if isinstance(value, Mapping) else str(value)
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
@@ -61,9 +60,8 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 # --- The run folders that there are, in whatever state, and which of them a filter keeps.
 #
-# KEY=VALUE   a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged, interrupted
-#             or
-#             dead, which is to say that it cannot be gone on with
+#     KEY=VALUE   a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged,
+#                 interrupted, or dead, which is to say that it cannot be gone on with
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def said(folder: RunFolder, state: State, defect: str | None) -> str:
         return defect or ""
 
 
-def kept(found: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
+def filter_runs(found: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
     """Keep the runs that pass every filter; a key that no run has is a mistake."""
     pairs = [text.partition("=") for text in filters]
     known = {key for one in found for key in one.facts} | {"state", "run"}
@@ -141,6 +139,13 @@ def matches(found: str | None, wanted: str) -> bool:
         return float(found) == float(wanted)
     except ValueError:
         return False
+
+
+def tabulate_runs(found: Sequence[FoundRun]) -> Table:
+    """Give the runs with their states, what sets them apart, and what became of them."""
+    keys = differing([one.config for one in found if one.config])  # one that cannot be read differs in none
+    rows = [[one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.said] for one in found]
+    return tabulate(["run", "state", *keys, "outcome"], rows)
 
 
 def delete(found: FoundRun) -> None:

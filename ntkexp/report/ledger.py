@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import Removal
 from ntkexp.report.examples import Example, example, example_names, output_name
-from ntkexp.report.explain import NOT_COMPUTED, effects, fitting, outputs_of, signed
+from ntkexp.report.explain import NOT_COMPUTED, effects, fitting, outputs_of
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.run import Run
-from ntkexp.text import aligned, counted, percent, short
+from ntkexp.report.tables import Column, Table, format_text, signed
+from ntkexp.text import counted, percent, short
 
 # --- The ledger of a removal as a reader sees it: for every point and output what was predicted, what came, and
 # shares.
@@ -99,22 +100,19 @@ STRETCHES = 10
 CHAOS = 1e3  # of the growth of the sweep: beyond it, single shares are those of rounding and of chance
 
 
-def ledger_told(
+def format_ledger(
     entries: Sequence[LedgerEntry], found: Removal, agreement: Agreement | None, top: int, order: str = ""
 ) -> str:
-    """Tell what leaving the group out changed: first of all points, then of each; `order` put some at its top."""
-    notes = ([] if agreement is None else [agreement.sentence]) + of_sums(entries, len(found.example))
-    return "\n\n".join([head(found, order), *notes, *(entry_told(entry, top) for entry in entries)]) + "\n"
-
-
-def of_sums(entries: Sequence[LedgerEntry], count: int) -> list[str]:
-    """Say what is predicted of several examples: they act on one another, which no sum of their effects knows."""
-    if count == 1 or all(entry.predicted is None for entry in entries):
-        return []
-    return [
-        f"predicted: the sum of {count} effects, each of leaving out one example alone; effects of a group do not add, "
-        "so this is not the effect of the group, however well those of single examples are predicted; actual is"
-    ]
+    """Say what leaving the group out changed: first of all points, then of each; `order` put some at its top."""
+    notes = [] if agreement is None else [agreement.sentence]
+    if len(found.example) > 1 and any(entry.predicted is not None for entry in entries):
+        # examples of a group act on one another, which no sum of their effects knows
+        notes.append(
+            f"predicted: the sum of {len(found.example)} effects, each of leaving out one example alone; effects of a "
+            "group do not add, so this is not the effect of the group, however well those of single examples are "
+            "predicted; actual is"
+        )
+    return "\n\n".join([head(found, order), *notes, *(format_entry(entry, top) for entry in entries)]) + "\n"
 
 
 def head(found: Removal, order: str = "") -> str:
@@ -132,47 +130,49 @@ def head(found: Removal, order: str = "") -> str:
     return "; ".join(said)
 
 
-def entry_told(entry: LedgerEntry, top: int) -> str:
-    """Tell one output at one point: predicted and actual change, and how that splits."""
+def format_entry(entry: LedgerEntry, top: int) -> str:
+    """Write one output at one point: predicted and actual change, and how that splits over examples and steps."""
     head = (
         f"{entry.split} {entry.number} (#{entry.point.index}, {entry.point.name}): {entry.output} = "
         f"{short(entry.before)}, without them {short(entry.before + entry.actual)}"
     )
-    rows = [
-        ("predicted", NOT_COMPUTED if entry.predicted is None else signed(entry.predicted)),
-        ("actual", signed(entry.actual)),
+    tables = (tabulate_changes(entry), tabulate_shares(entry).shortened(top), tabulate_steps(entry))
+    return "\n\n".join([head, *map(format_text, tables)])
+
+
+def tabulate_changes(entry: LedgerEntry) -> Table:
+    """Give the change of the output that was predicted, and the one that came."""
+    known = entry.predicted is not None
+    columns = (Column("change", number=False), Column("value", heading="", number=known, spell=signed))
+    rows = (
+        ("predicted", entry.predicted if known else NOT_COMPUTED),
+        ("actual", entry.actual),
         ("shares cancel", f"{short(entry.cancellation)}×"),
-    ]
-    changes = aligned(("change", ""), rows, (False, entry.predicted is not None))
-    return f"{head}\n\n{changes}\n\n{shares(entry, top)}\n\n{steps(entry)}"
+    )
+    return Table(columns, rows)
 
 
-def shares(entry: LedgerEntry, top: int) -> str:
-    """Tabulate the shares of the examples that were left out, the largest first."""
-    order = np.argsort(-np.abs(entry.shares), kind="stable")
+def tabulate_shares(entry: LedgerEntry) -> Table:
+    """Give the shares of the examples that were left out, the largest first."""
     mass = float(np.abs(entry.shares).sum()) or 1.0
-    rows = [
-        (*left_out(entry.places[k], entry.examples[k]), signed(float(entry.shares[k])),
-         percent(abs(float(entry.shares[k])) / mass))
-        for k in order[:top]
-    ]  # fmt: skip
-    named = "target" if entry.examples[0].text is None else "holds"
-    if len(rest := entry.shares[order[top:]]):
-        others = counted(len(rest), "other")
-        rows.append((others, "", signed(float(rest.sum())), percent(float(np.abs(rest).sum()) / mass)))
-    return aligned(("left out", named, "share", "of all shares"), rows, (False, False, True, True))
+    columns = (
+        Column("left out", number=False),
+        Column("target" if entry.examples[0].text is None else "holds", number=False),
+        Column("share", spell=signed, adds=True),
+        Column("of all shares", spell=percent, adds=True),
+    )
+    rows = []
+    for k in np.argsort(-np.abs(entry.shares), kind="stable").tolist():
+        one, share = entry.examples[k], float(entry.shares[k])
+        # by its place and its number in the source, or by its own name, as the contributions do
+        named = (f"{entry.places[k]} (#{one.index})", one.name) if one.text is None else (one.name, fitting(one.text))
+        rows.append((*named, share, abs(share) / mass))
+    return Table(columns, tuple(rows))
 
 
-def left_out(place: int, example: Example) -> tuple[str, str]:
-    """Name an example by its place and its number in the source, or by its own name, as the contributions do."""
-    if example.text is None:
-        return f"{place} (#{example.index})", example.name
-    return example.name, fitting(example.text)
-
-
-def steps(entry: LedgerEntry) -> str:
-    """Tabulate when the change was made, in a few stretches of steps."""
+def tabulate_steps(entry: LedgerEntry) -> Table:
+    """Give when the change was made, in a few stretches of steps."""
     count = len(entry.by_step)
     edges = sorted({round(k * count / STRETCHES) for k in range(STRETCHES + 1)})
-    rows = [(f"{first}–{last - 1}", signed(float(entry.by_step[first:last].sum()))) for first, last in pairwise(edges)]
-    return aligned(("steps", "share"), rows, (False, True))
+    rows = [(f"{first}–{last - 1}", float(entry.by_step[first:last].sum())) for first, last in pairwise(edges)]
+    return Table((Column("steps", number=False), Column("share", spell=signed)), tuple(rows))

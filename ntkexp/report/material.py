@@ -1,4 +1,6 @@
-"""What a report speaks of: runs and sweeps that were named, or all of them, and what could not be read."""
+"""What a report speaks of: runs and sweeps that were named, or all of them, and what could not be read; and what was
+run and what came out, in two sentences.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,9 @@ from ntkexp.records.folder import looks_like_a_run
 from ntkexp.records.sweep import Sweep, read_sweep
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, load_tables
+from ntkexp.report.sentence import SPOKEN, clause, sentence, standing
+from ntkexp.report.sweeps import extent
+from ntkexp.text import listed
 
 
 class NothingLeft(Mistake):
@@ -108,3 +113,37 @@ def readable(paths: Iterable[Path], left_out: list[str]) -> Iterator[Sweep]:
             yield read_sweep(path)
         except Mistake as mistake:
             left_out.append(str(mistake))
+
+
+# --- What was run and what came out, in two sentences.
+
+
+def what_was_run(material: Material) -> str:
+    """Write the first sentence."""
+    if len(material.runs) == 1:
+        ended, _, _ = material.runs[0].outcome.partition("; ")  # what there is to say of effects stands below
+        return f"{material.runs[0].name}, {ended or 'one run'}."
+    failed = sum(run.diverged for run in material.runs)
+    count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
+    if not material.analyses:
+        return f"{count}."
+    swept = {place.folder for analysis in material.analyses for place in analysis.sweep.runs}
+    part = len(swept & material.by_folder.keys())
+    some = f", {part} of them in" if part < len(material.runs) else ", in"
+    names = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
+    return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
+
+
+def what_came_out(runs: Sequence[Run]) -> str:
+    """Write the second: how far the machines that are spoken of are from the networks, of all runs."""
+    if len(runs) == 1:
+        return sentence(runs[0].ladder, diverged=runs[0].diverged)
+    clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
+    text = (
+        "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"
+    )
+    failed = sum(run.diverged for run in runs)
+    left = (
+        f"; {failed} of the networks diverged, and {'is' if failed == 1 else 'are'} compared as left" if failed else ""
+    )
+    return f"{text[0].upper()}{text[1:]}{left}."

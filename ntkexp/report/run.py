@@ -45,7 +45,7 @@ from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, RETRACED, SPLITS, Result, read_results
 from ntkexp.report.inventory import differing, flat
 from ntkexp.report.sentence import main_split
-from ntkexp.text import aligned, as_cell, short, spoken
+from ntkexp.text import spoken
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -340,58 +340,28 @@ def errors(run: Run) -> dict[str, str | float | None]:
     return {"split": split} | {row.machine: row.relative_error for row in here}
 
 
-def frame_as_text(table: pd.DataFrame) -> str:
-    """Lay out a data frame as aligned text."""
-    right = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
-    rows = [[written(value) for value in row] for row in table.itertuples(index=False)]
-    return aligned(list(map(str, table)), rows, right)
-
-
-def written(value: object) -> str:
-    """Write a cell of a table; whole numbers keep every digit."""
-    return short(value) if value is None or isinstance(value, float) else str(value)
-
-
-def as_csv(table: pd.DataFrame) -> str:
-    """Write a table with every digit, in which no text is a formula to a spreadsheet.
-
-    >>> print(as_csv(pd.DataFrame({"name": ["=1+1", "a"], "value": [-0.5, 2.0]})), end="")
-    name,value
-    '=1+1,-0.5
-    a,2.0
-    """
-    safe = table.copy(deep=False)
-    for place, kind in enumerate(table.dtypes):
-        if not pd.api.types.is_numeric_dtype(kind):
-            cells = [as_cell(value) if isinstance(value, str) else value for value in table.iloc[:, place]]
-            safe.isetitem(place, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
-    safe.columns = [as_cell(str(name)) for name in table.columns]
-    return str(safe.to_csv(index=False, lineterminator="\n"))
-
-
 # --- What two runs differ in: their configurations, and what came out of them.
 
 
-def of_config(first: Run, second: Run) -> pd.DataFrame:
+def compare_configs(first: Run, second: Run) -> pd.DataFrame:
     """Tabulate a row for each key whose value differs; a key that one of them lacks has none there."""
     one, other = flat(first.config), flat(second.config)
     rows = [(key, one.get(key), other.get(key)) for key in differing([one, other])]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
 
 
-def of_results(first: Run, second: Run) -> pd.DataFrame:
+def compare_results(first: Run, second: Run) -> pd.DataFrame:
     """Tabulate a row for each number that both yield, with their ratio."""
     one, other = quantities(first), quantities(second)
-    rows = [(name, one[name], other[name], ratio(other[name], one[name])) for name in one if name in other]
+    rows = [
+        (name, one[name], other[name], other[name] / one[name] if one[name] else float("nan"))
+        for name in one
+        if name in other
+    ]
     return pd.DataFrame(rows, columns=["quantity", "first", "second", "second/first"])
 
 
-def of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
+def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
     """Find the numbers that only one of them yields."""
     one, other = quantities(first), quantities(second)
     return [name for name in one if name not in other], [name for name in other if name not in one]
-
-
-def ratio(above: float, below: float) -> float:
-    """Divide above by below, NaN where there is none."""
-    return above / below if below else float("nan")

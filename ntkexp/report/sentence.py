@@ -29,54 +29,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from typing import NamedTuple
 
 from ntkexp.records.results import FOLLOWED, SPLITS, Result, at_points
-from ntkexp.text import aligned, listed, share, short, spoken
+from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.text import listed, share, short, spoken
 
 # --- The ladder of one run as a person reads it.
 
 
-class LadderRow(NamedTuple):
-    """One line of the ladder is about one machine."""
+def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> Table:
+    """Give a row per machine: its relative error on every split, and agreement and R² where the run is judged.
 
-    machine: str
-    detail: str
-    numbers: list[float | None]
-
-
-def ladder_table(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
-    """Lay out a line per machine: its relative error on every split, and agreement and R² where the run is judged.
-
-    What there is to note, and why a machine has nothing to say, stands below.
+    A machine that has nothing to say has no row; `notes` says why.
     """
-    header, lines = ladder_rows(results, seconds)
-    rows = [[name, detail, *map(entry, numbers)] for name, detail, numbers in lines]
-    text = aligned(header, rows, [False, False, *[True] * (len(header) - 2)])
-    said = notes(results)
-    return "\n\n".join([text, *(["\n".join(said)] if said else [])])
-
-
-def entry(number: float | None) -> str:
-    """Spell a number of the ladder: one that was measured and is none is told from one that was not measured.
-
-    >>> entry(0.5), entry(None), entry(float("nan"))
-    ('0.5', '–', 'nan')
-    """
-    return "nan" if number is not None and math.isnan(number) else short(number)
-
-
-def ladder_rows(
-    results: Sequence[Result], seconds: Mapping[str, float] | None = None
-) -> tuple[list[str], list[LadderRow]]:
-    """Find the headings of the ladder, and its lines with every digit."""
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
-    header = ["machine", "detail", *splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
     rows = []
     for name, detail in machines(results):
         found = {result.split: result for result in results if (result.machine, result.detail) == (name, detail)}
@@ -85,8 +56,25 @@ def ladder_rows(
         here = found.get(main, Result("", name))
         errors = [found[split].relative_error if split in found else None for split in splits]
         clock = [seconds.get(name)] if seconds else []
-        rows.append(LadderRow(name, detail, [*errors, here.agreement, here.r2, *clock]))
-    return header, rows
+        rows.append((name, detail, *errors, here.agreement, here.r2, *clock))
+    names = [*splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
+    texts = (Column("machine", number=False), Column("detail", number=False))
+    return Table((*texts, *(Column(name, spell=measured) for name in names)), tuple(rows))
+
+
+def measured(number: float) -> str:
+    """Spell a number that was measured and may be none.
+
+    >>> measured(0.5), measured(float("nan"))
+    ('0.5', 'nan')
+    """
+    return "nan" if math.isnan(number) else short(number)
+
+
+def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
+    """Write the ladder for a terminal; what there is to note, and why a machine has nothing to say, stands below."""
+    said = notes(results)
+    return "\n\n".join([format_text(tabulate_ladder(results, seconds)), *(["\n".join(said)] if said else [])])
 
 
 def notes(results: Sequence[Result]) -> list[str]:
@@ -176,7 +164,7 @@ class Spoken:
 
     @property
     def worst(self) -> float:
-        """The largest error of these is so large."""
+        """The largest error of these."""
         return max(row.relative_error or 0.0 for row in self.compared)
 
     @property
@@ -185,13 +173,8 @@ class Spoken:
         return not self.which(Likeness.MISSES)
 
     @property
-    def size(self) -> str:
-        """The worst error is spelled in words that follow 'misses by'."""
-        return f"{'up to ' * (len(self.compared) > 1)}{share(self.worst)}"
-
-    @property
     def where(self) -> str:
-        """It was compared there: on which splits, and at how many of their points if not at all."""
+        """On which splits it was compared, and at how many of their points if not at all."""
         here, several = [row.split for row in self.compared], len(self.splits) > 1
         counts = [row.points for row in self.compared if row.points]
         splits = places(here, self.splits) if several else ""
@@ -217,106 +200,81 @@ def sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """Compare the machines with the network, however its training ended."""
-    splits = tuple(dict.fromkeys(row.split for row in results))
-    found = [
-        Spoken(name, tuple(row for row in results if row.machine == machine), splits)
-        for machine, name in spoken_of(results).items()
-    ]
-    parts = [*compared(found), *unexplained(found[0]), *outside(found[0]), *broken(found)]
-    if not parts:
-        return nothing(results)
-    text = "; ".join([*parts, *untold(found)])
-    return f"{text[0].upper()}{text[1:]}."
+    """Compare the machines with the network, however its training ended.
 
-
-def spoken_of(results: Sequence[Result]) -> dict[str, str]:
-    """Choose the machines to speak of, and how: where the usual ones have nothing to say, all that there are.
-
-    >>> sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
+    >>> comparison([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
     'The machine my rule misses the trained network by 2 %.'
+    >>> comparison([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
+    'a clamp did half.'
     """
+    splits, names = tuple(dict.fromkeys(row.split for row in results)), names_of_machines(results)
+    found = [
+        Spoken(name, tuple(row for row in results if row.machine == machine), splits) for machine, name in names.items()
+    ]
+    secant = found[0]
+    parts = compared(found)
+
+    # Of a secant that misses: how much rounding explains of it, where that is the smallest part
+    if missed := secant.which(Likeness.MISSES):
+        row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
+        where = f" on {row.split} ({short(row.relative_error)})" if len(splits) > 1 else ""
+        parts.append(f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}")
+
+    # What was done outside of the steps of a loop that was followed
+    parts += [row.remark for row in secant.compared if row.detail == FOLLOWED and row.remark]
+
+    # Machines that say what is no number, by where they do
+    broken: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        if rows := each.which(Likeness.BROKEN):
+            broken.setdefault(tuple(row.split for row in rows), []).append(each.name)
+    for here, who in broken.items():
+        parts.append(f"{listed(who)} {'is' if len(who) == 1 else 'are'} not finite{on(here, splits)}")
+    if not parts:
+        return nothing(results, names)
+
+    # Where the network cannot be compared with a machine that is compared elsewhere
+    for why, text in (
+        (Likeness.LOST, "the trained network is not finite"),
+        (Likeness.STILL, "the network moved by no more than rounding"),
+    ):
+        if there := list(dict.fromkeys(row.split for each in found for row in each.which(why))):
+            parts.append(f"{text}{on(there, splits)}")
+    whole = "; ".join(parts)
+    return f"{whole[0].upper()}{whole[1:]}."
+
+
+def names_of_machines(results: Sequence[Result]) -> dict[str, str]:
+    """Choose the machines to speak of, and how: where the usual ones have nothing to say, all that there are."""
     if any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
         return SPOKEN
     return SPOKEN | {row.machine: f"the machine {spoken(row.machine)}" for row in results if row.machine not in SPOKEN}
 
 
 def compared(found: Sequence[Spoken]) -> list[str]:
-    """Name the machines that are the network where they were compared with it, then those that are not."""
+    """Name the machines that are the network where they were compared with it, then those that miss it."""
     known = sorted((each for each in found if each.compared), key=lambda each: not each.exact)
     parts: list[str] = []
     before = ""
     for (exact, where), group in groupby(known, key=lambda each: (each.exact, each.where)):
-        lead = "" if where == before else where or "at all points "
-        parts.append(lead + (reproduces if exact else misses)(list(group), named=not parts))
+        here, target = list(group), "it" if parts else "the trained network"
+        if exact:
+            errors = ", ".join(short(each.worst) for each in here)
+            verb = f"reproduce{'s' * (len(here) == 1)}"
+            text = f"{listed([each.name for each in here])} {verb} {target} to rounding ({errors})"
+        else:
+            sizes = [f"{'up to ' * (len(each.compared) > 1)}{share(each.worst)}" for each in here]
+            verb = "misses" if parts else f"misses {target}"
+            text = f"{here[0].name} {verb} by {sizes[0]}"
+            text += "".join(f", {each.name} by {size}" for each, size in zip(here[1:], sizes[1:], strict=True))
+        parts.append(("" if where == before else where or "at all points ") + text)
         before = where
     return parts
 
 
-def reproduces(exact: Sequence[Spoken], *, named: bool) -> str:
-    """Name the machines that are the network; `named` if it has not been spoken of yet."""
-    errors = ", ".join(short(each.worst) for each in exact)
-    target = "the trained network" if named else "it"
-    return f"{listed([each.name for each in exact])} reproduce{'s' * (len(exact) == 1)} {target} to rounding ({errors})"
-
-
-def misses(inexact: Sequence[Spoken], *, named: bool) -> str:
-    """Name the machines that are not."""
-    first, *others = inexact
-    target = " the trained network" if named else ""
-    return ", ".join(
-        [f"{first.name} misses{target} by {first.size}", *(f"{each.name} by {each.size}" for each in others)]
-    )
-
-
-def unexplained(secant: Spoken) -> list[str]:
-    """Say how much rounding explains of a secant that misses, where that is the smallest part."""
-    missed = secant.which(Likeness.MISSES)
-    if not missed:
-        return []
-    row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
-    where = f" on {row.split} ({short(row.relative_error)})" if len(secant.splits) > 1 else ""
-    return [f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}"]
-
-
-def outside(secant: Spoken) -> list[str]:
-    """Say what was done outside of the steps of a loop that was followed.
-
-    >>> sentence([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
-    'a clamp did half.'
-    """
-    return [row.remark for row in secant.compared if row.detail == FOLLOWED and row.remark]
-
-
-def broken(found: Sequence[Spoken]) -> list[str]:
-    """Name the machines that say what is no number, by where they do."""
-    where: dict[tuple[str, ...], list[str]] = {}
-    for each in found:
-        if rows := each.which(Likeness.BROKEN):
-            where.setdefault(tuple(row.split for row in rows), []).append(each.name)
-    return [
-        f"{listed(names)} {'is' if len(names) == 1 else 'are'} not finite{on(splits, found[0].splits)}"
-        for splits, names in where.items()
-    ]
-
-
-def untold(found: Sequence[Spoken]) -> list[str]:
-    """Say where the network cannot be compared with a machine that is compared elsewhere."""
-    said = {
-        Likeness.LOST: "the trained network is not finite",
-        Likeness.STILL: "the network moved by no more than rounding",
-    }
-    parts = []
-    for why, text in said.items():
-        splits = dict.fromkeys(row.split for each in found for row in each.which(why))
-        parts += [f"{text}{on(list(splits), found[0].splits)}"] if splits else []
-    return parts
-
-
-def nothing(results: Sequence[Result]) -> str:
+def nothing(results: Sequence[Result], names: Collection[str]) -> str:
     """Say why there is nothing to compare."""
-    known = spoken_of(results)
-    rows = [row for row in results if row.machine in known]
+    rows = [row for row in results if row.machine in names]
     said = {likeness(row) for row in rows}
     if Likeness.LOST in said:
         return "The trained network is not finite, so no kernel machine can be compared with it."
@@ -381,18 +339,18 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
     for kind, text in SAID.items():
         here = [each for each in standings if each.likeness is kind]
         if here:
-            what = counted(len(here), len(standings), "" if parts else "trained networks")
-            parts.append(text.format(what, detail(kind, here)))
+            what = some_of_all(len(here), len(standings), "" if parts else "trained networks")
+            parts.append(text.format(what, errors_in_words(kind, here)))
     if all(each.likeness is Likeness.SILENT for each in standings):
         return ""
     part = sum(not each.everywhere for each in standings if each.likeness in COMPARED)
     return f"{name} {listed(parts)}{f', at some points alone in {part}' if part else ''}"
 
 
-def detail(kind: Likeness, here: Sequence[Standing]) -> str:
+def errors_in_words(kind: Likeness, here: Sequence[Standing]) -> str:
     """Spell the errors of the networks of a kind, the worst always among them.
 
-    >>> detail(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
+    >>> errors_in_words(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
     '2 % at the median and 30 % at worst'
     """
     errors = [each.error for each in here]
@@ -405,11 +363,11 @@ def detail(kind: Likeness, here: Sequence[Standing]) -> str:
     return f"{share(statistics.median(errors))} at the median and {share(max(errors))} at worst"
 
 
-def counted(some: int, whole: int, what: str) -> str:
+def some_of_all(some: int, whole: int, what: str) -> str:
     """Spell so many of all, and what they are, where that is not known yet.
 
-    >>> counted(5, 5, "networks"), counted(2, 2, "networks"), counted(2, 5, "networks"), counted(2, 5, "")
-    ('all 5 networks', 'both networks', '2 of 5 networks', '2')
+    >>> some_of_all(5, 5, "networks"), some_of_all(2, 2, "networks"), some_of_all(2, 5, "networks")
+    ('all 5 networks', 'both networks', '2 of 5 networks')
     """
     if not what:
         return str(some)

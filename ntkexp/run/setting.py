@@ -15,7 +15,7 @@ from ntkexp.diagnostics.units import kinks
 from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
-from ntkexp.kernel.read.batches import Cost, costs
+from ntkexp.kernel.read.cost import Cost, costs
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.threads import work

@@ -139,8 +139,8 @@ def measured(case: Case, optimizer: Optimizer, turns: int) -> Cost:
             for each, found in zip(loops, seconds, strict=True):
                 found.append(each.turn())
     assert isinstance(trace.steps, ReplayedSteps)
-    assert isinstance(trace.steps.kept, LoopInMemory)
-    kept = trace.steps.kept.held / len(trace.steps)
+    assert isinstance(trace.steps.loop, LoopInMemory)
+    kept = trace.steps.loop.nbytes / len(trace.steps)
     weights = sum(weight.numel() for weight in bare.model.parameters())
     one, two, three = (median(found[1:]) for found in seconds)
     return Cost(one, two, three, kept / weights)

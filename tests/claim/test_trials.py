@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ntkexp.claim.papers import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
-from ntkexp.claim.papers.leaving_out import groups_of, retraining
+from ntkexp.claim.papers.leaving_out import draw_groups, retraining
 from ntkexp.claim.trial_job import TrialJob
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
@@ -86,7 +86,7 @@ def test_training_again_with_everyone_is_the_training(optimizer: str) -> None:
     again = found.outputs_without(torch.ones(1, 8, dtype=torch.float64))[0]
     end = found.outcome.evidence.end[8:]
     torch.testing.assert_close(again, end, rtol=0, atol=1e-13)  # four steps, batched otherwise
-    assert (found.outputs_without(groups_of(4, 1, 8, seed=0))[0] - end).norm() > 1e-3
+    assert (found.outputs_without(draw_groups(4, 1, 8, seed=0))[0] - end).norm() > 1e-3
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.foreign_loop.replayed_module import cost_of_casts
+from ntkexp.foreign_loop.replayed_module import casts_sentence
 from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
@@ -99,7 +99,7 @@ def test_parts_and_casts_add_up(optimizers: loops.Maker, body: Body, kind: torch
     with torch.no_grad():
         away = float((cast - given.model(given.queries)).norm())
     assert found.attrs["away"] == pytest.approx(away, rel=1e-3)  # a few roundings of float32 in differences
-    assert f"autocast to {str(kind).removeprefix('torch.')} moved gradients by up to" in cost_of_casts(found)
+    assert f"autocast to {str(kind).removeprefix('torch.')} moved gradients by up to" in casts_sentence(found)
 
 
 def test_casts_are_what_plain_autograd_says_of_them() -> None:
@@ -178,8 +178,8 @@ def test_effects_are_refused_in_one_line() -> None:
 
 
 def test_a_trace_on_disk_tells_the_same(tmp_path: Path) -> None:
-    ours = followed(cast_loop(loops.adamw), brain, to=tmp_path / "run", every=3).found(Gallery())
-    theirs = followed(cast_loop(loops.adamw), brain).found(Gallery())
+    ours = followed(cast_loop(loops.adamw), brain, to=tmp_path / "run", every=3).contributions(Gallery())
+    theirs = followed(cast_loop(loops.adamw), brain).contributions(Gallery())
     for name in ("contribution", "casts"):
         assert float(abs(ours[name] - theirs[name]).max()) < EXACT_32 * float(abs(theirs["contribution"]).max())
     assert ours.attrs["autocast"] == "bfloat16"
@@ -188,5 +188,5 @@ def test_a_trace_on_disk_tells_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_its_run_says_what_casts_cost(tmp_path: Path) -> None:
     found = followed(cast_loop(loops.adamw), brain, to=tmp_path / "run").attribute()
-    assert cost_of_casts(found) in (tmp_path / "run" / "progress.json").read_text(encoding="utf-8")
+    assert casts_sentence(found) in (tmp_path / "run" / "progress.json").read_text(encoding="utf-8")
     assert "casts_error" in (tmp_path / "run" / "metrics.csv").read_text(encoding="utf-8").splitlines()[0]

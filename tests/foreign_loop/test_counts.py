@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from ntkexp.foreign_loop.again import LoopAgain
 from ntkexp.foreign_loop.example_names import SeenCall, digests
-from ntkexp.foreign_loop.follow import trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from tests.foreign_loop import loops
@@ -167,7 +166,7 @@ def test_leaving_out_is_training_without_what_an_example_counts(mean: Mean, tmp_
     found = LoopAgain(train, trace, "renormalised").outputs({name: 0.0})
     assert float((found - expected).abs().max()) < CLOSE
     removed = loop_without(
-        trace_in(tmp_path / "run"), train, "renormalised", [trace.examples[name]], [0, 1, 2], Silent()
+        find_trace(tmp_path / "run"), train, "renormalised", [trace.examples[name]], [0, 1, 2], Silent()
     )
     change = (expected - by_hand(mean, loops.adamw, loops.plain, torch.ones_like(weights))).numpy()
     assert abs(removed.actual - change).max() < CLOSE

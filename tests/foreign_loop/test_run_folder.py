@@ -12,9 +12,10 @@ from torch import nn
 
 import ntkexp
 from ntkexp.cli.main import run as command
-from ntkexp.foreign_loop.follow import follow, loaded, trace_in
+from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.trace import find_trace, load_trace
 from ntkexp.mistake import Mistake
-from ntkexp.report.explain import all_told, explain, worst
+from ntkexp.report.explain import explain, format_explanations, worst
 from ntkexp.report.sentence import sentence
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import Loop, followed, loop
@@ -61,7 +62,7 @@ def test_examples_are_shown_as_rows(attributed: tuple[Loop, Path]) -> None:
     found = explain(run, "probe", worst(run, "probe", 1))
     name = found[0].parts[0].example.name
     place = run.contributions["example"].to_numpy().tolist().index(name)
-    told = all_told(found, 3)
+    told = format_explanations(found, 3)
     assert name in told
     assert f"{run.data['train_shown'][place][0]:.3g}" in told
     assert found[0].prediction == pytest.approx(found[0].start + found[0].sum + found[0].decay, abs=1e-12)
@@ -88,9 +89,9 @@ def test_a_later_process_attributes_it_alike(
 def test_what_is_not_the_same_is_refused(attributed: tuple[Loop, Path], tmp_path: Path) -> None:
     _, folder = attributed
     with pytest.raises(Mistake, match=r"not the one that was followed in .*mine: its '2\.bias' is missing"):
-        loaded(trace_in(folder), nn.Sequential(nn.Linear(5, 8)))
+        load_trace(find_trace(folder), nn.Sequential(nn.Linear(5, 8)))
     with pytest.raises(Mistake, match="holds no trace"):
-        trace_in(tmp_path)
+        find_trace(tmp_path)
 
 
 def test_a_model_that_nobody_called_is_refused(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_what_no_step_did_stands_in_all_that_is_read_of_a_run(tmp_path: Path) ->
         np.testing.assert_allclose(run.predictions.sel(machine="f_T"), given.model(given.queries), rtol=1e-12)
     (explained,) = explain(run, "probe", [0])
     assert abs(explained.rest) < 1e-12
-    assert "outside of all steps" in all_told([explained], 3)
+    assert "outside of all steps" in format_explanations([explained], 3)
 
 
 @pytest.mark.slow
@@ -145,4 +146,4 @@ def test_tokens_are_shown_as_text(tmp_path: Path) -> None:
     (found,) = explain(run, "probe", [0])
     word = "".join("abcdefghi"[token] for token in tokens[0])
     assert found.point.text == word
-    assert word in all_told([found], 6)
+    assert word in format_explanations([found], 6)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import owner, owners
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -141,7 +141,7 @@ def test_there_is_no_false_alarm(name: str) -> None:
     moved[-1] += 1
     change = (given.module(moved) - given.module(given.x)).detach()[:-1].abs().max()
     assert change <= 100 * torch.finfo(torch.float64).eps * given.module(given.x).detach().abs().max()
-    found = network.reader.owned(network.tape).of_uses
+    found = network.reader.checks.owners(network.tape).of_uses
     assert found
     assert {int(owner) for owned in found for owner in owned.flatten()} - {-1} == set(range(len(given.x)))
 
@@ -150,16 +150,15 @@ def test_there_is_no_false_alarm(name: str) -> None:
 def test_rows_of_a_constant_belong_to_examples(name: str, weight: str) -> None:
     """Their products with weights have factors, and no gradient grows like the square of the examples."""
     network = known(name)
-    features = network.reader.secant(network.tape, network.tape).features
+    features = network.reader.secant(network.tape, network.tape).jacobian
     assert any(
-        isinstance(block, Factored) and block.weight and block.weight.name == weight
-        for block in features.blocks.values()
+        isinstance(block, Factored) and block.weight and block.weight.name == weight for block in features.blocks
     )
 
 
 def test_rows_of_a_constant_that_all_examples_see_belong_to_none() -> None:
     network = known("constant positions")
-    assert not network.reader.owned(network.tape).constants
+    assert not network.reader.checks.owners(network.tape).constants
 
 
 def test_what_overflows_has_no_owner() -> None:

@@ -49,7 +49,7 @@ def read(sample: Sample, size: float, dtype: torch.dtype = torch.float64) -> tup
 def secant(sample: Sample) -> Tensor:
     """J̄ applied to another direction than that of its step."""
     reader, start, end, other = read(sample, 0.6)
-    return applied(reader.secant(start, end).features, other)
+    return applied(reader.secant(start, end).jacobian, other)
 
 
 def by_hand(h: Tensor, k: Tensor, function: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
@@ -149,7 +149,7 @@ KINDS = {name: SAMPLES[name] for name in NAMES} | {
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_and_its_way_back_have_one_secant(name: str) -> None:
     reader, start, end, other = read(KINDS[name], 0.6)
-    there, back = (applied(reader.secant(*ends).features, other) for ends in ((start, end), (end, start)))
+    there, back = (applied(reader.secant(*ends).jacobian, other) for ends in ((start, end), (end, start)))
     agree(there, back, 1000 * EPS)
 
 
@@ -169,7 +169,7 @@ def test_values_that_meet_on_the_way_still_close() -> None:
     reading = reader.secant(start, end)
     change = end.outputs - start.outputs
     agree(reading.push, change, 100 * EPS, 4.0)
-    agree(applied(reading.features, {"w": torch.tensor([1.0, -1.0]).double()}), change, 100 * EPS, 4.0)
+    agree(applied(reading.jacobian, {"w": torch.tensor([1.0, -1.0]).double()}), change, 100 * EPS, 4.0)
 
 
 def test_a_short_exponential_closes_to_what_torch_makes_of_it() -> None:

@@ -55,5 +55,5 @@ def test_the_kernel_of_more_images_than_are_brought_together_at_once(
 def test_factors_are_kept_where_pixels_are_few(side: int, kept: bool) -> None:
     made = nn.Sequential(nn.Conv2d(8, 8, 2), nn.Flatten()).double()
     walker, own = reader_of(made)
-    blocks = walker.tangent(walker.record(own, images(2, 8, side, side))).blocks.values()
+    blocks = walker.tangent(walker.record(own, images(2, 8, side, side))).blocks
     assert all(isinstance(block, Factored) == kept for block in blocks)

@@ -14,9 +14,9 @@ from torch.nn import functional
 from ntkexp.kernel.read.reader import Reader, Reading
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import record
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.rules.complex_numbers import ALIKE
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
@@ -134,7 +134,7 @@ def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     # f itself is known to some eps, relative to its size, and eps·|z| for a function of z: |z| stays below 50 here
     scale = torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
     agree(reading.push, change, 100 * EPS, scale)
-    agree(applied(reading.features, problem.step(start, end)), change, 100 * EPS, scale)
+    agree(applied(reading.jacobian, problem.step(start, end)), change, 100 * EPS, scale)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +142,7 @@ def test_on_a_point_the_replay_is_the_jacobian(name: str) -> None:
     problem = sampled(name)
     tape = problem.tape(0.0)
     expected = oracle.contracted(problem.jacobians, problem.direction)
-    agree(applied(problem.reader.secant(tape, tape).features, problem.direction), expected, 100 * EPS)
+    agree(applied(problem.reader.secant(tape, tape).jacobian, problem.direction), expected, 100 * EPS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -152,7 +152,7 @@ def test_tiny_steps_lose_no_digits(name: str) -> None:
     other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
     expected = oracle.contracted(problem.jacobians, other)
     reading, _, _ = problem.secant(TINY)
-    agree(applied(reading.features, other), expected, 1e-8)
+    agree(applied(reading.jacobian, other), expected, 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_complex_numbers_close_and_have_a_tangent(name: str) -> None:
     reading, start, end = problem.secant(1.0)
     change, scale = end.outputs - start.outputs, torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
     agree(reading.push, change, 100 * EPS, scale)
-    agree(applied(reading.features, problem.step(start, end)), change, 100 * EPS, scale)
+    agree(applied(reading.jacobian, problem.step(start, end)), change, 100 * EPS, scale)
     other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
     expected = oracle.contracted(problem.jacobians, other)
-    agree(applied(problem.reader.secant(start, start).features, other), expected, 100 * EPS)
-    agree(applied(problem.secant(TINY)[0].features, other), expected, 1e-8)
+    agree(applied(problem.reader.secant(start, start).jacobian, other), expected, 100 * EPS)
+    agree(applied(problem.secant(TINY)[0].jacobian, other), expected, 1e-8)
 
 
 def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_a_weight_meets_the_inputs_in_any_place(name: str) -> None:
     )
     change, reading = after.outputs - before.outputs, reader.secant(before, after)
     scale = torch.maximum(before.outputs.abs().max(), after.outputs.abs().max())
-    agree(applied(reading.features, problem.step(before, after)), change, 100 * EPS, scale)
+    agree(applied(reading.jacobian, problem.step(before, after)), change, 100 * EPS, scale)
 
 
 @pytest.mark.parametrize(

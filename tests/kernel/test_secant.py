@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ntkexp.kernel.secant.rules.linear import tell_of_padding
+from ntkexp.kernel.secant.rules.linear import warn_of_padding
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import reader_of, secant_kernel
 from ntkexp.shapes import Weights
@@ -38,7 +38,7 @@ def outputs(network: Known, weights: Weights, x: Tensor) -> Tensor:
 def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     step = known(name).step(size)
     agree(step.reading.push, step.change, ROUNDING, step.scale)
-    agree(applied(step.reading.features, step.weights), step.change, ROUNDING, step.scale)
+    agree(applied(step.reading.jacobian, step.weights), step.change, ROUNDING, step.scale)
     found = closure(step.reading.push, step.start, step.end)
     assert found.holds
     assert found.error < found.bound / 10
@@ -128,7 +128,7 @@ def test_pieces_telescope(name: str) -> None:
         for k in range(pieces + 1)
     ]
     step = {key: end[key] - own[key] for key in own}
-    parts = [applied(reader.secant(tapes[k], tapes[k + 1]).features, step) for k in range(pieces)]
+    parts = [applied(reader.secant(tapes[k], tapes[k + 1]).jacobian, step) for k in range(pieces)]
     change = tapes[-1].outputs - tapes[0].outputs
     agree(torch.stack(parts).mean(0), change, ROUNDING, tapes[0].outputs.abs().max() + tapes[-1].outputs.abs().max())
 
@@ -142,7 +142,7 @@ def test_a_row_of_padding_that_a_tied_readout_moves_is_told(caplog: pytest.LogCa
     start = {name: weight.detach() for name, weight in net.named_parameters()}
     end = {name: 1.1 * weight + 0.1 for name, weight in start.items()}
     padded, others = torch.tensor([[1, 0], [0, 4]]), torch.tensor([[1, 2], [3, 4]])
-    tell_of_padding.cache_clear()
+    warn_of_padding.cache_clear()
     assert secant_kernel(net, start, end, others, others).isfinite().all()
     assert "row of padding" not in caplog.text
     assert secant_kernel(net, start, end, padded, others).isfinite().all()

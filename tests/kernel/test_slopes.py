@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from ntkexp.kernel.record.tape import Entry
-from ntkexp.kernel.secant.replay import Call
+from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.rules import elementwise, smooth
 from ntkexp.kernel.secant.rules.elementwise import NEAR
 

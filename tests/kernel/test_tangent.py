@@ -50,7 +50,7 @@ def test_the_kernel_in_single_precision(name: str) -> None:
 def test_both_readings_of_a_tangent_agree(name: str) -> None:
     """Autograd along the recorded graph, where it can be asked, and the replay at length zero."""
     network = known(name)
-    replayed = network.reader.secant(network.tape, network.tape).features
+    replayed = network.reader.secant(network.tape, network.tape).jacobian
     expected = network.kernel[:, :, :5]
     agree(gram(replayed, replayed), expected, ROUNDING * EPS)
     agree(gram(network.features, replayed), expected, ROUNDING * EPS)
@@ -70,7 +70,7 @@ PLAIN = (
 def test_no_difference_is_replayed_where_autograd_can_be_asked(name: str) -> None:
     """Norms, groups, gains, and biases and tokens beside products are seen from the results of operations."""
     network = known(name)
-    owned = network.reader.owned(network.tape)
+    owned = network.reader.checks.owners(network.tape)
     uses = plain_uses(Trained(network.tape, network.reader.trained, owned.constants))
     assert uses is not None
     assert [use.tap.numel() for use in uses if isinstance(use, Element)] == [
@@ -136,7 +136,7 @@ def test_a_plain_network_keeps_its_factors(bias: bool) -> None:
     """One block a layer, nothing multiplied out: the whole speed of the kernel lies here."""
     given = problem("relu" if bias else "no bias")
     walker, own = reader_of(given.module)
-    blocks = walker.tangent(walker.record(own, given.x)).blocks.values()
+    blocks = walker.tangent(walker.record(own, given.x)).blocks
     assert len(blocks) == 3
     assert all(isinstance(block, Factored) and block.inputs.shape[1] == 1 for block in blocks)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.descent import GD
 from ntkexp.path.backward_sum import shares
@@ -37,11 +37,11 @@ CASES = {
 ROUNDING = 1e-12  # 9 steps, each some tens of eps; Adam divides by small numbers
 
 
-def dense(features: Features, like: Mapping[str, Tensor]) -> Tensor:
+def dense(features: Jacobian, like: Mapping[str, Tensor]) -> Tensor:
     """[example, out, P], multiplied out."""
     parts = {name: torch.zeros(features.examples, features.outputs, w.numel(), dtype=w.dtype)
              for name, w in like.items()}  # fmt: skip
-    for block in features.blocks.values():
+    for block in features.blocks:
         for rows in block.by_name():
             parts[rows.name][:, :, : rows.size] += rows.rows
     return torch.cat(list(parts.values()), dim=2)

@@ -14,7 +14,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.examples import half, halfway
-from ntkexp.report.explain import all_told, explain, worst
+from ntkexp.report.explain import explain, format_explanations, worst
 from ntkexp.report.plots.examples import save
 from ntkexp.report.run import Run, load_run, read_run
 from tests.report.synthetic import digits, regression, write_run
@@ -96,12 +96,12 @@ def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tm
     (found,) = explain(load_run(copy), "probe", [0])
     assert found.parts
     assert all(np.isnan(part.halfway) for part in found.parts)
-    assert "–" in all_told([found], 3)
+    assert "–" in format_explanations([found], 3)
 
 
 def test_the_table_shows_what_was_asked_for(finished: dict[str, Path]) -> None:
     (found,) = explain(load_run(finished["two classes"]), "probe", [2])
-    lines = all_told([found], 4).splitlines()
+    lines = format_explanations([found], 4).splitlines()
     assert lines[0].startswith(f"probe 2 (#{found.point.index}, ")
     assert sum(line.startswith("#") for line in lines) == 4
     assert any(line.startswith("36 others") for line in lines)

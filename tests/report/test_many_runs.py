@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from ntkexp.records.results import Result
-from ntkexp.report.page.picture import what_came_out
+from ntkexp.report.material import what_came_out
 from ntkexp.report.plots.run_plots import strip
 from ntkexp.report.run import Run
 

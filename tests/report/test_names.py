@@ -15,9 +15,10 @@ import pytest
 
 from ntkexp.cli.commands.kernel.predict import save
 from ntkexp.records.results import Result, read_results, write_results
-from ntkexp.report.explain import all_told, explain
+from ntkexp.report.explain import explain, format_explanations
 from ntkexp.report.plots.run_plots import figure_of, gallery, svg
-from ntkexp.report.run import as_csv, load_run
+from ntkexp.report.run import load_run
+from ntkexp.report.tables import format_csv
 from ntkexp.text import shown_name
 from tests.report.test_plots import assert_inside
 
@@ -38,7 +39,7 @@ def test_a_picture_of_classes_with_strange_names(finished: dict[str, Path], name
 
 def test_no_name_acts_on_a_terminal(finished: dict[str, Path]) -> None:
     run = load_run(finished["strange names"])
-    told = all_told(explain(run, "probe", range(20)), 30)
+    told = format_explanations(explain(run, "probe", range(20)), 30)
     assert all(line.isprintable() for line in told.replace("\u200d", "").splitlines())
     assert r"\x1b[31m" in told
     assert max(map(len, told.splitlines())) < 200
@@ -100,7 +101,7 @@ def test_no_cell_of_a_table_is_a_formula(text: str, tmp_path: Path) -> None:
     with (tmp_path / "results.csv").open(newline="") as file:
         written = next(csv.DictReader(file))
     assert (written["machine"][0], written["relative_error"]) == ("'", "-0.5")
-    table = as_csv(pd.DataFrame({text: [text, "1"], "x": [-1.0, 2.0], "y": [None, 3]}))
+    table = format_csv(pd.DataFrame({text: [text, "1"], "x": [-1.0, 2.0], "y": [None, 3]}))
     assert [cell for line in csv.reader(table.splitlines()) for cell in line if cell and cell[0] in "=+@\t\r"] == []
     saved = save(tmp_path, "a.csv", [text], [[text], [-0.5], ["-0.5"]])
     assert list(csv.reader(saved.read_text().splitlines()))[1:] == [[f"'{text}"], ["-0.5"], ["-0.5"]]

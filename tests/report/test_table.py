@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkexp.records.results import Result
-from ntkexp.report.run import combined, frame_as_text, load_runs
-from ntkexp.report.sentence import ladder_table
+from ntkexp.report.run import combined, load_runs
+from ntkexp.report.sentence import format_ladder
+from ntkexp.report.tables import format_text, of_frame
 from ntkexp.text import aligned, short
 
 WORD = st.text("abc μ", min_size=1, max_size=9).map(str.strip).filter(bool)
@@ -48,7 +49,7 @@ def ladder() -> list[Result]:
 
 
 def test_the_ladder_has_a_line_per_machine_and_notes_below() -> None:
-    assert ladder_table(ladder()) == "\n".join(
+    assert format_ladder(ladder()) == "\n".join(
         [
             "machine  detail  train  probe   test  agreement (probe)  R²",
             "secant   n=1     4e-15  4e-15  4e-15                  1   –",
@@ -60,14 +61,14 @@ def test_the_ladder_has_a_line_per_machine_and_notes_below() -> None:
 
 
 def test_seconds_stand_beside_it_when_they_are_known() -> None:
-    header, secant, left, *_ = ladder_table(ladder(), {"secant": 1.5}).split("\n")
+    header, secant, left, *_ = format_ladder(ladder(), {"secant": 1.5}).split("\n")
     assert header.split()[-1] == "seconds"
     assert (secant.split()[-1], left.split()[-1]) == ("1.5", "–")
 
 
 @pytest.mark.parametrize("rows", [[], [Result("train", "secant", relative_error=math.nan)]])
 def test_a_ladder_with_nothing_in_it_is_still_a_table(rows: list[Result]) -> None:
-    assert len(ladder_table(rows).split("\n")) == 1 + len(rows)
+    assert len(format_ladder(rows).split("\n")) == 1 + len(rows)
 
 
 def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
@@ -78,7 +79,7 @@ def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
     assert "seed" not in table
     assert "nngp" not in table
     assert (table["secant"] < 1e-12).all()
-    assert len(frame_as_text(table).split("\n")) == 4
+    assert len(format_text(of_frame(table)).split("\n")) == 4
 
 
 def test_one_run_alone_differs_in_nothing(finished: dict[str, Path]) -> None:

@@ -17,12 +17,11 @@ from ntkexp.ensemble.compare import Comparison
 from ntkexp.records.results import Result, at_points
 from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.tables import analyse
-from ntkexp.report.page.picture import extent
-from ntkexp.report.page.run_view import points
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.together import errors, over_steps
 from ntkexp.report.run import Run, load_tables
-from ntkexp.report.sentence import ladder_table, notes
+from ntkexp.report.sentence import format_ladder, notes
+from ntkexp.report.sweeps import extent, tabulate_points
 from tests.report.sweeps import write_sweep
 
 
@@ -75,7 +74,7 @@ def test_an_axis_that_is_not_sorted_has_both_its_ends_named() -> None:
 
 def test_what_was_measured_and_is_no_number_is_told_from_what_was_not_measured() -> None:
     ladder = [Result("probe", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
-    assert "nan     –" in ladder_table(ladder)
+    assert "nan     –" in format_ladder(ladder)
     assert notes(ladder) == ["left (probe): odd", "left (test): none here"]
 
 
@@ -125,4 +124,4 @@ def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
             runs[place.folder] = load_tables(place.folder)
     (found,) = (run for run in runs.values() if run.path == metrics.parent)
     runs[found.path] = replace(found, metrics=found.metrics.drop(columns="drift"))
-    assert points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]
+    assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ntkexp.progress import Silent
-from ntkexp.report.explain import explain, told
-from ntkexp.report.forgetting import Forgetting, forgettings, sentence, told_of_tasks
+from ntkexp.report.explain import explain, format_explanation
+from ntkexp.report.forgetting import Forgetting, forgettings, format_tasks, sentence
 from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
 from ntkexp.report.plots.style import house_style
@@ -53,7 +53,7 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
             assert measured == pytest.approx([-each.before, -each.after], rel=ROUNDING)
         else:
             assert each.right == pytest.approx([row[f"accuracy_probe_{each.task}"] for row in at], rel=ROUNDING)
-    said = told_of_tasks(run, 3)
+    said = format_tasks(run, 3)
     assert said.count("While ") == len(found)
     page = write_explanations(run, explain(run, "probe", [0]), [], tmp_path / "page.html", "ntkexp explain")
     assert all(escape(sentence(each)) in page.read_text(encoding="utf-8") for each in found)
@@ -87,15 +87,15 @@ def test_points_and_examples_go_by_the_classes_of_their_own_phase(tmp_path: Path
         assert explanation.point.name in own[phase - 1]
         assert explanation.output == f"f for {own[phase - 1][explanation.out]}"
         shared = f"this output is for {own[0][explanation.out]} in phase 1 and {own[1][explanation.out]} in phase 2"
-        assert shared in told(explanation, 3)
-        assert f", {explanation.point.name}, phase {phase}): f for " in told(explanation, 3)
+        assert shared in format_explanation(explanation, 3)
+        assert f", {explanation.point.name}, phase {phase}): f for " in format_explanation(explanation, 3)
         for part in explanation.parts:
             assert part.example.phase is not None
             assert part.example.name in own[part.example.phase - 1]
             assert (part.halfway < 0.5) == (part.example.phase == 1)  # of 3 and 3 equal steps
         change = explanation.movement
         assert change is not None
-        assert change.sentence in told(explanation, 3)
+        assert change.sentence in format_explanation(explanation, 3)
         assert change.by_step.sum() == pytest.approx(explanation.sum, rel=ROUNDING)
 
 
@@ -128,5 +128,5 @@ def test_the_worst_come_first() -> None:
 
 def test_runs_without_phases_tell_nothing(tmp_path: Path) -> None:
     run = load_run(execute(small("ladder.machine=[]", "steps=2"), (), tmp_path, False, Silent(), pictures=False))
-    assert told_of_tasks(run, 3) == ""
+    assert format_tasks(run, 3) == ""
     assert tasks.draw(run) is None

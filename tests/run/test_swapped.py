@@ -17,7 +17,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import FOLDER
 from ntkexp.records.folder import RunFolder
-from ntkexp.report.page.picture import what_came_out
+from ntkexp.report.material import what_came_out
 from ntkexp.report.run import load_run
 from ntkexp.run.execute import without
 from tests.run.commands import only_run, promised

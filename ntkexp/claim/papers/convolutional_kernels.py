@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -61,23 +62,32 @@ class LayerProducts(AbstractTrial):
         layers = {name: part for name, part in module.named_modules() if isinstance(part, Affine | Convolution)}
         if not layers:
             raise Mistake(f"trial.model: {self.model.option} has no dense or convolutional layer; choose mlp or cnn")
-        seen = through(module, layers, x)
-        own = {name: autograd(module, name, x) for name in layers}
-        whole = sum(float(kernel.trace()) for kernel in own.values())
-        return [
-            {
-                "layer": name,
-                "kind": type(layer).__name__.lower(),
-                "error": missed(paired(layer, *seen[name]), own[name]),
-                "unpaired": missed(unpaired(layer, *seen[name]), own[name]),
-                "share": float(own[name].trace()) / whole,
-            }
-            for name, layer in layers.items()
-        ]
+        seen = pass_through(module, layers, x)
+        own = {name: autograd_kernel(module, name, x) for name in layers}
+        trace = sum(float(kernel.trace()) for kernel in own.values())
+        rows = list[Mapping[str, Level]]()
+        for name, layer in layers.items():
+            patches, signals = per_pixel(layer, *seen[name])
+            # Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩
+            pairs = torch.einsum("ipc,jqc->ijpq", signals, signals)
+            paired = (pairs * torch.einsum("ipd,jqd->ijpq", patches, patches)).sum((2, 3))
+            # ⟨g, g′⟩ ⟨b, b′⟩ of whole layers
+            b, g = patches.flatten(1), signals.flatten(1)
+            unpaired = (g @ g.t()) * (b @ b.t())
+            rows.append(
+                {
+                    "layer": name,
+                    "kind": type(layer).__name__.lower(),
+                    "error": float((paired - own[name]).norm() / own[name].norm()),
+                    "unpaired": float((unpaired - own[name]).norm() / own[name].norm()),
+                    "share": float(own[name].trace()) / trace,
+                }
+            )
+        return rows
 
 
-def through(module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """What went into each layer, and the derivative of the output by what came out of it."""
+def pass_through(module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Read what went into each layer, and the derivative of the output by what came out of it."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     hooks = [
         layer.register_forward_hook(lambda _, given, z, name=name: seen.update({name: (given[0], z)}))
@@ -90,7 +100,7 @@ def through(module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor) -> di
     return {name: (given.detach(), g) for (name, (given, _)), g in zip(seen.items(), gradients, strict=True)}
 
 
-def autograd(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example example"]:
+def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example example"]:
     """The kernel of the parameters of one layer, by a gradient for every example."""
     parameters = list(module.get_submodule(layer).parameters())
     rows = [
@@ -99,19 +109,6 @@ def autograd(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example
     ]
     jacobian = torch.stack(rows)
     return jacobian @ jacobian.t()
-
-
-def paired(layer: nn.Module, given: Tensor, g: Tensor) -> Float[Tensor, "example example"]:
-    """Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩."""
-    patches, signals = per_pixel(layer, given, g)
-    left = torch.einsum("ipc,jqc->ijpq", signals, signals)
-    return (left * torch.einsum("ipd,jqd->ijpq", patches, patches)).sum((2, 3))
-
-
-def unpaired(layer: nn.Module, given: Tensor, g: Tensor) -> Float[Tensor, "example example"]:
-    """⟨g, g′⟩ ⟨b, b′⟩ of whole layers."""
-    patches, signals = (part.flatten(1) for part in per_pixel(layer, given, g))
-    return (signals @ signals.t()) * (patches @ patches.t())
 
 
 def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,11 +125,6 @@ def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tenso
     if layer.bias is not None:
         patches = torch.cat([patches, torch.full_like(patches[..., :1], layer.shift)], 2)
     return patches, signals
-
-
-def missed(found: Tensor, expected: Tensor) -> float:
-    """‖found − expected‖/‖expected‖."""
-    return float((found - expected).norm() / expected.norm())
 
 
 class LimitRegression(AbstractTrial):
@@ -250,28 +242,25 @@ class ConvolutionalAccuracy(AbstractTrial):
         x, new, y = data.train.inputs, data.test.inputs, centred(data.train.target, len(data.classes))
         layers = model.layers(INIT, tuple(x.shape[1:]), 1)
         among, across = infinite_kernel(layers, x, threads=1), infinite_kernel(layers, new, x, threads=1)
+
+        # Regression with either kernel: K(x, X) K(X, X)⁻¹ Y.
         found = {
             name: right @ torch.linalg.solve(left, y)
             for name, left, right in zip(("process", "kernel"), among, across, strict=True)
             if name in self.regressors
         }
+
+        # A network of finite width, trained with η = 1/λ_max of the tangent kernel at infinite width.
         if "network" in self.regressors:
             step_size = 1 / float(torch.linalg.eigvalsh(among[1])[-1])
-            found["network"] = self.of_network(model, data, y, step_size, generator)
+            kind: torch.dtype = getattr(torch, self.dtype)
+            module = model.module(INIT, tuple(x.shape[1:]), y.shape[1], generator, data.vocabulary).eval().to(kind)
+            found["network"] = train_outputs(module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps)
         for name, outputs in found.items():
             yield name, float((outputs.argmax(1) == data.test.target).double().mean())
 
-    def of_network(
-        self, model: CNTK, data: Data, y: Float[Tensor, "train class"], step_size: float, generator: torch.Generator
-    ) -> Float[Tensor, "test class"]:
-        """The outputs of a network of finite width at new points."""
-        x, new = data.train.inputs, data.test.inputs
-        kind: torch.dtype = getattr(torch, self.dtype)
-        module = model.module(INIT, tuple(x.shape[1:]), y.shape[1], generator, data.vocabulary).eval().to(kind)
-        return trained(module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps)
 
-
-def trained(
+def train_outputs(
     module: nn.Module,
     x: Float[Tensor, "train *shape"],
     new: Float[Tensor, "test *shape"],
@@ -282,7 +271,7 @@ def trained(
     """Train a module less its first outputs on ½ Σ (f − y)², and give its outputs at new points.
 
     >>> line, x = torch.nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64)
-    >>> trained(line, x, x, 3 * x, step_size=0.1, steps=300).round(decimals=6).item()
+    >>> train_outputs(line, x, x, 3 * x, step_size=0.1, steps=300).round(decimals=6).item()
     3.0
     """
     with torch.no_grad():
@@ -315,25 +304,24 @@ class KernelTimes(AbstractTrial):
     repeats: Count = 3
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        generator = stream("trial", seed)
-        return [
-            self.timed(torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64))
-            for size in self.sizes
-        ]
-
-    def timed(self, both: Float[Tensor, "2 example *shape"]) -> dict[str, Level]:
-        """The times of some examples and as many others."""
-        x, others = both
+        generator, rows = stream("trial", seed), list[Mapping[str, Level]]()
         layers = self.model.layers(self.init, self.shape, 1)
-        matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(len(x), 1, dtype=x.dtype)
-        matrix.diagonal().add_(matrix.diagonal().mean())
-        return {
-            "examples": len(x),
-            "kernel_seconds": self.shortest(lambda: infinite_kernel(layers, x, others, engine="torch", threads=1)[1]),
-            "solve_seconds": self.shortest(lambda: torch.linalg.solve(matrix, ones)),
-        }
+        for size in self.sizes:
+            x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
+            matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(size, 1, dtype=x.dtype)
+            matrix.diagonal().add_(matrix.diagonal().mean())
+            kernel = partial(infinite_kernel, layers, x, others, engine="torch", threads=1)
+            solve = partial(torch.linalg.solve, matrix, ones)
+            rows.append(
+                {
+                    "examples": size,
+                    "kernel_seconds": self.shortest(kernel),
+                    "solve_seconds": self.shortest(solve),
+                }
+            )
+        return rows
 
-    def shortest(self, work: Callable[[], Tensor]) -> float:
+    def shortest(self, work: Callable[[], object]) -> float:
         """The shortest of several attempts."""
         times = []
         for _ in range(self.repeats):
@@ -376,7 +364,7 @@ class AccuracyTable(AbstractPicture):
     def here(self, judged: JudgedClaim) -> str:
         ours, seeds = accuracies(judged), measured_accuracies(judged)["seed"].nunique()
         means = {name: fmean(value for (*_, other), value in ours.items() if other == name) for name in REGRESSORS}
-        told = [f"{name} {means[name]:.1f} %" for name in sorted(REGRESSORS, key=lambda name: -means[name])]
+        means_in_words = [f"{name} {means[name]:.1f} %" for name in sorted(REGRESSORS, key=lambda name: -means[name])]
         plain, pooled = FAMILIES
         gains = [
             f"{ours[depth, pooled, 'kernel'] - value:.1f} points at depth {depth}".replace("-", "−")
@@ -385,7 +373,7 @@ class AccuracyTable(AbstractPicture):
         ]
         return (
             f"on the data of the claim, pooling changes the accuracy of the kernel by {listed(gains)}; over all depths "
-            f"and families the mean accuracies are {listed(told)}, by {seeds} seeds."
+            f"and families the mean accuracies are {listed(means_in_words)}, by {seeds} seeds."
         )
 
 

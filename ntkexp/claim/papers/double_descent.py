@@ -81,7 +81,7 @@ class WidthSweep(AbstractTrial):
             def outputs(vector: Tensor, at: Tensor) -> Tensor:
                 return function(flat.weights(vector), at)[:, 0]
 
-            found = fitted(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
+            found = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
             with torch.no_grad():
                 errors = [float((outputs(found, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
             jacobian = jacrev(lambda vector: outputs(vector, x))(first)
@@ -96,40 +96,33 @@ class WidthSweep(AbstractTrial):
         return [row(width) for width in self.widths]
 
 
-def fitted(
+def least_squares(
     missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
 ) -> Float[Tensor, " weight"]:
-    """Make the sum of squares small, as far as so many attempts lead.
+    """Make the sum of squares small by the steps of Levenberg and Marquardt, as far as so many attempts lead.
 
-    >>> fitted(lambda w: w**2 - 4.0, torch.tensor([1.0], dtype=torch.float64), steps=30).round(decimals=9)
+        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r    where that lowers ‖r‖², and then μ falls; where it does not, μ rises
+
+    >>> least_squares(lambda w: w**2 - 4.0, torch.tensor([1.0], dtype=torch.float64), steps=30).round(decimals=9)
     tensor([2.], dtype=torch.float64)
     """
     here, damping = start, 1e-2
     residual, jacobian = missed(here), jacrev(missed)(here)
     for _ in range(steps):
-        loss = residual.square().sum()
-        move = damped(jacobian, residual, damping)
-        after = missed(here - move)
-        if after.square().sum() < loss:
-            here, damping = here - move, max(damping / 3, 1e-12)
+        rows, columns = jacobian.shape
+        if rows < columns:  # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹, on the side of the shape that is smaller
+            gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
+            step = jacobian.t() @ torch.linalg.solve(gram, residual)
+        else:
+            gram = jacobian.t() @ jacobian + damping * torch.eye(columns, dtype=jacobian.dtype)
+            step = torch.linalg.solve(gram, jacobian.t() @ residual)
+        after = missed(here - step)
+        if after.square().sum() < residual.square().sum():
+            here, damping = here - step, max(damping / 3, 1e-12)
             residual, jacobian = after, jacrev(missed)(here)
         else:
             damping = min(damping * 4, 1e12)
     return here.detach()
-
-
-def damped(
-    jacobian: Float[Tensor, "train weight"], residual: Float[Tensor, " train"], damping: float
-) -> Float[Tensor, " weight"]:
-    """The step (JᵀJ + damping)⁻¹ Jᵀ r, on the side of the shape that is smaller."""
-    rows, columns = jacobian.shape
-    if rows < columns:
-        gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
-        solved: Tensor = torch.linalg.solve(gram, residual)
-        return jacobian.t() @ solved
-    gram = jacobian.t() @ jacobian + damping * torch.eye(columns, dtype=jacobian.dtype)
-    move: Tensor = torch.linalg.solve(gram, jacobian.t() @ residual)
-    return move
 
 
 def condition(jacobian: Float[Tensor, "train weight"]) -> float:

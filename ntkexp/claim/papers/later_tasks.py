@@ -84,7 +84,7 @@ def forgetting(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
     return float(rise.sum() / np.square(targets).sum())
 
 
-def top_share_later(later: LaterPhase, _: NDArray[np.int64], task: int) -> float:
+def top_share_of_harm(later: LaterPhase, _: NDArray[np.int64], task: int) -> float:
     """How much of the harm comes from a tenth of the examples."""
     found = later.to(task)
     return math.nan if found is None or not found.harm else share_of_tenth(found)
@@ -98,24 +98,25 @@ def share_of_tenth(found: Forgetting) -> float:
 
 def switch(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
     """How well the kernels of the examples foretell the change."""
-    return likeness(later, here, shift=0)
+    return correlate_with_foretold(later, here, shift=0)
 
 
 def shuffled(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
     """How well those of others do."""
-    return likeness(later, here, shift=int((later.run.contributions["example_phase"] == later.during).sum()) // 2)
+    learned = int((later.run.contributions["example_phase"] == later.during).sum())
+    return correlate_with_foretold(later, here, shift=learned // 2)
 
 
-def likeness(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
+def correlate_with_foretold(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
     """Correlate the change with what is foretold; to six digits, as rounding leaves twelve at least."""
-    said = foretold(later.run, later.during, shift)
-    if said is None:
+    change = foretold(later.run, later.during, shift)
+    if change is None:
         raise Mistake(
             f"quantity: {later.run.name} keeps no kernel from which a change could be foretold; use optimizer=gd "
             "without decay, clipping or layers, and loss=squared"
         )
-    told = said[later.run.points[later.split]][here]
-    return round(float(np.corrcoef(told.ravel(), later.change[here].ravel())[0, 1]), 6)
+    expected = change[later.run.points[later.split]][here]
+    return round(float(np.corrcoef(expected.ravel(), later.change[here].ravel())[0, 1]), 6)
 
 
 def selectivity(later: LaterPhase, _: NDArray[np.int64], __: int) -> float:
@@ -133,7 +134,7 @@ def gained(later: LaterPhase, _: NDArray[np.int64], __: int) -> float:
 FACTS: Mapping[str, Callable[[LaterPhase, NDArray[np.int64], int], float]] = {
     "closure": closure,
     "forgetting": forgetting,
-    "top_share": top_share_later,
+    "top_share": top_share_of_harm,
     "switch": switch,
     "shuffled": shuffled,
     "selectivity": selectivity,

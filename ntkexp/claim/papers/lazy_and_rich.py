@@ -220,15 +220,17 @@ class AfterKernel(AbstractTrial):
         if len(data.classes) != 2 or not len(data.test.inputs):
             raise Mistake("trial.data: choose data of two classes, and leave some for the test, such as data=digits")
         task, new = task_of(data.train), task_of(data.test)
-        asked, generator = LearningTask(tuple(task.inputs.shape[1:]), 1), stream("weights", seed, width)
-        module = network_of_width(width, self.model, self.init, asked, generator)
+
+        # Train the network from f_0 = 0.
+        shape, generator = LearningTask(tuple(task.inputs.shape[1:]), 1), stream("weights", seed, width)
+        module = network_of_width(width, self.model, self.init, shape, generator)
         network = ScaledNetwork(module, self.alpha)
         start = {name: weight.clone() for name, weight in network.start.items()}
         end = network.learned(start, task, self.steps, self.fraction, self.until)
         with torch.no_grad():
             missed = float(half_square(network.outputs(end, task.inputs), task.targets))
             outputs = network.outputs(end, new.inputs)
-        said = {"network": outputs} | {
+        predictions = {"network": outputs} | {
             name: regression(
                 network.kernel(weights, task.inputs, task.inputs),
                 network.kernel(weights, new.inputs, task.inputs),
@@ -238,8 +240,8 @@ class AfterKernel(AbstractTrial):
             for name, weights in (("before", start), ("after", end))
         }
         known = missed <= self.until
-        errors = {name: wrong(found, new.targets) if known else math.nan for name, found in said.items()}
-        for name, found in said.items():
+        errors = {name: wrong(found, new.targets) if known else math.nan for name, found in predictions.items()}
+        for name, found in predictions.items():
             yield {
                 "predictor": name,
                 "error": errors[name],
@@ -331,12 +333,18 @@ class SilentAlignment(AbstractTrial):
         if len(data.classes) != 2 or not len(data.test.inputs):
             raise Mistake("trial.data: choose data of two classes, and leave some for the test, such as data=digits")
         task, new = task_of(data.train), task_of(data.test)
-        pairs = zip(("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True)
-        given = {inputs: (mapped(task, by), mapped(new, by)) for inputs, by in pairs}
+
+        # The same inputs in two systems of coordinates, and targets without their mean.
+        tasks = {}
+        for inputs, by in zip(("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True):
+            old, unseen = (
+                LearnedTask(one.inputs.flatten(1) @ by, one.targets - one.targets.mean()) for one in (task, new)
+            )
+            tasks[inputs] = old, unseen
         return [
             {"network": name, "inputs": inputs, "start": start, **self.row(model, alpha, *pair, seed)}
             for name, model in zip(self.names, self.models, strict=True)
-            for inputs, pair in given.items()
+            for inputs, pair in tasks.items()
             for start, alpha in (("small", self.small), ("large", self.large))
         ]
 
@@ -355,28 +363,33 @@ class SilentAlignment(AbstractTrial):
             self.until * first,
             self.stride,
         )
-        early, last = stations(path, (1 - self.fallen) * first)
+        # The weights when a tenth of the loss has gone, and when it is learned.
+        early, last = early_and_last(path, (1 - self.fallen) * first)
         missed = network.outputs(last, task.inputs) - task.targets
         if early is None or not float(missed.square().mean() / 2) <= self.until * first:
             return dict.fromkeys(("turn", "turned", "grown", "gap"), math.nan)
+
+        # Alignment with yyᵀ and size of the kernel at all three.
         kernels = [network.kernel(weights, task.inputs, task.inputs) for weights in (network.start, early, last)]
         wanted = torch.outer(task.targets, task.targets)
         turns, sizes = [alignment(kernel, wanted) for kernel in kernels], [float(kernel.norm()) for kernel in kernels]
+
+        # K_T(x, X) K_T(X, X)⁻¹ f_T(X), beside f_T(x)
         outputs = network.outputs(last, new.inputs)
         across = network.kernel(last, new.inputs, task.inputs)
-        said = regression(kernels[2], across, network.outputs(last, task.inputs), RIDGE)
+        regressed = regression(kernels[2], across, network.outputs(last, task.inputs), RIDGE)
         return {
             "turn": turns[1] - turns[0],
             "turned": share(turns),
             "grown": share(sizes),
-            "gap": float((said - outputs).norm() / outputs.norm()),
+            "gap": float((regressed - outputs).norm() / outputs.norm()),
             "alignment_start": turns[0],
             "alignment_early": turns[1],
             "alignment_end": turns[2],
         }
 
 
-def stations(path: Iterable[LearningStep], below: float) -> tuple[Weights | None, Weights]:
+def early_and_last(path: Iterable[LearningStep], below: float) -> tuple[Weights | None, Weights]:
     """Find the weights at the first step with so small a loss, if there is one, and those at the end."""
     early, last = None, None
     for step in path:
@@ -401,11 +414,6 @@ def principal_maps(
     known = sizes > sizes[0] * len(inputs) * torch.finfo(inputs.dtype).eps
     sizes, directions = sizes[known] / len(inputs) ** 0.5, directions[known].t()
     return directions / sizes.square().mean().sqrt(), directions / sizes
-
-
-def mapped(task: LearnedTask, by: Float[Tensor, "feature direction"]) -> LearnedTask:
-    """See a task in other coordinates, and its targets without their mean."""
-    return LearnedTask(task.inputs.flatten(1) @ by, task.targets - task.targets.mean())
 
 
 def share(values: Sequence[float]) -> float:

@@ -78,14 +78,14 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
             "trial.base: choose data of one output, and points to read it at, such as data=moons data.probe=20"
         )
     with TemporaryDirectory() as folder:
-        outcome = run_loop(setting, Unheard(Path(folder)))
+        outcome = run_loop(setting, SilentListener(Path(folder)))
     return Retraining(setting, outcome, again(experiment, setting.problem, setting.descent.step_size, outcome.steps))
 
 
-def groups_of(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
+def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
     """Draw so many groups of that size: 1 marks the examples that are in a group, 0 the others.
 
-    >>> groups_of(5, groups=3, train=10, seed=0).sum(1).tolist()
+    >>> draw_groups(5, groups=3, train=10, seed=0).sum(1).tolist()
     [5.0, 5.0, 5.0]
     """
     generator = stream("left out", seed)
@@ -93,7 +93,7 @@ def groups_of(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "g
     return (drawn.argsort(1).argsort(1) < size).double()
 
 
-class Unheard(AbstractListener):
+class SilentListener(AbstractListener):
     """Nobody listens, and nothing is kept but a trajectory, in this folder, while there is one to go back over."""
 
     def __init__(self, folder: Path) -> None:
@@ -188,25 +188,25 @@ class LeftOutKernel(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         found = retraining([*self.base, "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]"], seed)
-        times = min(self.times, found.train)
+        module, flat, times = found.setting.problem.module, found.rerun.flat, min(self.times, found.train)
         everyone = torch.ones(1, found.train, dtype=torch.float64)
         ones = everyone - torch.eye(found.train, dtype=torch.float64)[:times]
-        halves = groups_of(found.train // 2, times, found.train, seed)
-        kernels = self.path_kernels(found, torch.cat([everyone, ones, halves]))
+        halves = draw_groups(found.train // 2, times, found.train, seed)
+        weights = torch.cat([everyone, ones, halves])
+
+        # 𝒦 of each training: the mean of its kernels at every so many steps.
+        totals = [torch.zeros(()) for _ in weights]
+        read = [step for step in retrain(found.rerun, weights) if step.step % self.every == 0]
+        for step in read:
+            for run, vector in enumerate(step.found[WEIGHTS]):
+                here = tangent_kernel(module, found.others, weights=flat.weights(vector))[:, 0, :, 0]
+                totals[run] = totals[run] + here / len(read)
+        kernels = torch.stack(totals)
+
+        # ‖𝒦′ − 𝒦‖/‖𝒦‖
         change = (kernels - kernels[0]).flatten(1).norm(dim=1) / kernels[0].norm()
         one, half = change[1 : 1 + times].mean(), change[1 + times :].mean()
         return [{"left_out": "one", "change": one.item()}, {"left_out": "half", "change": half.item()}]
-
-    def path_kernels(self, found: Retraining, weight: Float[Tensor, "run train"]) -> Float[Tensor, "run point point_"]:
-        """𝒦 of trainings with these weights of the examples."""
-        module, flat = found.setting.problem.module, found.rerun.flat
-        totals = [torch.zeros(()) for _ in weight]
-        taken = [step for step in retrain(found.rerun, weight) if step.step % self.every == 0]
-        for step in taken:
-            for run, vector in enumerate(step.found[WEIGHTS]):
-                here = tangent_kernel(module, found.others, weights=flat.weights(vector))[:, 0, :, 0]
-                totals[run] = totals[run] + here / len(taken)
-        return torch.stack(totals)
 
 
 class AddedRemovals(AbstractTrial):
@@ -231,30 +231,18 @@ class AddedRemovals(AbstractTrial):
         for activation in self.activations:
             words = ["path.rule=[left]", "path.error_samples=0", "ladder.machine=[]", f"model.activation={activation}"]
             trained = retraining([*self.base, *words], seed)
-            found += [{"activation": activation, **row} for row in self.misses(trained, seed)]
+            if max(self.sizes) >= trained.train:
+                raise Mistake(f"trial.sizes: of {trained.train} examples some must be left; lower the last")
+            alone = trained.changes_without(torch.eye(trained.train, dtype=torch.float64))
+            effect = would_change(trained).t()
+            for size in self.sizes:
+                left = draw_groups(size, self.groups, trained.train, seed)
+                together = trained.changes_without(left)
+                sums = {"retrained": left @ alone, "effect": left @ effect, "others": left.roll(1, 0) @ alone}
+                for single, added in sums.items():
+                    miss = float((added - together).norm() / together.norm())
+                    found.append({"activation": activation, "size": size, "single": single, "miss": miss})
         return found
-
-    def misses(self, trained: Retraining, seed: int) -> Sequence[Mapping[str, Level]]:
-        """How far every sum is from what groups of every size change."""
-        if max(self.sizes) >= trained.train:
-            raise Mistake(f"trial.sizes: of {trained.train} examples some must be left; lower the last")
-        alone = trained.changes_without(torch.eye(trained.train, dtype=torch.float64))
-        effect, rows = would_change(trained).t(), list[Mapping[str, Level]]()
-        for size in self.sizes:
-            left = groups_of(size, self.groups, trained.train, seed)
-            together = trained.changes_without(left)
-            sums = {"retrained": left @ alone, "effect": left @ effect, "others": left.roll(1, 0) @ alone}
-            rows += [{"size": size, "single": single, "miss": miss(told, together)} for single, told in sums.items()]
-        return rows
-
-
-def miss(told: Float[Tensor, "group point"], actual: Float[Tensor, "group point"]) -> float:
-    """How far apart both are, as a share of the actual.
-
-    >>> miss(torch.tensor([[4.0, 2.0]]), torch.tensor([[4.0, 0.0]]))
-    0.5
-    """
-    return float((told - actual).norm() / actual.norm())
 
 
 class DatamodelScore(AbstractTrial):
@@ -281,7 +269,7 @@ class DatamodelScore(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         found = retraining([*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"], seed)
-        kept = groups_of(found.train // 2, self.groups, found.train, seed)
+        kept = draw_groups(found.train // 2, self.groups, found.train, seed)
         actual = found.outputs_without(kept)[:, :, 0]
         return [{"method": name, "score": score(kept @ tau.t(), actual)} for name, tau in attributions(found).items()]
 
@@ -337,7 +325,7 @@ COARSER = 4
 """TRAK projects to one dimension for so many examples."""
 
 
-def told_changes(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
+def all_scores(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What every score says, at the points that are no training examples."""
     summed = attributions(found)
     effect = would_change(found)
@@ -411,27 +399,21 @@ class RemovalScores(AbstractTrial):
         found: list[Mapping[str, Level]] = []
         for activation in self.activations:
             trained = retraining([*self.base, *READ, f"model.activation={activation}"], seed)
-            of_activation = [*self.correlations(trained, seed), self.sum_of_contributions(trained)]
-            found += [{"activation": activation, **row} for row in of_activation]
+
+            # Every score, held against training without groups of every size.
+            scores = all_scores(trained)
+            for who, left in who_leaves(self.groups, trained.train, seed).items():
+                actual = trained.changes_without(left)
+                for name, tau in scores.items():
+                    row = {"activation": activation, "left_out": who, "score": name}
+                    found.append({**row, "correlation": score(left @ tau.t(), actual)})
+
+            # How far the contributions are from adding up to what training did.
+            evidence, others = trained.outcome.evidence, slice(trained.train, None)
+            change = evidence.end[others] - evidence.start[others]
+            miss = float((evidence.elsewhere("secant").sum(2) - change).norm() / change.norm())
+            found.append({"activation": activation, "left_out": "nobody", "score": "contributions", "miss": miss})
         return found
-
-    def correlations(self, trained: Retraining, seed: int) -> Sequence[Mapping[str, Level]]:
-        """Every score, held against training without groups of every size."""
-        told, rows = told_changes(trained), list[Mapping[str, Level]]()
-        for who, left in who_leaves(self.groups, trained.train, seed).items():
-            actual = trained.changes_without(left)
-            rows += [
-                {"left_out": who, "score": name, "correlation": score(left @ tau.t(), actual)}
-                for name, tau in told.items()
-            ]
-        return rows
-
-    def sum_of_contributions(self, trained: Retraining) -> Mapping[str, Level]:
-        """How far the contributions are from adding up to what training did."""
-        evidence, others = trained.outcome.evidence, slice(trained.train, None)
-        added = evidence.elsewhere("secant").sum(2)
-        change = evidence.end[others] - evidence.start[others]
-        return {"left_out": "nobody", "score": "contributions", "miss": float((added - change).norm() / change.norm())}
 
 
 def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "group train"]]:
@@ -441,7 +423,7 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
     {'one': (40, 1), '5 %': (8, 2), '10 %': (8, 4), '50 %': (8, 20)}
     """
     shares = {"5 %": 20, "10 %": 10, "50 %": 2}
-    drawn = {name: groups_of(max(1, train // share), groups, train, seed) for name, share in shares.items()}
+    drawn = {name: draw_groups(max(1, train // share), groups, train, seed) for name, share in shares.items()}
     return {"one": torch.eye(train, dtype=torch.float64), **drawn}
 
 
@@ -476,11 +458,13 @@ class OtherRuns(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         trained = retraining([*self.base, *READ_OF_RUNS], seed)
-        runs, told = self.runs(trained), scores(trained)
+        runs = self.runs(trained)
+        added = trained.outcome.evidence.elsewhere("secant")[:, 0]
+        scores = {"effect": would_change(trained), "contributions": -added}  # what the run itself says
         found: list[Mapping[str, Level]] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
             actual = {name: replace(trained, rerun=run).changes_without(left) for name, run in runs.items()}
-            sums = {name: left @ tau.t() for name, tau in told.items()} | {"retraining": actual["same"]}
+            sums = {name: left @ tau.t() for name, tau in scores.items()} | {"retraining": actual["same"]}
             found += [
                 {"left_out": who, "score": name, "repeated": repeated, "correlation": score(predicted, change)}
                 for name, predicted in sums.items()
@@ -490,25 +474,16 @@ class OtherRuns(AbstractTrial):
 
     def runs(self, trained: Retraining) -> Mapping[str, Rerun]:
         """The run itself, and those that have more or less in common with it."""
-        same, other = trained.rerun, self.other(trained)
+        # A training of another seed on the same data.
+        experiment, steps = trained.setting.experiment, trained.outcome.steps
+        of_data = experiment.seed if experiment.data.seed is None else experiment.data.seed
+        words = [*self.base, *READ_OF_RUNS, f"data.seed={of_data}", f"seed={experiment.seed + FAMILY}", "threads=1"]
+        setting = prepare(compose(words))
+        other = again(setting.experiment, setting.problem, setting.descent.step_size, steps)
+        same = trained.rerun
         return {
             "same": same,
             "other_order": replace(same, seed=other.seed),
             "other_start": replace(other, seed=same.seed),
             "other_run": other,
         }
-
-    def other(self, trained: Retraining) -> Rerun:
-        """A training of another seed on the same data."""
-        experiment, steps = trained.setting.experiment, trained.outcome.steps
-        own = experiment.data.seed
-        of_data = experiment.seed if own is None else own
-        words = [*self.base, *READ_OF_RUNS, f"data.seed={of_data}", f"seed={experiment.seed + FAMILY}", "threads=1"]
-        setting = prepare(compose(words))
-        return again(setting.experiment, setting.problem, setting.descent.step_size, steps)
-
-
-def scores(trained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """What the run itself says that the output changes by without each example."""
-    added = trained.outcome.evidence.elsewhere("secant")
-    return {"effect": would_change(trained), "contributions": -added[:, 0]}

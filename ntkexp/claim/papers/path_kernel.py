@@ -38,16 +38,11 @@ class MachineError(AbstractQuantity):
     def error(self, run: Run | None) -> tuple[float, float]:
         """The error in one ladder, and its bound; NaN where the machine did not come to one."""
         rows = () if run is None else run.ladder
-        found = [row for row in rows if (row.machine, row.split) == (self.machine, self.split)]
-        if not found or found[0].relative_error is None:
+        row = next((row for row in rows if (row.machine, row.split) == (self.machine, self.split)), None)
+        if run is None or row is None or row.relative_error is None:
             return math.nan, math.nan
-        return found[0].relative_error, max(found[0].tolerance, 10 * EPS * cancellation(run, self.machine))
-
-
-def cancellation(run: Run | None, rule: str) -> float:
-    """How many times the parts exceed their sum, where a rule with this name summed them."""
-    facts = {} if run is None or rule not in run.rules else run.parts(rule).attrs
-    return float(facts.get("cancellation", 0.0))
+        facts = run.parts(self.machine).attrs if self.machine in run.rules else {}  # where a rule summed the parts
+        return row.relative_error, max(row.tolerance, 10 * EPS * float(facts.get("cancellation", 0.0)))
 
 
 class PathFact(AbstractQuantity):
@@ -91,21 +86,17 @@ class SymmetryDefect(AbstractQuantity):
     rules: tuple[str, ...] = ("secant",)
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        rows = [
-            {**place, "rule": rule, "defect": name, "value": value}
-            for place in measured.table.to_dict("records")
-            if (run := measured.run(str(place["run"]))) is not None
-            for rule in self.rules
-            for name, value in defects(square(run, rule)).items()
-        ]
+        rows = []
+        for place in measured.table.to_dict("records"):
+            run = measured.run(str(place["run"]))
+            if run is None:
+                continue
+            for rule in self.rules:
+                kernel = run.kernels[f"path_{rule}"].to_numpy()[run.points["train"]]
+                side = kernel.shape[2] * kernel.shape[3]
+                found = defects(kernel.reshape(side, side))
+                rows += [{**place, "rule": rule, "defect": name, "value": value} for name, value in found.items()]
         return pd.DataFrame(rows)
-
-
-def square(run: Run, rule: str) -> NDArray[Any]:
-    """Read one path kernel among the training examples, as a matrix."""
-    kernel = run.kernels[f"path_{rule}"].to_numpy()
-    side = kernel.shape[2] * kernel.shape[3]
-    return np.asarray(kernel[run.points["train"]]).reshape(side, side)
 
 
 def defects(kernel: NDArray[Any]) -> dict[str, float]:
@@ -152,17 +143,16 @@ class WeightRank(AbstractQuantity):
         parts = run.parts(self.rule).to_numpy()[points]
         if (outputs := run.predictions.sizes["out"]) != 1:
             raise Mistake(f"quantity: {run.name} has {outputs} outputs, and coefficients of one are compared")
+        # mean_x |aᵢ(x)|, aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ)
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
         usable = np.abs(kernel) >= SMALL * np.abs(kernel).max()
         weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
-        return spearman(np.nanmean(weights, axis=0), np.roll(misfit(run), self.lag))
 
-
-def misfit(run: Run) -> NDArray[np.float64]:
-    """Integrate |ℓ′ᵢ| over the time of the path."""
-    times = run.metrics.set_index("step")["time"].reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
-    sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
-    return np.asarray((np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2).sum(axis=0))
+        # ∫|ℓ′ᵢ| dt
+        times = run.metrics.set_index("step")["time"].reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
+        sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
+        misfit = np.asarray((np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2).sum(axis=0))
+        return spearman(np.nanmean(weights, axis=0), np.roll(misfit, self.lag))
 
 
 def spearman(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
@@ -214,7 +204,10 @@ class StoredExamples(AbstractQuantity):
         predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
         labels = np.sign(targets[:, 0])
         likeness = kernel[points] / np.sqrt(np.maximum(np.diag(kernel[train]), np.finfo(float).tiny))
-        distance = distances(run.data[f"{self.split}_inputs"], run.data["train_inputs"])
+        # ‖x − x′‖² = ‖x‖² − 2⟨x, x′⟩ + ‖x′‖²
+        ones, others = (run.data[f"{split}_inputs"] for split in (self.split, "train"))
+        ones, others = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
+        distance = (ones**2).sum(1)[:, None] - 2 * ones @ others.T + (others**2).sum(1)
         near, like = distance.argmin(axis=1), likeness.argmax(axis=1)
         largest = np.abs(parts[:, 0]).argmax(axis=1)
         return {
@@ -237,14 +230,15 @@ def top_share(parts: NDArray[np.float64], top: int) -> float:
     return float((sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)).mean())
 
 
-def distances(points: NDArray[np.float64], examples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Find the squared distance of every point from every example."""
-    ones, others = points.reshape(len(points), -1), examples.reshape(len(examples), -1)
-    return np.asarray((ones**2).sum(1)[:, None] - 2 * ones @ others.T + (others**2).sum(1))
-
-
 class TimeShare(AbstractQuantity):
-    """Rows have the shares of ten tenths."""
+    """When in training something came about: the share of its mass that falls into each tenth of the path's time.
+
+    Rows have the shares of ten tenths.
+
+        mass    `contribution_mass`, Σ|Δ𝒮| of a step; `contribution_sum`, Σ|Σᵢ Δ𝒮ᵢ|; or `kernel_mass`, η‖K‖
+
+    Rows of a run are told apart by `tenth`, 1 … 10; evenly spread, each has a share of 0.1.
+    """
 
     mass: Literal["contribution_mass", "contribution_sum", "kernel_mass"] = "contribution_mass"
 

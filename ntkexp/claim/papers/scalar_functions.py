@@ -88,8 +88,7 @@ class ScalarCurve(AbstractTrial):
         here = self.observed - self.first
         for steps in self.ascended:
             reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
-            for row in self.curve(module, reached, x, here):
-                yield {"start": start, "ascended": steps, **row}
+            yield from ({"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here))
 
     def curve(self, module: nn.Module, weights: Weights, x: Tensor, here: int) -> Iterator[dict[str, Level]]:
         """The rows at one place of the weights."""
@@ -97,8 +96,15 @@ class ScalarCurve(AbstractTrial):
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
         share = kernel / kernel[here]
         finite = finite_step_kernel(module, x, point, self.ascent, weights=weights)[:, 0, 0, 0] / kernel[here]
-        before, after = self.step(module, weights, x, here)
+
+        # A step of descent on (f(x′) − value)² is an ascent of f(x′) by −2η (f(x′) − value).
+        function = function_of(module)
+        before = function(weights, x)[:, 0]
+        size = 2 * self.step_size * (self.value - before[here]).item()
+        after = function(ascend(module, point, 1, size, weights=weights), x)[:, 0]
         moved = after - before
+
+        # What the kernel should be: delta·[x = x′] + product·x x′ + constant.
         formula = self.product * x[:, 0] * self.observed + self.constant
         formula[here] += self.delta
         whole: dict[str, Level] = {
@@ -124,14 +130,6 @@ class ScalarCurve(AbstractTrial):
                 "wrong_way": float((moved[k] / moved[here]).item() < -ROUNDING),
                 "error": ((kernel[k] - formula[k]).abs() / kernel[here]).item(),
             }
-
-    def step(self, module: nn.Module, weights: Weights, x: Tensor, here: int) -> tuple[Tensor, Tensor]:
-        """All values before and after a step of descent on the squared error: an ascent by −2η (f(x′) − value)."""
-        function = function_of(module)
-        before = function(weights, x)[:, 0]
-        size = 2 * self.step_size * (self.value - before[here]).item()
-        after = function(ascend(module, x[here : here + 1], 1, size, weights=weights), x)[:, 0]
-        return before, after
 
 
 def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:

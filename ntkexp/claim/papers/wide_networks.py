@@ -5,6 +5,7 @@ arXiv:1902.06720, and those named below).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -47,8 +48,8 @@ def network_of_width(
 
     >>> from ntkexp.init.base import NTK
     >>> from ntkexp.model.networks import MLP
-    >>> asked = MLP(depth=1), NTK(W_std=1.0, b_std=0.0), LearningTask((3,), 1), torch.Generator()
-    >>> [sum(weight.numel() for weight in network_of_width(width, *asked).parameters()) for width in (2, 8)]
+    >>> given = MLP(depth=1), NTK(W_std=1.0, b_std=0.0), LearningTask((3,), 1), torch.Generator()
+    >>> [sum(weight.numel() for weight in network_of_width(width, *given).parameters()) for width in (2, 8)]
     [8, 32]
     """
     wide = model.model_copy(update={"width": width})
@@ -84,12 +85,12 @@ class FirstOutputs(AbstractTrial):
         limit = self.model.limit(self.init, task)
         process = compute(limit, BlockPlace(every, every, same=True), x, memory_gb=1.0).nngp
 
-        def drawn(width: int) -> Float[Tensor, "network point"]:
+        untrained = EnsembleTraining(x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False)
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
-            untrained = EnsembleTraining(x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False)
-            return untrained.outputs(modules)[..., 0]
-
-        return [{"width": width, **moments(drawn(width), process)} for width in self.widths]
+            rows.append({"width": width, **moments(untrained.outputs(modules)[..., 0], process)})
+        return rows
 
 
 def moments(outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]) -> Mapping[str, float]:
@@ -134,18 +135,21 @@ class FirstKernels(AbstractTrial):
         network = self.model.limit(self.init, task)
         limit = compute(network, BlockPlace(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
 
-        def kernels(width: int) -> Float[Tensor, "network point point_"]:
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
             drawn = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
-            return stacked(drawn).tangent_kernels(x)
+            kernels = stacked(drawn).tangent_kernels(x)
+            rows.append({"width": width, **compare_with_limit(kernels, self.init.alpha**2 * limit)})
+        return rows
 
-        return [{"width": width, **beside(kernels(width), self.init.alpha**2 * limit)} for width in self.widths]
 
-
-def beside(kernels: Float[Tensor, "network point point_"], limit: Float[Tensor, "point point_"]) -> Mapping[str, float]:
-    """Find both numbers.
+def compare_with_limit(
+    kernels: Float[Tensor, "network point point_"], limit: Float[Tensor, "point point_"]
+) -> Mapping[str, float]:
+    """Find the distance of kernels from the limit, and their variance.
 
     >>> import torch
-    >>> beside(torch.tensor([[[1.0]], [[3.0]]]), torch.ones(1, 1))
+    >>> compare_with_limit(torch.tensor([[[1.0]], [[3.0]]]), torch.ones(1, 1))
     {'distance': 1.4142135623730951, 'variance': 2.0}
     """
     size = float(limit.square().sum())
@@ -173,11 +177,11 @@ class SummedOutputs(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
         task, generator = LearningTask(tuple(x.shape[1:]), self.outputs), stream("weights", seed)
-
-        def missed(width: int) -> float:
-            return distance(tangent_kernel(network_of_width(width, self.model, self.init, task, generator), x, x))
-
-        return [{"width": width, "error": missed(width)} for width in self.widths]
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
+            network = network_of_width(width, self.model, self.init, task, generator)
+            rows.append({"width": width, "error": distance(tangent_kernel(network, x, x))})
+        return rows
 
 
 def distance(kernel: Float[Tensor, "point out point_ out_"]) -> float:
@@ -218,20 +222,25 @@ class KernelMovement(AbstractTrial):
         task, encoded = LearningTask(tuple(x.shape[1:]), 1), targets(data, Squared())
         learned, truth = encoded[: len(x)], encoded[len(encoded) - len(data.test.inputs) :]
 
-        def row(width: int, alpha: float) -> Mapping[str, Level]:
-            init = self.init.model_copy(update={"alpha": alpha})
-            generator = stream("weights", seed, width)
+        rows = list[Mapping[str, Level]]()
+        for width, alpha in product(self.widths, self.alphas):
+            # The networks of a width, the same at every scale.
+            init, generator = self.init.model_copy(update={"alpha": alpha}), stream("weights", seed, width)
             drawn = stacked([network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)])
             before = drawn.tangent_kernels(x)
+
+            # Training, by steps of `stable` · 2/λ_max(K_0).
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
             after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(drawn)
+
+            # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.
             moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum((1, 2))
             with torch.no_grad():
                 missed = after.outputs(points)[:, len(x) :] - truth
             error = float(missed.square().mean() / truth.square().mean())
-            return {"width": width, "alpha": alpha, "movement": float(moved.mean().sqrt()), "test_error": error}
-
-        return [row(width, alpha) for width in self.widths for alpha in self.alphas]
+            movement = float(moved.mean().sqrt())
+            rows.append({"width": width, "alpha": alpha, "movement": movement, "test_error": error})
+        return rows
 
 
 class Fluctuations(AbstractTrial):
@@ -258,13 +267,15 @@ class Fluctuations(AbstractTrial):
         x = torch.cat([data.train.inputs, data.test.inputs])
         learned = targets(data, Squared())[:train]
 
-        def trained(width: int) -> Float[Tensor, "network point"]:
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
             size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
-            return EnsembleTraining(x, learned, size, self.steps, divisor=1.0, readout=False).outputs(modules)[..., 0]
-
-        return [{"width": width, "fluctuation": fluctuation(trained(width)[:, train:])} for width in self.widths]
+            training = EnsembleTraining(x, learned, size, self.steps, divisor=1.0, readout=False)
+            outputs = training.outputs(modules)[..., 0]
+            rows.append({"width": width, "fluctuation": fluctuation(outputs[:, train:])})
+        return rows
 
 
 def fluctuation(outputs: Float[Tensor, "network point"]) -> float:
@@ -313,15 +324,15 @@ class TrainingBesideKernels(AbstractTrial):
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             drawn = stacked(modules)
             kernels = {"start": drawn.tangent_kernels(points), "limit": limit}
-            gaps = compared(training, drawn, {name: kernel[..., :train] for name, kernel in kernels.items()})
+            gaps = train_beside(training, drawn, {name: kernel[..., :train] for name, kernel in kernels.items()})
             found += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
         return found
 
 
-def compared(
+def train_beside(
     training: EnsembleTraining, drawn: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
 ) -> dict[str, float]:
-    """Train networks, and kernels beside them; find the gap of each."""
+    """Train networks, and by regression each kernel beside them, step by step; find the gap of each kernel."""
     train = len(training.targets)
     with torch.no_grad():
         start = drawn.outputs(training.inputs)
@@ -334,6 +345,7 @@ def compared(
             outputs = networks.outputs(training.inputs)
         moved += float((outputs - start)[:, train:].square().sum())
         for name, kernel in kernels.items():
+            # f̂ ← f̂ − η K (f̂(X) − y)
             here = regressed[name]
             regressed[name] = here - training.size / training.divisor * kernel @ (here[:, :train] - training.targets)
             missed[name] += float((outputs - regressed[name])[:, train:].square().sum())
@@ -386,11 +398,11 @@ class ChangeByWidth(AbstractPicture):
 
     def here(self, judged: JudgedClaim) -> str:
         rows = self.rows(judged)
-        told = [
+        exponents = [
             listed([f"{line} {number(self.law(rows, name).exponent.value)}" for line, name in lines.items()])
             for lines in self.panels.values()
         ]
-        return f"the exponents of width are: {'; '.join(told)}, by {rows['seed'].nunique()} seeds."
+        return f"the exponents of width are: {'; '.join(exponents)}, by {rows['seed'].nunique()} seeds."
 
     def title(self, judged: JudgedClaim) -> str:
         """Say how the last line goes, and which of the two it is nearer to."""

@@ -104,8 +104,8 @@ class AbstractPicture(Component, ABC):
     def caption(self, judged: JudgedClaim) -> str:
         """Say what the paper shows, and what is shown here."""
         here = self.here(judged)
-        said = [f"Published: {self.published}" if self.published else "", f"Here: {here}" if here else ""]
-        return " ".join(filter(None, said))
+        parts = [f"Published: {self.published}" if self.published else "", f"Here: {here}" if here else ""]
+        return " ".join(filter(None, parts))
 
 
 MOST = 3

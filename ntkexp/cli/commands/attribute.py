@@ -42,11 +42,11 @@ def attribute(
     trust: Trust = None,
 ) -> None:
     """Find what each example of a followed training added to the queries' outputs."""
-    from ntkexp.foreign_loop.follow import loaded, trace_in
+    from ntkexp.foreign_loop.trace import find_trace, load_trace
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
 
-    files = trace_in(folder)
+    files = find_trace(folder)
     trust = trust or []
     if model is None and again is None:
         kind = "FILE.py:FUNCTION"
@@ -62,7 +62,7 @@ def attribute(
     if module is None:
         assert first is not None  # one of the two functions was given
         module = first.module
-    trace = loaded(files, module)
+    trace = load_trace(files, module)
     given = None if loss is None else found_in(loss, "loss", trust)
     trace.loss = given or (None if first is None else first.loss)
     words = None if decode is None else found_in(decode, "decode", trust)

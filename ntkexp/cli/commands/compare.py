@@ -46,15 +46,18 @@ def gathered(name: str, out: Path) -> Material:
 
 def compare_runs(one: Material, other: Material) -> None:
     """Show what differs between two runs."""
-    from ntkexp.report.run import frame_as_text, of_config, of_one_alone, of_results
+    from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
+    from ntkexp.report.tables import format_text, of_frame
 
     first, second = one.runs[0], other.runs[0]
     sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
-    differing = of_config(first, second)
-    sys.stdout.write(f"{frame_as_text(differing)}\n\n" if len(differing) else "their configurations are the same\n\n")
-    found = of_results(first, second)
-    sys.stdout.write(f"{frame_as_text(found)}\n" if len(found) else "they share no number\n")
-    for name, run, alone in zip(("first", "second"), (first, second), of_one_alone(first, second), strict=True):
+    differing = compare_configs(first, second)
+    sys.stdout.write(
+        f"{format_text(of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
+    )
+    found = compare_results(first, second)
+    sys.stdout.write(f"{format_text(of_frame(found))}\n" if len(found) else "they share no number\n")
+    for name, run, alone in zip(("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True):
         if run.diverged:
             sys.stdout.write(f"{name} diverged, so it has no numbers\n")
         elif alone and not (first.diverged or second.diverged):
@@ -64,9 +67,9 @@ def compare_runs(one: Material, other: Material) -> None:
 def sweeps(one: Material, other: Material) -> None:
     """Show two sweeps, pair by pair."""
     from ntkexp.report.analysis.tables import compare
-    from ntkexp.report.run import frame_as_text
+    from ntkexp.report.tables import format_text, of_frame
 
     for material in (one, other):
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
-    sys.stdout.write(f"{frame_as_text(compare(one.analyses[0], other.analyses[0]))}\n")
+    sys.stdout.write(f"{format_text(of_frame(compare(one.analyses[0], other.analyses[0])))}\n")

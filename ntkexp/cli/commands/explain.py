@@ -76,8 +76,8 @@ def explain(
 ) -> None:
     """See which training examples made a prediction, and when; or what changes without some of them."""
     from ntkexp.report import explain as explanations
-    from ntkexp.report.explain import all_told
-    from ntkexp.report.forgetting import told_of_tasks
+    from ntkexp.report.explain import format_explanations
+    from ntkexp.report.forgetting import format_tasks
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import main_split
 
@@ -104,10 +104,10 @@ def explain(
             draw(found, picture.expanduser())
         sys.stdout.write(to_text({"points": [each.as_json(top) for each in found]}))
         return
-    if tasks := told_of_tasks(loaded, top):
+    if tasks := format_tasks(loaded, top):
         sys.stdout.write(f"{tasks}\n")
     where = picture.expanduser() if picture else place(loaded.path, chosen, wanted)
-    sys.stdout.write(f"{all_told(found, top)}\n")
+    sys.stdout.write(f"{format_explanations(found, top)}\n")
     draw(found, where)
     sys.stdout.write(f"{where}\n")
 
@@ -192,10 +192,10 @@ def leave_out(
         sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in made]}))
         return
     from ntkexp.report.explain import known_effects
-    from ntkexp.report.ledger import ledger_told
+    from ntkexp.report.ledger import format_ledger
 
     known = known_effects(run)
-    sys.stdout.write(ledger_told(explained(made), found, None if known is None else known.agreement, top, order))
+    sys.stdout.write(format_ledger(explained(made), found, None if known is None else known.agreement, top, order))
 
 
 def removal(
@@ -238,8 +238,8 @@ def of_a_loop(
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
     from ntkexp.cli.commands.attribute import found_in
-    from ntkexp.foreign_loop.follow import trace_in
     from ntkexp.foreign_loop.loop_ledger import loop_without
+    from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 
     if (known := read_removal(run.path, group, points)) is not None:
@@ -248,7 +248,7 @@ def of_a_loop(
         raise Mistake(
             f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"
         )
-    files, effect = trace_in(run.path), run.contributions.get("effect")
+    files, effect = find_trace(run.path), run.contributions.get("effect")
     mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
     function = found_in(again, "again", trust)
     with files.folder.claim():

@@ -71,8 +71,8 @@ def write(named: Sequence[str], form: str, out: Path | None) -> None:
 
 def page(material: Material, named: Sequence[str], outputs: Path) -> None:
     """Write the page, and say what it says first."""
+    from ntkexp.report.material import what_came_out, what_was_run
     from ntkexp.report.page.build import write as write_page
-    from ntkexp.report.page.picture import what_came_out, what_was_run
 
     repeat = command("report", named, options(outputs))
     try:
@@ -93,12 +93,15 @@ def save(text: str, out: Path) -> None:
 def as_text(material: Material) -> str:
     """Align the table in columns for a reader."""
     from ntkexp.report.analysis.laws import summary
-    from ntkexp.report.page.run_view import fits
-    from ntkexp.report.run import combined, frame_as_text
+    from ntkexp.report.run import combined
+    from ntkexp.report.sweeps import tabulate_fits
+    from ntkexp.report.tables import format_text, of_frame
 
     swept = [analysis for analysis in material.analyses if analysis.laws]
-    laws = [f"{summary(one.laws, one.draws)}\n{frame_as_text(fits(one)).rstrip()}\n\n" for one in swept]
-    return "".join(laws) + frame_as_text(combined(material.runs)).rstrip("\n") + "\n"
+    laws = [
+        f"{summary(one.laws, one.draws)}\n{format_text(of_frame(tabulate_fits(one))).rstrip()}\n\n" for one in swept
+    ]
+    return "".join(laws) + format_text(of_frame(combined(material.runs))).rstrip("\n") + "\n"
 
 
 def as_markdown(material: Material) -> str:
@@ -110,18 +113,19 @@ def as_markdown(material: Material) -> str:
 
 def as_csv(material: Material) -> str:
     """Write every digit, comma-separated."""
-    from ntkexp.report import run as table
+    from ntkexp.report.run import combined
+    from ntkexp.report.tables import format_csv
 
-    return table.as_csv(table.combined(material.runs))
+    return format_csv(combined(material.runs))
 
 
 def as_json(material: Material) -> str:
     """Write a list with an object for each run."""
     from ntkexp.records.atomic import to_text
     from ntkexp.report.run import combined
+    from ntkexp.report.tables import json_rows, of_frame
 
-    table = combined(material.runs)
-    return to_text([{str(name): value for name, value in row.items()} for row in table.to_dict("records")])
+    return to_text(json_rows(of_frame(combined(material.runs))))
 
 
 WRITTEN = {"text": as_text, "md": as_markdown, "csv": as_csv, "json": as_json}

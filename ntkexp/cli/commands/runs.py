@@ -30,10 +30,11 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs with their states, and delete those no longer wanted."""
-    from ntkexp.report.inventory import found_runs, kept
+    from ntkexp.report.inventory import filter_runs, found_runs, tabulate_runs
+    from ntkexp.report.tables import format_text
 
     place = out.expanduser() / "runs"
-    found = kept(found_runs(place), filters or [])
+    found = filter_runs(found_runs(place), filters or [])
     if as_json:
         from ntkexp.records.atomic import Json, to_text
 
@@ -42,21 +43,11 @@ def runs(
         ]
         sys.stdout.write(to_text(rows))
     elif found:
-        sys.stdout.write(table_of(found))
+        sys.stdout.write(f"{format_text(tabulate_runs(found))}\n")
     else:
         sys.stdout.write(f"no run in {place}{' passes' if filters else ''}\n")
     if remove and found:
         delete(found, sure)
-
-
-def table_of(found: Sequence[FoundRun]) -> str:
-    """Tabulate the runs: their states, what sets them apart, and what became of them."""
-    from ntkexp.report.inventory import differing
-    from ntkexp.text import MISSING, aligned
-
-    keys = differing([one.config for one in found if one.config])  # one that cannot be read differs in none
-    rows = [[one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.said] for one in found]
-    return aligned(["run", "state", *keys, "outcome"], rows, [False] * (len(keys) + 3)) + "\n"
 
 
 def delete(found: Sequence[FoundRun], sure: bool) -> None:

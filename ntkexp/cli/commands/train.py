@@ -100,7 +100,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
 def in_words(folder: Path, ladder: Sequence[Result], *, diverged: bool) -> str:
     """Lay out the ladder with the seconds that each machine took, and say what it means."""
     from ntkexp.records.results import of_machines, read_timings
-    from ntkexp.report.sentence import ladder_table, sentence
+    from ntkexp.report.sentence import format_ladder, sentence
 
-    table = ladder_table(ladder, of_machines(read_timings(folder / "timings.csv")))
+    table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
     return f"{table.rstrip()}\n\n{wrap(sentence(ladder, diverged=diverged))}"

@@ -1,13 +1,5 @@
-"""A trace on disk: tensors as bytes that run no code when they are read, examples stored once, and the files of a run
-folder.
-
-Tensors in lists, tuples and dicts as bytes, and back, without running any code on reading.
-
-    length of the head (8 bytes)   head: JSON, with the kind, shape and place of each tensor   the tensors' bytes
-
->>> found = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
->>> found["x"].tolist(), found["more"]
-([1.0, 1.0], (1, None, 'text'))
+"""A trace on disk: its files in a run folder, tensors as bytes that run no code when they are read, and examples, each
+once.
 """
 
 from __future__ import annotations
@@ -26,11 +18,12 @@ from torch import Tensor
 
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.records.atomic import WIDTH, Damaged, SealedLog, being_sealed, read_object, seal, sealed_for
+from ntkexp.records.atomic import WIDTH, Damaged, SealedLog, being_sealed, read_object, seal
+from ntkexp.records.atomic import sealed_for as is_sealed_for
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.shapes import Inputs
 
-# --- What a trace is on disk, in its run folder:
+# --- The files of a trace, in its run folder:
 #
 #     config.json              what is followed: the model, its optimizers, the queries
 #     trace/start.bin          the queries, and what the model holds besides the weights that move
@@ -82,41 +75,36 @@ class TraceFolder:
         return int(read_object(self.folder.path / CONFIG)["follow"]["processes"])
 
     @cached_property
-    def of(self) -> str:
-        """What the files are sealed for."""
+    def sealed_for(self) -> str:
+        """What the files are sealed for: this trace."""
         return seal((self.folder.path / CONFIG).read_bytes()).hex()
 
-    @property
-    def whose(self) -> str:
-        """What the files of one process are sealed for."""
-        return f"{self.of} rank {self.rank}"
-
     @cached_property
-    def rows(self) -> KeptRows:
+    def rows(self) -> ExampleLog:
         """The examples."""
-        return KeptRows(SealedLog.opened(self.shard / "rows.log", f"rows of {self.whose}"))
+        return ExampleLog(SealedLog.opened(self.shard / "rows.log", f"rows of {self.sealed_for} rank {self.rank}"))
 
     @cached_property
     def log(self) -> SealedLog:
         """The events."""
-        return SealedLog.opened(self.shard / "steps.log", f"steps of {self.whose}")
+        return SealedLog.opened(self.shard / "steps.log", f"steps of {self.sealed_for} rank {self.rank}")
 
     def refuse_lost(self) -> None:
         """Refuse a trace that has come to its end, and has not as many entries as it had then."""
         if not self.ended.exists():
             return
-        kept = self.read(self.ended)
-        for log, count in ((self.log, kept["events"]), (self.rows.log, kept["rows"])):
+        end = self.read(self.ended)
+        for log, count in ((self.log, end["events"]), (self.rows.log, end["rows"])):
             if len(log) != count:
                 raise Damaged(f"{log.path} is damaged: {len(log)} of its {count} entries are left; follow anew")
 
     def forget(self) -> None:
-        """What was read of the folder is no longer there."""
-        for name in ("of", "rows", "log"):
+        """Forget what was read of the folder, which holds something else by now."""
+        for name in ("sealed_for", "rows", "log"):
             vars(self).pop(name, None)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What is known of each event."""
+        """The content of each event."""
         return map(read, self.log.entries())
 
     def weights_at(self, event: int) -> Path:
@@ -124,12 +112,12 @@ class TraceFolder:
         return self.path / "weights" / f"{event:08d}.bin"
 
     @property
-    def kept(self) -> list[int]:
-        """The events before which weights are kept, whole or not."""
+    def checkpoints(self) -> list[int]:
+        """The events before which there is one, whole or not."""
         return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
 
     @property
-    def asked(self) -> Path:
+    def outputs_at_ends(self) -> Path:
         """The file of what the model itself gave at the queries."""
         return self.path / "asked.bin"
 
@@ -137,10 +125,6 @@ class TraceFolder:
     def sweep(self) -> Path:
         """The file of a sweep that is under way."""
         return self.path / "sweep.bin"
-
-    def drop_weights(self, event: int) -> None:
-        """Keep these weights no more."""
-        self.weights_at(event).unlink(missing_ok=True)
 
     def write(self, path: Path, content: Mapping[str, object]) -> int:
         """Write a file, whole or not at all, whatever happens to the power; how many bytes it has."""
@@ -153,7 +137,7 @@ class TraceFolder:
         try:
             if free < size:
                 raise OSError(None, f"{size / 1e6:.3g} MB are asked for, {free / 1e6:.3g} MB are free")
-            with being_sealed(path, self.of_file(path)) as file:
+            with being_sealed(path, f"{path.name} of {self.sealed_for}") as file:
                 for part in parts:
                     file.write(part)
         except OSError as error:
@@ -161,18 +145,19 @@ class TraceFolder:
         return size + WIDTH
 
     def read(self, path: Path) -> Any:
-        """What a file holds, which has to be as it was written."""
+        """The content of a file, which has to be as it was written."""
         if not self.whole(path):
             raise Damaged(f"{path} is missing, or not as it was written; follow anew, into another folder")
         return read(path.read_bytes()[:-WIDTH])
 
     def whole(self, path: Path) -> bool:
         """Whether a file is as it was written."""
-        return path.is_file() and sealed_for(path, self.of_file(path))
+        return path.is_file() and is_sealed_for(path, f"{path.name} of {self.sealed_for}")
 
-    def of_file(self, path: Path) -> str:
-        """What a file is sealed for."""
-        return f"{path.name} of {self.of}"
+
+# --- Tensors in lists, tuples and dicts as bytes, and back, without running any code on reading.
+#
+#     length of the head (8 bytes)   head: JSON, with the kind, shape and place of each tensor   the tensors' bytes
 
 
 LENGTH, ALIGNED = 8, 16
@@ -198,7 +183,12 @@ class Tensors:
 
 
 def written(content: object) -> list[bytes | memoryview]:
-    """The bytes of some content, in parts; those of large tensors are their own, until they are written to."""
+    """The bytes of some content, in parts; those of large tensors are their own, until they are written to.
+
+    >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
+    >>> content["x"].tolist(), content["more"]
+    ([1.0, 1.0], (1, None, 'text'))
+    """
     tensors = Tensors()
     head = json.dumps(described(content, tensors)).encode()
     head += b" " * (-(LENGTH + len(head)) % ALIGNED)
@@ -237,34 +227,28 @@ def restored(head: Any, tensors: memoryview) -> Any:
         return head
     ((kind, parts),) = head.items()
     if kind == "tensor":
-        return tensor(str(parts[0]), list(parts[1]), int(parts[2]), tensors)
+        dtype, shape, place = getattr(torch, parts[0]), parts[1], parts[2]
+        if not (count := torch.Size(shape).numel()):
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(tensors, dtype=dtype, count=count, offset=place).reshape(shape)
     if kind == "dict":
         return {restored(key, tensors): restored(value, tensors) for key, value in parts}
     found = [restored(part, tensors) for part in parts]
     return tuple(found) if kind == "tuple" else found
 
 
-def tensor(kind: str, shape: list[int], place: int, tensors: memoryview) -> Tensor:
-    """A tensor of the bytes at this place."""
-    dtype = getattr(torch, kind)
-    count = torch.Size(shape).numel()
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(tensors, dtype=dtype, count=count, offset=place).reshape(shape)
-
-
 # --- Examples on disk, each once by what it holds, however often and in whatever batch the model is called with it.
 
 
 @dataclass
-class KeptRows:
+class ExampleLog:
     """A log of batches of examples that had not been seen before, by their digests and the kinds of their tensors."""
 
     log: SealedLog
 
     @cached_property
     def entries(self) -> list[Any]:
-        """What was kept when this was first asked for."""
+        """The content of those that were there when this was first read."""
         return [read(entry) for entry in self.log.entries()]
 
     @cached_property
@@ -273,10 +257,10 @@ class KeptRows:
         keys = [(place, entry["keys"]) for place, entry in enumerate(self.entries)]
         return {key: (place, row) for place, here in keys for row, key in enumerate(here)}
 
-    def keep(self, digests: Sequence[str], inputs: Inputs) -> dict[str, object]:
-        """Keep those that are new; what is to be kept of the call."""
-        like = outline(inputs)
-        keys = [f"{digest} {like}" for digest in digests]
+    def add(self, digests: Sequence[str], inputs: Inputs) -> dict[str, object]:
+        """Add those that are new; what an event holds of the inputs of a call."""
+        kinds = row_kinds(inputs)
+        keys = [f"{digest} {kinds}" for digest in digests]
         new = {key: row for row, key in enumerate(keys) if key not in self.places}
         if new:
             rows = torch.tensor(list(new.values()))
@@ -286,7 +270,7 @@ class KeptRows:
         return {"rows": keys, "form": map_tensors(lambda tensor: tensor[:0], inputs)}
 
     def find(self, call: Mapping[str, Any]) -> Inputs:
-        """The inputs of a call, from what was kept of it."""
+        """The inputs of a call, from what an event holds of it."""
         if lost := [key for key in call["rows"] if key not in self.places]:
             raise Damaged(
                 f"{self.log.path} is damaged: {len(lost)} of the {len(call['rows'])} examples of a call are missing; "
@@ -298,15 +282,10 @@ class KeptRows:
         return map_tensors(lambda _: next(found), call["form"])
 
 
-def outline(inputs: Inputs) -> str:
+def row_kinds(inputs: Inputs) -> str:
     """The kinds of the tensors of one example.
 
-    >>> outline({"x": torch.ones(2, 3), "mask": torch.ones(2)})
+    >>> row_kinds({"x": torch.ones(2, 3), "mask": torch.ones(2)})
     'float32[3] float32[]'
     """
-    return " ".join(map(kind, tensors(inputs)))
-
-
-def kind(tensor: Tensor) -> str:
-    """The kind of a tensor's rows."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape[1:])}"
+    return " ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape[1:])}" for each in tensors(inputs))

@@ -1,10 +1,8 @@
-"""Steps are kept as they happen, on disk or in memory: how often weights are written, by which thread, and where a
-trace goes on.
-"""
+"""Where a trace goes on: at the step whose weights a loop begins with, if its folder holds one of the same training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +14,6 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Damaged, Json, read_object
 from ntkexp.records.folder import CONFIG, DONE
 from ntkexp.shapes import Weights
-
-# --- Where a trace goes on: at the step whose weights a loop begins with, if its folder holds one of the same
-# training.
-
 
 SAME = 16  # eps: of sums that are taken in another order
 
@@ -37,48 +31,40 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
     path = files.folder.path
     if not (path / CONFIG).is_file():
         return None
-    found, asked = (each.get("follow") for each in (read_object(path / CONFIG), config))
-    if not isinstance(found, dict) or not isinstance(asked, dict):
+    stored, wanted = (each.get("follow") for each in (read_object(path / CONFIG), config))
+    if not isinstance(stored, dict) or not isinstance(wanted, dict):
         raise Mistake(f"to={path}: it holds a run that is no trace; give another folder")
-    for key, value in asked.items():
-        if found.get(key) != value:
-            raise Mistake(f"to={path}: it holds another run, whose {key} is {found.get(key)} and not {value}")
+    for key, value in wanted.items():
+        if stored.get(key) != value:
+            raise Mistake(f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not {value}")
     files.refuse_lost()
     if not len(files.log):
-        refuse_later(files)
+        if any(files.checkpoints) or files.ended.exists():
+            raise Damaged(
+                f"{files.log.path} is damaged: it has no step, and weights of later ones are kept; give another folder"
+            )
         return None
+
+    # the signature of the weights at every place before, between and after the steps; the nearest of them, the last
+    # where several are as near, has to be that of these weights
     files.read(files.path / START)
-    first = Signatures().of(files.read(files.weights_at(0))["weights"])
-    places = list(boundaries(files, first))
-    missed = [distance(here, signature) for _, signature in places]
-    best = min(range(len(missed)), key=lambda place: (missed[place], -place))
-    eps = max(torch.finfo(part.dtype).eps for part in here.values())
-    if not missed[best] <= SAME * eps:
-        steps = places[-1][0].steps
-        raise Mistake(
-            f"to={path}: it holds another run: the weights are those of none of its {steps} steps; resume from a "
-            "checkpoint of that run, or give another folder"
-        )
-    return places[best][0]
-
-
-def refuse_later(files: TraceFolder) -> None:
-    """Refuse to begin a trace anew where steps were kept before, of which the log has none."""
-    if any(files.kept) or files.ended.exists():
-        raise Damaged(
-            f"{files.log.path} is damaged: it has no step, and weights of later ones are kept; give another folder"
-        )
-
-
-def boundaries(files: TraceFolder, first: Mapping[str, Tensor]) -> Iterator[tuple[PlaceInTrace, Mapping[str, Tensor]]]:
-    """Every place before, between and after the steps, with the signature of the weights there."""
-    signature, steps, number = dict(first), 0, 0
+    signature = dict(Signatures().of(files.read(files.weights_at(0))["weights"]))
+    places, errors = list[PlaceInTrace](), list[float]()
     for number, event in enumerate(files.events()):
-        if event["step"] == steps:
-            yield PlaceInTrace(number, steps), dict(signature)
-            steps += 1
+        if event["step"] == len(places):
+            places.append(PlaceInTrace(number, len(places)))
+            errors.append(distance(here, signature))
         signature |= event["after"]
-    yield PlaceInTrace(len(files.log), steps), signature
+    places.append(PlaceInTrace(len(files.log), len(places)))
+    errors.append(distance(here, signature))
+    best = min(range(len(places)), key=lambda place: (errors[place], -place))
+    eps = max(torch.finfo(part.dtype).eps for part in here.values())
+    if not errors[best] <= SAME * eps:
+        raise Mistake(
+            f"to={path}: it holds another run: the weights are those of none of its {places[-1].steps} steps; resume "
+            "from a checkpoint of that run, or give another folder"
+        )
+    return places[best]
 
 
 def drop_later(files: TraceFolder, place: PlaceInTrace) -> None:
@@ -86,9 +72,9 @@ def drop_later(files: TraceFolder, place: PlaceInTrace) -> None:
     (files.folder.path / DONE).unlink(missing_ok=True)
     files.ended.unlink(missing_ok=True)
     files.log.cut(place.events)
-    for event in files.kept:
+    for event in files.checkpoints:
         if event > place.events:
-            files.drop_weights(event)
+            files.weights_at(event).unlink(missing_ok=True)
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
@@ -120,9 +106,3 @@ def begin_anew(files: TraceFolder, config: Mapping[str, Json], start: Mapping[st
     (files.path / "weights").mkdir(parents=True)
     files.folder.write_json(CONFIG, config)
     files.write(files.path / START, start)
-
-
-def kept_steps(files: TraceFolder) -> dict[int, int]:
-    """The steps before which weights are kept, by event."""
-    steps = [0, *(event["step"] + 1 for event in files.events())]
-    return {event: steps[event] for event in files.kept}

@@ -1,4 +1,4 @@
-"""Processes that train together: which of them this is, and what each saw put together to one trace."""
+"""Processes that train together (distributed data parallel): which this is, and what each of them stored, joined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -27,21 +27,20 @@ from ntkexp.records.atomic import is_held
 from ntkexp.records.folder import LOCK, Held
 from ntkexp.shapes import Inputs
 
-# --- Processes that train together, each with a part of every batch: which of them this is, and what the first one
-# says.
+# --- Processes that train together, each with a part of every batch: which of them this is, and what the first decides.
 #
-# What the first decides, the others hear of by the store through which `torch.distributed` found them; that no
-# collective is needed for it keeps a process that does not follow from stopping those that do.
+# The others read its decision from the store through which `torch.distributed` found them; that no collective is needed
+# for it keeps a process that does not follow from stopping those that do.
 
 
 Decision: TypeAlias = dict[str, int]
 PATIENCE = 300.0  # seconds: the first may have a long trace to read before it goes on with it
-ASKED: Counter[str] = Counter()
+DECISIONS: Counter[str] = Counter()
 """How often this process was part of what is decided about something."""
 
 
 @dataclass(frozen=True)
-class Together:
+class Processes:
     """The process of this `rank`, one of `world`."""
 
     rank: int = 0
@@ -51,20 +50,24 @@ class Together:
     def decided(self, about: str, decide: Callable[[], Decision]) -> Decision:
         """What the first process decides; what is refused there, is refused in all.
 
-        >>> Together().decided("a walk", lambda: {"miles": 3})
+        >>> Processes().decided("a walk", lambda: {"miles": 3})
         {'miles': 3}
         """
         if self.store is None:
             return decide()
-        asked = f"{about} in {self.rank}"
-        key, ASKED[asked] = f"ntkexp/{ASKED[asked]}/{about}", ASKED[asked] + 1
-        return self.heard(about, key, self.store) if self.rank else said(decide, key, self.store)
-
-    def heard(self, about: str, key: str, store: Store) -> Decision:
-        """What the first process has said."""
+        here = f"{about} in {self.rank}"
+        key, DECISIONS[here] = f"ntkexp/{DECISIONS[here]}/{about}", DECISIONS[here] + 1
+        if not self.rank:
+            try:
+                decision = decide()
+            except Mistake as error:
+                self.store.set(key, json.dumps({"refused": str(error)}))
+                raise
+            self.store.set(key, json.dumps({"said": decision}))
+            return decision
         try:
-            store.wait([key], timedelta(seconds=PATIENCE))
-            found = json.loads(store.get(key))
+            self.store.wait([key], timedelta(seconds=PATIENCE))
+            found = json.loads(self.store.get(key))
         except RuntimeError as error:
             raise Mistake(
                 f"rank {self.rank} follows into {about}, and rank 0 did not within {PATIENCE:g} s; call ntkexp.follow "
@@ -75,31 +78,19 @@ class Together:
         return Decision(found["said"])
 
 
-def said(decide: Callable[[], Decision], key: str, store: Store) -> Decision:
-    """Decide, and say so."""
-    try:
-        found = decide()
-    except Mistake as error:
-        store.set(key, json.dumps({"refused": str(error)}))
-        raise
-    store.set(key, json.dumps({"said": found}))
-    return found
-
-
-def together() -> Together:
+def current_processes() -> Processes:
     """Those among which this process is."""
     if not (is_available() and is_initialized()) or get_world_size() == 1:
-        return Together()
-    return Together(get_rank(), get_world_size(), _get_default_store())
+        return Processes()
+    return Processes(get_rank(), get_world_size(), _get_default_store())
 
 
-# --- Shards: what each of the processes saw that trained together, put together to one trace.
+# --- Shards: what each of the processes stored that trained together, joined to one trace.
 #
 #     consumed gradient = c Σ_ranks Σ_calls Jᵀℓ′        c = 1/world where gradients are averaged: found, as for
 #                                                       clipping
 #
-# The calls of a step are those of all ranks. That all had the same weights is seen in the signatures that each
-# took.
+# The calls of a step are those of all ranks. That all had the same weights is seen in the signatures that each took.
 
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -130,24 +121,27 @@ class Shards:
         return self.each[int(call["rank"])].rows.find(call)
 
     def events(self) -> list[dict[str, Any]]:
-        """What is known of each event that all have written."""
-        found = [whole_events(shard) for shard in self.each]
-        taken = [events[-1]["step"] + 1 if events else 0 for events in found]
-        if min(taken) < max(taken):
-            self.tell_short(taken.index(min(taken)), min(taken), max(taken))
-        return [joined(same) for same in zip(*found, strict=False)]
-
-    def tell_short(self, rank: int, few: int, many: int) -> None:
-        """Refuse a process that ended before others did; say what is left where it was stopped."""
-        if self.each[rank].ended.is_file():
-            raise Mistake(
-                f"step {few}: rank {rank} took no part in it, nor in later ones, and another took {many} steps; give "
-                "every process as many batches (drop_last=True, or a sampler that fills up), without join()"
+        """Each event that all have stored: that of the first process, with the calls of all."""
+        found = [events_of(shard) for shard in self.each]
+        steps = [events[-1]["step"] + 1 if events else 0 for events in found]
+        few, many = min(steps), max(steps)
+        if few < many:
+            rank = steps.index(few)
+            if self.each[rank].ended.is_file():
+                raise Mistake(
+                    f"step {few}: rank {rank} took no part in it, nor in later ones, and another took {many} steps; "
+                    "give every process as many batches (drop_last=True, or a sampler that fills up), without join()"
+                )
+            LOG.warning(
+                "ntkexp: rank %d of the trace in %s was stopped after %d steps, and another after %d; the trace has %d",
+                *(rank, self.files.folder.path, few, many, few),
             )
-        LOG.warning(
-            "ntkexp: rank %d of the trace in %s was stopped after %d steps, and another after %d; the trace has %d",
-            *(rank, self.files.folder.path, few, many, few),
-        )
+        joined = list[dict[str, Any]]()
+        for first, *others in zip(*found, strict=False):
+            for rank, other in enumerate(others, 1):
+                refuse_other_step(first, other, rank)
+            joined.append({**first, "calls": [call for event in (first, *others) for call in event["calls"]]})
+        return joined
 
 
 def refuse_absent(files: TraceFolder) -> None:
@@ -170,27 +164,19 @@ def wait_for(shard: TraceFolder) -> None:
         time.sleep(PAUSE)
 
 
-def whole_events(shard: TraceFolder) -> list[dict[str, Any]]:
-    """The events of one process, each with all that was kept of its calls."""
+def events_of(shard: TraceFolder) -> list[dict[str, Any]]:
+    """The events of one process, each with all that was stored of its calls, there or earlier."""
     known: dict[int, dict[str, Any]] = {}
-    found = []
+    events = []
     shard.refuse_lost()
     for event in shard.events():
         for call in event["calls"]:
             known[call["key"]] = {**known.get(call["key"], {}), **call, "rank": shard.rank}
-        found.append({**event, "calls": [known[call["key"]] for call in event["calls"]]})
-    return found
+        events.append({**event, "calls": [known[call["key"]] for call in event["calls"]]})
+    return events
 
 
-def joined(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One event as all processes saw it: that of the first, with the calls of all."""
-    first, *others = same
-    for rank, other in enumerate(others, 1):
-        refuse_other(first, other, rank)
-    return {**first, "calls": [call for event in same for call in event["calls"]]}
-
-
-def refuse_other(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
+def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
     """Refuse a process that went to other weights than the first."""
     ours, theirs, step = first["after"], other["after"], first["step"]
     taken = all(first[key] == other[key] for key in ("step", "optimizer")) and ours.keys() == theirs.keys()

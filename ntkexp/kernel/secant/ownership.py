@@ -1,11 +1,13 @@
 """Ownership: which example an element at a use belongs to.
 
 An output of example n may depend only on elements that belong to n. Pull back the cotangents u and n·u, for random u:
-at an element of example n the second result is n times the first. A ratio that is no whole number means that the module
-couples the examples of a batch. A constant that has a row for every example, as the state from which an LSTM starts, is
-no weight's affair: its products with weights are uses, as those of inputs are. All coefficients of the surrogate are
-random while this is asked, so that what a dead unit or a zero weight hides today is found as well; the answer holds for
-every tape of the same structure and routing.
+
+    n = (β̄ of n·u)/(β̄ of u)        at an element of example n
+
+A ratio that is no whole number means that the module couples the examples of a batch. A constant that has a row for
+every example, as the state from which an LSTM starts, counts as an input: its products with weights are uses. All
+coefficients of the surrogate are random here, so that what a dead unit or a zero weight hides today is found as well;
+the answer holds for every tape of the same structure and routing.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from torch import Tensor
 from ntkexp.kernel.record.casts import Uncast
 from ntkexp.kernel.record.independence import COUPLED
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, digest, is_whole
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
@@ -43,7 +45,7 @@ class Owners:
 
     @cached_property
     def digest(self) -> bytes:
-        """What they are known by: two with one digest give every element to the same example."""
+        """Two with one digest give every element to the same example."""
         layout = [(each.shape, each.stride()) for each in self.of_uses]
         return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
 
@@ -82,15 +84,13 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     """Those of a tape, if these constants have a row for every example."""
     with Uncast(torch.float64):
         replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
-    taps = [use.tap for use in replay.uses]
-    if not taps:
+    if not replay.uses:
         return Owners((), constants)
     examples = replay.delta.shape[0]
     once = replay.chord.random_like(replay.delta)
     count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
     weighted = once * count.view(-1, *[1] * (once.dim() - 1))
-    below = torch.autograd.grad(replay.delta, taps, once, retain_graph=True, materialize_grads=True)
-    above = torch.autograd.grad(replay.delta, taps, weighted, materialize_grads=True)
+    below, above = replay.pullback(once, again=True), replay.pullback(weighted)
     found = [owner(a, b) for a, b in zip(above, below, strict=True)]
     pairs = zip(replay.uses, found, strict=True)
     shown = (compact(owner) if isinstance(use, Element) else rows(owner) for use, owner in pairs)

@@ -15,7 +15,8 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.records.sweep import Level, Sweep, read_sweep
 from ntkexp.report.analysis.estimate import Estimate, deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of, start_variances
-from ntkexp.report.run import START_VARIANCE, Run, as_csv, load_tables, quantities
+from ntkexp.report.run import START_VARIANCE, Run, load_tables, quantities
+from ntkexp.report.tables import format_csv
 
 # --- A sweep in numbers, as three files beside it.
 #
@@ -83,7 +84,7 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
     for kind, table in tables.items():
         if len(table.columns):
             written.append(folder / f"{analysis.sweep.path.stem}.{kind}.csv")
-            write_atomically(written[-1], as_csv(table))
+            write_atomically(written[-1], format_csv(table))
     return tuple(written)
 
 

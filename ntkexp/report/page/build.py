@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jinja2
-import pandas as pd
 
 from ntkexp.records.atomic import make_folder, write_atomically
 from ntkexp.records.claim import ClaimRecord
@@ -21,20 +20,22 @@ from ntkexp.report.claims import summary as claims_summary
 from ntkexp.report.explain import Explanation
 from ntkexp.report.forgetting import forgettings, sentence
 from ntkexp.report.ledger import LedgerEntry
-from ntkexp.report.material import Material
+from ntkexp.report.material import Material, what_came_out, what_was_run
 from ntkexp.report.page.claim_view import RULE, claim_view
 from ntkexp.report.page.claim_view import overview as claims_overview
-from ntkexp.report.page.picture import what_came_out, what_was_run
-from ntkexp.report.page.run_view import check, fits, lead, overview, point_views, points, run_views, sweep_view
-from ntkexp.report.run import Run, as_csv, combined, written
+from ntkexp.report.page.run_view import check, lead, overview, point_views, run_views, sweep_view
+from ntkexp.report.run import Run, combined
+from ntkexp.report.sweeps import tabulate_fits, tabulate_points
+from ntkexp.report.tables import escaped, format_csv, format_markdown, of_frame
 
 # --- The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything
 # else.
 #
-# outputs/report/index.html           the page outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and
-# their numbers outputs/report/runs.csv             the table of all runs outputs/report/claims.html          the
-# page of claims, if any was judged outputs/report/explain-<run>.html   what made a run's outputs, and what would
-# change them, if that was asked for
+#     outputs/report/index.html           the page
+#     outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
+#     outputs/report/runs.csv             the table of all runs
+#     outputs/report/claims.html          the page of claims, if any was judged
+#     outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, where somebody asked
 
 
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
     page = folder / "index.html"
     for analysis in material.analyses:
         save(analysis, folder)
-    write_atomically(folder / "runs.csv", as_csv(combined(material.runs)))
+    write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
     write_atomically(page, render(material, folder, command))
     return page
 
@@ -139,26 +140,7 @@ def parts(material: Material) -> Iterator[str]:
         yield f"## {escaped(analysis.sweep.name)}"
         if analysis.laws:
             yield escaped(summary(analysis.laws, analysis.draws))
-            yield piped(fits(analysis))
-        yield piped(points(analysis))
+            yield format_markdown(of_frame(tabulate_fits(analysis)))
+        yield format_markdown(of_frame(tabulate_points(analysis)))
     yield "## All runs"
-    yield piped(combined(material.runs))
-
-
-def piped(table: pd.DataFrame) -> str:
-    """Write a table between bars, numbers to the right."""
-    numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in table]
-    rules = ["---:" if right else "---" for right in numeric]
-    rows = table.astype(object).where(table.notna(), None).itertuples(index=False)
-    lines = [[str(name) for name in table], *([written(value) for value in row] for row in rows)]
-    bars = ["| " + " | ".join(escaped(cell) for cell in line) + " |" for line in lines]
-    return "\n".join([bars[0], f"| {' | '.join(rules)} |", *bars[1:]])
-
-
-def escaped(text: str) -> str:
-    r"""Write text so that Markdown reads it as text.
-
-    >>> print(escaped("a|b <c> x_1"))
-    a\|b \<c\> x\_1
-    """
-    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>|#" else letter for letter in text.replace("\n", " "))
+    yield format_markdown(of_frame(combined(material.runs)))

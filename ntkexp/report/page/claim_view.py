@@ -10,7 +10,8 @@ from pathlib import Path
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
 from ntkexp.report.claims import chances, outlook, standing
-from ntkexp.report.page.picture import Shown, Table, inline, link, slug, tabled
+from ntkexp.report.page.picture import Shown, inline, link, slug
+from ntkexp.report.tables import PageTable, format_html, tabulate
 from ntkexp.text import listed
 
 HEADER = (
@@ -43,8 +44,8 @@ class ClaimView:
     href: str
     picture: Shown | None
     caption: str
-    published: Table | None
-    looks: Table
+    published: PageTable | None
+    looks: PageTable
     notes: tuple[str, ...]
     files: tuple[tuple[str, str], ...]
 
@@ -71,9 +72,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
         picture=picture(record, folder),
         caption=exhibit.caption,
         published=published(exhibit, record),
-        looks=tabled(
-            OF_A_LOOK, [name in NUMBERS for name in OF_A_LOOK], rows, f"looks-{anchor}", f"Looks at {titled(record)}"
-        ),
+        looks=format_html(tabulate(OF_A_LOOK, rows, NUMBERS), f"looks-{anchor}", f"Looks at {titled(record)}"),
         notes=tuple(notes),
         files=tuple((name, link(record.path / name, folder)) for name in [*there, VERDICT]),
     )
@@ -89,18 +88,23 @@ def picture(record: ClaimRecord, folder: Path) -> Shown | None:
     return Shown(title, drawn, link(record.path / "main.csv", folder), "main.csv", record.command)
 
 
-def published(exhibit: Exhibit, record: ClaimRecord) -> Table | None:
+def published(exhibit: Exhibit, record: ClaimRecord) -> PageTable | None:
     """Show the table that belongs to the picture, if there is one."""
     if not exhibit.columns:
         return None
-    numbers = [
-        all(isinstance(cell, float | int | None) for cell in column) for column in zip(*exhibit.rows, strict=True)
-    ]
-    name = f"published-{anchor_of(record)}"
-    return tabled(exhibit.columns, numbers, exhibit.rows, name, f"{titled(record)}, by the protocol of {record.source}")
+    numbers = {
+        name
+        for name, column in zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)
+        if all(isinstance(cell, float | int | None) for cell in column)
+    }
+    table, caption = (
+        tabulate(exhibit.columns, exhibit.rows, numbers),
+        f"{titled(record)}, by the protocol of {record.source}",
+    )
+    return format_html(table, f"published-{anchor_of(record)}", caption)
 
 
-def overview(records: Sequence[ClaimRecord]) -> Table:
+def overview(records: Sequence[ClaimRecord]) -> PageTable:
     """Show all claims in one table; `stands` says whether the verdict survives Holm's correction over all."""
     rows = [
         (
@@ -119,7 +123,7 @@ def overview(records: Sequence[ClaimRecord]) -> Table:
     ]
     caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of them, at 5 %"
     links = [f"#{anchor_of(record)}" for record in records]
-    return tabled(HEADER, [name in NUMBERS for name in HEADER], rows, "claims", caption, links)
+    return format_html(tabulate(HEADER, rows, NUMBERS), "claims", caption, links)
 
 
 def anchor_of(record: ClaimRecord) -> str:

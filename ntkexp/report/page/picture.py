@@ -1,5 +1,4 @@
-"""The parts of a page: pictures, each a plain SVG inline with the file of its numbers; tables; and what was run and
-what came out, in two sentences.
+"""The pictures of a page: each a plain SVG inline, with the file of its numbers.
 
 Whether an SVG is a plain picture: elements, attributes and values that plots are drawn with, and nothing else.
 
@@ -15,28 +14,23 @@ ntkexp.mistake.Mistake: it is no plain picture: it has <a>
 from __future__ import annotations
 
 import base64
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
 from xml.parsers import expat
 
-import pandas as pd
 from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import read_object, write_atomically
 from ntkexp.records.folder import PROVENANCE
-from ntkexp.records.sweep import Sweep
-from ntkexp.report.material import Material
 from ntkexp.report.plots.run_plots import Picture, svg
-from ntkexp.report.run import Run, as_csv, written
-from ntkexp.report.sentence import SPOKEN, clause, sentence, standing
-from ntkexp.text import MISSING, listed
+from ntkexp.report.run import Run
+from ntkexp.report.tables import format_csv
 
 ELEMENTS = frozenset({
     *("svg", "g", "defs", "clipPath", "use", "image", "text", "tspan"),
@@ -47,22 +41,8 @@ PROPERTY = r"(?:fill|stroke|font)[a-z-]*|opacity|clip-path|text-anchor|(?:shape|
 STYLE = rf"\s*+(?:(?:{PROPERTY})\s*+:\s*+(?:{REFERENCE}\s*+|[\w\s#.,%'+-]++)(?:;\s*+|$))*+"
 NUMBERS = r"(?!.*url)[\w\s.,%#()+-]*+"
 GEOMETRY = (
-    "x",
-    "y",
-    "x1",
-    "x2",
-    "y1",
-    "y2",
-    "cx",
-    "cy",
-    "r",
-    "rx",
-    "ry",
-    "d",
-    "points",
-    "transform",
-    "width",
-    "height",
+    *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry"),
+    *("d", "points", "transform", "width", "height"),
 )
 SAID = ("viewBox", "version", "preserveAspectRatio", "xml:space", "text-anchor", "opacity", "fill", "stroke")
 ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *SAID)} | {
@@ -83,29 +63,24 @@ def refuse_other(svg: str) -> None:
     """Refuse text that is not well-formed or has a part that is not listed; nothing is expanded, since nothing can be
     declared.
     """
+
+    def refuse_element(name: str, attributes: dict[str, str]) -> None:
+        if name not in ELEMENTS:
+            raise Mistake(f"it is no plain picture: it has <{name}>")
+        for key, value in attributes.items():
+            allowed = PIXELS if name == "image" and key.endswith("href") else ATTRIBUTES.get(key)
+            if allowed is None or not allowed.fullmatch(value):
+                raise Mistake(f"it is no plain picture: it has {key}={value[:40]!r}")
+
     if "<!" in svg or "<?" in svg:
-        raise other("a declaration")
+        raise Mistake("it is no plain picture: it has a declaration")
     parser = expat.ParserCreate()
     parser.StartElementHandler = refuse_element
     try:
         parser.Parse(svg, True)
     except expat.ExpatError as error:
-        raise other(f"what no XML has, {expat.errors.messages[error.code]}") from None
-
-
-def refuse_element(name: str, attributes: dict[str, str]) -> None:
-    """Refuse an element with other attributes than those listed."""
-    if name not in ELEMENTS:
-        raise other(f"<{name}>")
-    for key, value in attributes.items():
-        allowed = PIXELS if name == "image" and key.endswith("href") else ATTRIBUTES.get(key)
-        if allowed is None or not allowed.fullmatch(value):
-            raise other(f"{key}={value[:40]!r}")
-
-
-def other(what: str) -> Mistake:
-    """Make the refusal."""
-    return Mistake(f"it is no plain picture: it has {what}")
+        reason = expat.errors.messages[error.code]
+        raise Mistake(f"it is no plain picture: it has what no XML has, {reason}") from None
 
 
 # --- A picture's SVG as a part of the page: names that no other picture uses, the page's colours, its text still
@@ -137,39 +112,37 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
         raise Mistake("it is no plain picture: it has no single <svg>")
     text = DROPPED.sub("", svg[start : end + len("</svg>")])
     refuse_other(text)
+    # Names that something refers to get the prefix, and others go
     referred = set(REFERRED.findall(text))
     text = NAMED.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
+    # The page's colours and letters, and coordinates to a hundredth of a point
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
     text = LONG.sub(lambda found: DIGITS.sub(r"\1", found[0]), text)
+    # As wide as there is room, up to four thirds of its size in print
     head, _, body = text.partition(">")
-    return Markup(f"{opened(head, title)}>{body}")
+    width = re.search(r'width="([\d.]+)pt"', head)
+    points = float(width[1]) if width else 480.0
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    kind, room = f"plot{' wide' * (points > 300)}", f"max-width: {points * 1.5:.0f}px"
+    return Markup(f'{head} role="img" aria-label="{escape(title)}" class="{kind}" style="{room}">{body}')
 
 
 def themed(found: re.Match[str]) -> str:
-    """Call colours of the palette by their names on the page; others, of a scale, are mixed so that they stand out from
-    it.
+    """Call colours of the palette by their names on the page; others, of a scale, are mixed so that letters and lines
+    stand out from it.
     """
     written = "font-size" in found[0]
-    return COLOURED.sub(lambda colour: f"{colour[1]}: {on_page(colour[2], colour[1], written)}", found[0])
 
+    def on_page(colour: re.Match[str]) -> str:
+        use, code = colour[1], colour[2]
+        if code in PALETTE:
+            return f"{use}: var(--c{code}, #{code})"
+        if written:
+            return f"{use}: color-mix(in srgb, #{code}, var(--c000000) 60%)"
+        return f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))" if use == "stroke" else f"{use}: #{code}"
 
-def on_page(colour: str, use: str, written: bool) -> str:
-    """Find the page's colour for letters, lines or areas."""
-    if colour in PALETTE:
-        return f"var(--c{colour}, #{colour})"
-    if written:
-        return f"color-mix(in srgb, #{colour}, var(--c000000) 60%)"
-    return f"color-mix(in srgb, #{colour}, #fff var(--lift))" if use == "stroke" else f"#{colour}"
-
-
-def opened(head: str, title: str) -> str:
-    """Write the first tag: as wide as there is room, up to four thirds of its size in print."""
-    width = re.search(r'width="([\d.]+)pt"', head)
-    points = float(width[1]) if width else 480.0
-    sized = re.sub(r' (width|height)="[^"]*"', "", head)
-    wide = " wide" if points > 300 else ""
-    return f'{sized} role="img" aria-label="{escape(title)}" class="plot{wide}" style="max-width: {points * 1.5:.0f}px"'
+    return COLOURED.sub(on_page, found[0])
 
 
 def slug(name: str) -> str:
@@ -206,7 +179,7 @@ class Shown:
 
 def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown:
     """Show a picture that was drawn for the page; it and its numbers are kept beside the page too."""
-    drawn, numbers = svg(picture.figure), as_csv(picture.table)
+    drawn, numbers = svg(picture.figure), format_csv(picture.table)
     name = f"{prefix}.{picture.name}"
     write_atomically(folder / f"{name}.svg", drawn)
     write_atomically(folder / f"{name}.csv", numbers)
@@ -215,7 +188,7 @@ def of_sweep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown
 
 def shown(picture: Picture, prefix: str) -> Shown:
     """Show a picture that is on the page alone."""
-    numbers = as_csv(picture.table)
+    numbers = format_csv(picture.table)
     return with_numbers(picture, svg(picture.figure), numbers, f"{prefix}.{picture.name}", "")
 
 
@@ -229,7 +202,7 @@ def with_numbers(picture: Picture, drawn: str, numbers: str, name: str, command:
 def of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
     """Show the pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
     command = command_of(run)
-    for path in sorted((run.path / "plots").glob("*.svg"), key=interest):
+    for path in sorted((run.path / "plots").glob("*.svg"), key=lambda path: (path.stem != "ladder", path.stem)):
         title = f"{path.stem.replace('_', ' ')} of {run.name}"
         own = path.with_suffix(".csv")
         numbers = own if own.is_file() else run.path / SOURCES.get(path.stem, "results.csv")
@@ -238,11 +211,6 @@ def of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
         except (Mistake, OSError, UnicodeDecodeError):
             continue
         yield Shown(title, drawn, link(numbers, folder), numbers.name, command)
-
-
-def interest(path: Path) -> tuple[bool, str]:
-    """Sort the ladder first."""
-    return path.stem != "ladder", path.stem
 
 
 def link(path: Path, folder: Path) -> str:
@@ -256,117 +224,3 @@ def command_of(run: Run) -> str:
         return str(read_object(run.path / PROVENANCE).get("command", ""))
     except Mistake:
         return ""
-
-
-# --- A table as the page shows it: a cell has a text, and a number or a word to be sorted by.
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell is read so, is sorted by this, and leads there."""
-
-    text: str
-    key: str
-    link: str = ""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column has a heading."""
-
-    name: str
-    number: bool
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table has columns, rows, and a name that the page can link to."""
-
-    name: str
-    caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-
-def table(frame: pd.DataFrame, name: str, caption: str, links: Sequence[str] = ()) -> Table:
-    """Show a data frame; the first cell of each row leads where `links` says."""
-    numbers = [pd.api.types.is_numeric_dtype(frame[key]) for key in frame]
-    rows = list(zip(*(frame[key].tolist() for key in frame), strict=True))
-    return tabled(list(map(str, frame)), numbers, rows, name, caption, links)
-
-
-def tabled(
-    header: Sequence[str],
-    numbers: Sequence[bool],
-    rows: Iterable[Sequence[object]],
-    name: str,
-    caption: str,
-    links: Sequence[str] = (),
-) -> Table:
-    """Show rows of values."""
-    columns = tuple(map(Column, header, numbers))
-    cells = [[cell(value) for value in row] for row in rows]
-    for row, link in zip(cells, links, strict=False):
-        row[0] = replace(row[0], link=link)
-    return Table(name, caption, columns, tuple(map(tuple, cells)))
-
-
-def cell(value: object) -> Cell:
-    """Show one value: as many digits as mean something, sorted by all of them."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return Cell(MISSING, "")
-    return Cell(written(value), str(value))
-
-
-# --- What was run and what came out, in two sentences.
-
-
-def what_was_run(material: Material) -> str:
-    """Write the first sentence."""
-    if len(material.runs) == 1:
-        ended, _, _ = material.runs[0].outcome.partition("; ")  # what there is to say of effects stands below
-        return f"{material.runs[0].name}, {ended or 'one run'}."
-    failed = sum(run.diverged for run in material.runs)
-    count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
-    if not material.analyses:
-        return f"{count}."
-    swept = {place.folder for analysis in material.analyses for place in analysis.sweep.runs}
-    part = len(swept & material.by_folder.keys())
-    some = f", {part} of them in" if part < len(material.runs) else ", in"
-    names = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
-    return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
-
-
-def extent(sweep: Sweep) -> str:
-    """Say how far the axes of a sweep go.
-
-    >>> from pathlib import Path
-    >>> axes = {"model.width": (128, 32, 64)}
-    >>> extent(Sweep(path=Path(), name="width", command="", axes=axes, seeds=(), base=(), fits=(), runs=()))
-    'model.width 3 values from 32 to 128'
-    """
-    parts = []
-    for key, values in sweep.axes.items():
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-        if len(numbers) < max(3, len(values)):
-            parts.append(f"{key} {', '.join(map(str, values))}")
-        else:
-            parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
-    seeds, done = len({place.seed for place in sweep.runs}), sum(place.state == "done" for place in sweep.runs)
-    missing = [f"{done} of {len(sweep.runs)} runs done"] if done < len(sweep.runs) else []
-    return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else []), *missing])
-
-
-def what_came_out(runs: Sequence[Run]) -> str:
-    """Write the second: how far the machines that are spoken of are from the networks, of all runs."""
-    if len(runs) == 1:
-        return sentence(runs[0].ladder, diverged=runs[0].diverged)
-    clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
-    text = (
-        "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"
-    )
-    failed = sum(run.diverged for run in runs)
-    left = (
-        f"; {failed} of the networks diverged, and {'is' if failed == 1 else 'are'} compared as left" if failed else ""
-    )
-    return f"{text[0].upper()}{text[1:]}{left}."

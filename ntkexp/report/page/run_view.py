@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
 import pandas as pd
 
 from ntkexp.records.results import of_machines, read_timings
-from ntkexp.report.analysis.laws import allowed, summary
+from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.explain import Explanation, called, known_effects
+from ntkexp.report.explain import Explanation, known_effects, tabulate_examples, tabulate_pieces
 from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.inventory import differing, flat
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material
-from ntkexp.report.page.picture import (
-    Shown,
-    Table,
-    command_of,
-    extent,
-    link,
-    of_run,
-    of_sweep,
-    shown,
-    slug,
-    table,
-    tabled,
-)
+from ntkexp.report.page.picture import Shown, command_of, link, of_run, of_sweep, shown, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import draw, row
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
-from ntkexp.report.run import Run, combined, describe
-from ntkexp.report.sentence import ladder_rows, notes, sentence
+from ntkexp.report.run import Run, combined
+from ntkexp.report.sentence import notes, sentence, tabulate_ladder
+from ntkexp.report.sweeps import extent, tabulate_fits, tabulate_points
+from ntkexp.report.tables import PageTable, format_html, of_frame
 from ntkexp.text import short
 
 # --- What the page shows of runs: each by itself, pictures of as many as there is room for, and all in one table.
@@ -56,7 +46,7 @@ class RunView:
     sentence: str
     outcome: str
     command: str
-    ladder: Table
+    ladder: PageTable
     notes: tuple[str, ...]
     figures: tuple[Shown, ...]
     files: tuple[tuple[str, str], ...]
@@ -91,9 +81,7 @@ def run_view(
     run: Run, anchor: str, differences: tuple[tuple[str, str], ...], figures: tuple[Shown, ...], folder: Path
 ) -> RunView:
     """Show one run."""
-    header, rungs = ladder_rows(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
-    rows = [(name, detail, *numbers) for name, detail, numbers in rungs]
-    caption = f"The ladder of {run.name}: relative errors"
+    ladder = tabulate_ladder(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
     there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in drawn]
@@ -105,7 +93,7 @@ def run_view(
         sentence=sentence(run.ladder, diverged=run.diverged),
         outcome=run.outcome,
         command=command_of(run),
-        ladder=tabled(header, [k > 1 for k in range(len(header))], rows, f"ladder-of-{anchor}", caption),
+        ladder=format_html(ladder, f"ladder-of-{anchor}", f"The ladder of {run.name}: relative errors"),
         notes=tuple(notes(run.ladder)),
         figures=figures,
         files=tuple((name, link(run.path / name, folder)) for name in there),
@@ -132,16 +120,14 @@ def representatives(material: Material) -> list[Run]:
     return list({run.path: run for run in [*first.values(), *material.runs]}.values())
 
 
-def overview(material: Material) -> Table:
+def overview(material: Material) -> PageTable:
     """Show all runs in one table."""
     links = [f"#{name}" for name in anchors(material.runs).values()]
-    return table(combined(material.runs), "all-runs", "Every run, what sets it apart, and its relative errors", links)
+    caption = "Every run, what sets it apart, and its relative errors"
+    return format_html(of_frame(combined(material.runs)), "all-runs", caption, links)
 
 
 # --- What the page shows of a sweep: its pictures, its laws and the means at its points.
-
-
-TELLING = ("drift", "weights_moved", "loss")
 
 
 @dataclass(frozen=True)
@@ -155,9 +141,9 @@ class SweepView:
     base: str
     figures: tuple[Shown, ...]
     laws: str
-    fits: Table | None
+    fits: PageTable | None
     reasons: tuple[str, ...]
-    points: Table
+    points: PageTable
     failed: tuple[str, ...]
 
 
@@ -166,6 +152,8 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
     sweep, name = analysis.sweep, slug(analysis.sweep.name)
     pictures = exhibition(analysis, material.by_folder)
     reasons = dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None)
+    laws = f"Power laws, with 95 % intervals over seeds, {analysis.draws}"
+    means = f"Means over seeds, {analysis.draws}, with 95 % intervals"
     return SweepView(
         anchor=f"sweep-{name}",
         name=sweep.name,
@@ -174,58 +162,14 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> SweepVie
         base=" ".join(sweep.base),
         figures=tuple(of_sweep(picture, name, sweep.command, folder) for picture in pictures),
         laws=summary(analysis.laws, analysis.draws),
-        fits=table(fits(analysis), f"fits-{name}", f"Power laws, with 95 % intervals over seeds, {analysis.draws}")
-        if analysis.laws
-        else None,
+        fits=format_html(of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
         reasons=tuple(reasons),
-        points=table(points(analysis), f"points-{name}", f"Means over seeds, {analysis.draws}, with 95 % intervals"),
+        points=format_html(of_frame(tabulate_points(analysis)), f"points-{name}", means),
         failed=tuple(f"{p.folder.name}: {p.reason or p.state}" for p in sweep.runs if p.state == "failed"),
     )
 
 
-def fits(analysis: Analysis) -> pd.DataFrame:
-    """Show the laws in few columns."""
-    found = analysis.fits.assign(theory=pd.Series(map(allowed, analysis.laws), dtype=object))
-    judged = ["quantity", *analysis.sweep.axes, "exponent", "low", "high", "theory", "verdict", "more_seeds", "curved"]
-    kept = [column for column in [*judged, "axis", "from", "to", "points", "seeds", "left_out"] if column in found]
-    return found[kept].assign(quantity=[describe_or_name(str(name)) for name in found["quantity"]])
-
-
-def describe_or_name(quantity: str) -> str:
-    """Spell the quantity in words, with the name to be used in commands."""
-    try:
-        return f"{describe(quantity)} [{quantity}]"
-    except ValueError:
-        return quantity
-
-
-def points(analysis: Analysis) -> pd.DataFrame:
-    """Show the means that tell most, each with half its interval's width, and of how many runs; the CSV has all."""
-    table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
-    chosen = [q for q in analysis.quantities if q in TELLING or q.endswith(f".{split}")]
-    found = table[list(analysis.sweep.axes)].copy()
-    found["runs"] = [from_to(row) for row in table[[f"{name}.count" for name in chosen]].to_numpy(dtype=int).tolist()]
-    for name in chosen:
-        found[name] = table[f"{name}.mean"]
-        if table[f"{name}.low"].notna().any():
-            found[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
-    return found
-
-
-def from_to(counts: Sequence[int]) -> str:
-    """Count how many runs numbers are means of, which need not be as many for each.
-
-    >>> from_to([5, 5]), from_to([5, 3]), from_to([])
-    ('5', '3 to 5', '0')
-    """
-    low, high = min(counts, default=0), max(counts, default=0)
-    return str(low) if low == high else f"{low} to {high}"
-
-
 # --- What the page of explanations shows of a point: what made its output, what would change it, what a removal did.
-
-
-NUMBERS = ("added", "if left out", "half by")
 
 
 @dataclass(frozen=True)
@@ -234,8 +178,8 @@ class PointView:
 
     anchor: str
     title: str
-    pieces: Table
-    examples: Table
+    pieces: PageTable
+    examples: PageTable
     notes: tuple[str, ...]
     pictures: tuple[Shown, ...]
     removal: str
@@ -248,62 +192,35 @@ def point_views(found: Sequence[Explanation], removed: Sequence[LedgerEntry]) ->
 
 
 def point_view(explanation: Explanation, entry: LedgerEntry | None) -> PointView:
-    """Show one point."""
-    name = f"{explanation.split} {explanation.number}"
+    """Show one point: what its output is, and all training examples."""
+    name, point = f"{explanation.split} {explanation.number}", explanation.point
     anchor = slug(name.replace(" ", "-"))
-    point = explanation.point
+    pieces, phase = tabulate_pieces(explanation), ["phase"] if point.phase is not None else []
+    pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
+    parts = tabulate_examples(explanation).select("example", "holds", *phase, "added", "if left out", "half by")
     return PointView(
         anchor=anchor,
         title=f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
-        pieces=pieces(explanation, anchor),
-        examples=example_table(explanation, anchor),
+        pieces=format_html(pieces, f"pieces-{anchor}", "What the output is"),
+        examples=format_html(parts, f"examples-{anchor}", "All training examples"),
         notes=tuple(explanation_notes(explanation)),
         pictures=tuple(shown(picture, anchor) for picture in explanation_pictures(explanation, entry)),
         removal="" if entry is None else removed(entry),
     )
 
 
-def pieces(explanation: Explanation, anchor: str) -> Table:
-    """Tabulate what an output is made of; the rows above the last add up to it."""
-    rows: Mapping[str, float] = {**explanation.pieces, "output": explanation.prediction}
-    return tabled(("made of", "value"), (False, True), list(rows.items()), f"pieces-{anchor}", "What the output is")
-
-
-def example_table(explanation: Explanation, anchor: str) -> Table:
-    """Tabulate all examples, those first that added or took most."""
-    phased = explanation.point.phase is not None
-    rows = [
-        (
-            called(part.example),
-            part.example.text or part.example.name,
-            *([part.example.phase] if phased else []),
-            part.added,
-            part.left_out,
-            part.halfway,
-        )
-        for part in explanation.parts
-    ]
-    columns = ("example", "holds", *(["phase"] if phased else []), *NUMBERS)
-    are_numbers = [False, False, *[True] * (len(columns) - 2)]
-    return tabled(columns, are_numbers, rows, f"examples-{anchor}", "All training examples")
-
-
 def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
     """Draw a point beside its examples, both answers as bars, when it came, and how a removal splits."""
+    added = tabulate_examples(explanation).select("index", "name", "added")
     with house_style():
-        yield Picture("examples", draw([row(explanation)]), numbers(explanation))
+        numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])
+        yield Picture("examples", draw([row(explanation)]), numbers)
     yield examples.beside(explanation)
     if (moved := explanation.movement) is not None:
         yield examples.when(moved.by_step, "When training moved this output", moved.last_step)
     if entry is not None:
         yield examples.shares(entry)
         yield examples.when(entry.by_step, "At which steps leaving them out made its change")
-
-
-def numbers(explanation: Explanation) -> pd.DataFrame:
-    """Tabulate what each example added."""
-    rows = [(part.example.index, part.example.name, part.added) for part in explanation.parts]
-    return pd.DataFrame(rows, columns=["example", "holds", "added"])
 
 
 def removed(entry: LedgerEntry) -> str:

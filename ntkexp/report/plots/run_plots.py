@@ -24,8 +24,9 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
 from ntkexp.report.plots.style import BLACK, GREY, NARROW, WIDE, colour, heading, house_style, log_axis
-from ntkexp.report.run import Run, as_csv
+from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, likeness, main_split
+from ntkexp.report.tables import format_csv
 from ntkexp.text import counted, listed, short, spoken
 
 # --- All pictures of a run, as SVG to look at and CSV for the next plot: the same bytes each time.
@@ -62,7 +63,7 @@ def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
     """Give the names and contents of the files of one picture: it, and the numbers in it."""
     if (figure := figure_of(run, draw)) is not None:
         yield f"{name}.svg", svg(figure)
-        yield f"{name}.csv", as_csv(numbers(name)(run))
+        yield f"{name}.csv", format_csv(numbers(name)(run))
 
 
 def all_files_of(run: Run) -> Iterator[tuple[str, str]]:

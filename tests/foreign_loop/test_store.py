@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ntkexp.foreign_loop.follow import follow, loaded, trace_in
+from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import Signatures
 from ntkexp.foreign_loop.store.files import TraceFolder
-from ntkexp.foreign_loop.store.replay import KeepingPlan
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.store.replay import CheckpointPlan
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import SealedLog
 from ntkexp.records.folder import RunFolder
@@ -202,7 +202,7 @@ def test_damage_of_a_trace_is_refused_and_destroys_nothing(
     path.write_bytes(damage(path.read_bytes(), ends))
     before = {each: each.read_bytes() for each in (tmp_path / "run").rglob("*") if each.is_file()}
     with pytest.raises(Mistake, match=path.name) as refusal:
-        loaded(trace_in(tmp_path / "run"), trace.module).attribute()
+        load_trace(find_trace(tmp_path / "run"), trace.module).attribute()
     assert "\n" not in str(refusal.value)
     assert {each: each.read_bytes() for each in before} == before
     if path.name == "00000003.bin":  # which the loop does not look at
@@ -376,7 +376,7 @@ def test_kept_weights_are_thinned_when_their_share_is_used_up(tmp_path: Path, mo
 
 
 def test_a_plan_stops_where_memory_would_not_hold_what_is_replayed() -> None:
-    plan = KeepingPlan.of(None, 1e6, 1e6, free=1e7, memory_gb=0.06)
+    plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, memory_gb=0.06)
     assert (plan.every, plan.most) == (8, 20)
     assert plan.too_many(4)
     plan.every = 16

@@ -99,7 +99,7 @@ from pathlib import Path
 from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.effects.sweep import AdjointSweep
 from ntkexp.foreign_loop import effects as followed_effects
-from tests.foreign_loop.test_sweep_kept import TAKE, trained
+from tests.foreign_loop.test_sweep_stored import TAKE, trained
 
 def take(sweep, index):
     if index == 2:

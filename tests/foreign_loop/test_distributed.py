@@ -20,11 +20,11 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.utils import clip_grad_norm_
 
 from ntkexp.foreign_loop.example_names import SeenCall
-from ntkexp.foreign_loop.follow import HeldOpen, follow, loaded, trace_in
+from ntkexp.foreign_loop.follow import FollowSession, follow
 from ntkexp.foreign_loop.loop_ledger import loop_without
 from ntkexp.foreign_loop.store import shards
-from ntkexp.foreign_loop.store.shards import Together
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.store.shards import Processes
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from tests.foreign_loop import loops
@@ -95,9 +95,9 @@ class Follow(ExitStack):
 
     def begin(self, rank: int, **others: Any) -> Trace:
         """Begin to follow one rank."""
-        given, ours = self.ranks.loops[rank], Together(rank, self.ranks.world, self.store)
+        given, ours = self.ranks.loops[rank], Processes(rank, self.ranks.world, self.store)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ntkexp.foreign_loop.follow.together", lambda: ours)
+            patch.setattr("ntkexp.foreign_loop.follow.current_processes", lambda: ours)
             options = {"queries": given.queries, "to": self.to, **self.options, **others}
             return self.enter_context(follow(given.model, given.optimizers, **options))
 
@@ -108,7 +108,7 @@ class Follow(ExitStack):
 
 @pytest.fixture(autouse=True)
 def nothing_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "ASKED", type(shards.ASKED)())
+    monkeypatch.setattr(shards, "DECISIONS", type(shards.DECISIONS)())
     monkeypatch.setattr(shards, "PATIENCE", 0.01)
 
 
@@ -177,7 +177,7 @@ def test_and_what_leaving_out_changes_is_split_by_a_loop_of_one_process(tmp_path
     place = {tuple(row.tolist()): k for k, row in enumerate(loop(loops.momentum).x)}
     options: dict[str, Any] = {"loss": loss, "ids": lambda call: [place[tuple(row.tolist())] for row in call.args[0]]}
     trained(ranks, tmp_path / "run", **options)
-    files = trace_in(tmp_path / "run")
+    files = find_trace(tmp_path / "run")
     found = loop_without(files, lambda: one_process(ranks, **options), "renormalised", [0, 1, 2], [0, 1], Silent())
     assert abs(found.actual).min() > 1e-4
     assert found.closure < CLOSE
@@ -198,7 +198,7 @@ def test_a_rank_that_was_stopped_leaves_the_steps_of_all(tmp_path: Path) -> None
         seen.break_off()
     assert len(seen.traces[0].steps) == 2
     agree(seen.traces[0], one_process(ranks, 2))
-    later = loaded(trace_in(tmp_path / "run"), loop(loops.momentum).model)
+    later = load_trace(find_trace(tmp_path / "run"), loop(loops.momentum).model)
     assert len(later.steps) == 2
 
 
@@ -330,9 +330,9 @@ def test_a_call_around_others_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
 def test_what_a_library_broke_off_has_not_come_to_its_end(error: BaseException | None, tmp_path: Path) -> None:
     given = loop(loops.sgd)
-    held = HeldOpen(queries=given.queries, to=tmp_path / "run")
+    held = FollowSession(queries=given.queries, to=tmp_path / "run")
     held.begin(given.model, given.optimizers)
     loops.plain(given, torch.arange(4))
     held.end(error)
     assert len(held.trace.steps) == 1
-    assert trace_in(tmp_path / "run").ended.is_file() == (error is None)
+    assert find_trace(tmp_path / "run").ended.is_file() == (error is None)

@@ -1,6 +1,6 @@
-"""The bracket U of the sum backwards: what the steps to come make of a gradient, one dense vector per output.
+"""The accumulated adjoint U of the sum backwards: what the steps to come make of a gradient, a dense vector per output.
 
-A bracket takes in Jacobians, each scaled weight by weight, U ← scale ⊙ J + carry · U, and is multiplied with features:
+It takes in Jacobians, each scaled weight by weight, U ← scale ⊙ J + carry · U, and is multiplied with others:
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 
@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Factored, Features, Key, Rows, apart, laid_out
+from ntkexp.kernel.features.blocks import Block, Copies, Factored, Key, Rows, split_bias
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
@@ -26,19 +27,20 @@ CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic 
 
 @dataclass(frozen=True)
 class Matrix:
-    """U of a weight and its bias, in the order in which products use them."""
+    """U of a weight and its bias, in the order in which products use them: the bias, then the weight."""
 
     total: Float[Tensor, "probe out in_ features"]
     weight: View | None
     bias: View | None
     biases: int
 
-    def take(self, block: Factored, scale: Weights, carry: float) -> None:
-        """U ← scale ⊙ J + carry · U."""
-        arranged = laid_out(self.weight, self.bias, scale)
+    def accumulate(self, block: Factored, scale: Weights, carry: float) -> None:
+        """U ← scale ⊙ J + carry · U, a few probes at a time."""
+        ordered = self.in_order(scale)
         for part in turns(len(self.total), self.total[0].numel()):
-            total, latest = self.total[part], block.only(part).dense().mul_(arranged)
-            torch.add(latest, total, alpha=carry, out=total)
+            some = Factored(block.inputs[part], block.outputs[part], block.weight, block.bias, block.shift)
+            total = self.total[part]
+            torch.add(some.dense().mul_(ordered), total, alpha=carry, out=total)
 
     def shrink(self, factors: Mapping[str, float]) -> None:
         """U ← factor · U, each parameter by its own."""
@@ -48,7 +50,16 @@ class Matrix:
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         """⟨U, v⟩, for a v in the shape of the weights."""
-        return self.total.flatten(2) @ laid_out(self.weight, self.bias, weights).flatten()
+        return self.total.flatten(2) @ self.in_order(weights).flatten()
+
+    def in_order(self, weights: Weights) -> Float[Tensor, "in_ features"]:
+        """What `weights` holds for the weight and its bias, in the order of U."""
+        rows = []
+        if self.bias is not None:
+            rows.append(self.bias.of(weights[self.bias.name].contiguous()).reshape(1, -1))
+        if self.weight is not None:
+            rows.append(self.weight.of(weights[self.weight.name].contiguous()))
+        return torch.cat(rows)
 
     def kernel(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩."""
@@ -59,7 +70,7 @@ class Matrix:
 
     def by_name(self) -> list[Vector]:
         """U of each parameter by itself, up to the last element that is used."""
-        return [Vector(rows.rows, rows.name) for rows in apart(self.total, self.weight, self.bias, self.biases)]
+        return [Vector(r.rows, r.name) for r in split_bias(self.total, self.weight, self.bias, self.biases)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,7 @@ class Vector:
     total: Float[Tensor, "probe out size"]
     name: str
 
-    def take(self, block: Rows, scale: Weights, carry: float) -> None:
+    def accumulate(self, block: Rows, scale: Weights, carry: float) -> None:
         """U ← scale ⊙ J + carry · U."""
         self.total.mul_(carry).addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
 
@@ -87,7 +98,6 @@ class Vector:
         return inner(self.total[..., :size], right.rows[..., :size])
 
     def by_name(self) -> list[Vector]:
-        """The vector by itself: no other weight has a part in it."""
         return [self]
 
 
@@ -95,21 +105,21 @@ Part: TypeAlias = Matrix | Vector
 
 
 @dataclass(frozen=True)
-class Bracket:
-    """U, part by part, for the features of one function at the same inputs."""
+class Adjoint:
+    """U, part by part, for assembled Jacobians of one function at the same inputs."""
 
     parts: Mapping[Key, Part]
 
-    def take(self, features: Features, scale: Weights, carry: float) -> None:
+    def accumulate(self, jacobian: Jacobian, scale: Weights, carry: float) -> None:
         """U ← scale ⊙ J + carry · U."""
-        if features.blocks.keys() != self.parts.keys():
-            raise ValueError("features of different functions have no common bracket")
-        for key, block in features.blocks.items():
-            match self.parts[key], block:
+        if set(jacobian.keys) != self.parts.keys():
+            raise ValueError("Jacobians of different functions have no common adjoint")
+        for block in jacobian.blocks:
+            match self.parts[block.key], block:
                 case Matrix() as matrix, Factored():
-                    matrix.take(block, scale, carry)
+                    matrix.accumulate(block, scale, carry)
                 case Vector() as vector, Rows():
-                    vector.take(block, scale, carry)
+                    vector.accumulate(block, scale, carry)
 
     def shrink(self, factors: Mapping[str, float]) -> None:
         """U ← factor · U, each parameter by its own."""
@@ -121,25 +131,39 @@ class Bracket:
         first, *rest = (part.applied(weights) for part in self.parts.values())
         return sum(rest, start=first)
 
-    def kernel(self, right: Features) -> Float[Tensor, "probe out train out_"]:
+    def kernel(self, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩."""
-        if right.blocks.keys() == self.parts.keys():
-            found = [product(part, right.blocks[key]) for key, part in self.parts.items()]
+        found: list[Tensor] = []
+        if set(right.keys) == self.parts.keys():
+            blocks = dict(zip(right.keys, right.blocks, strict=True))
+            for key, part in self.parts.items():
+                match part, blocks[key]:
+                    case Matrix(), Factored() as factored:
+                        found.append(part.kernel(factored))
+                    case Vector(), Rows() as rows:
+                        found.append(part.kernel(rows))
         else:  # torch computed a few examples in another way than many
             ones = [vector for part in self.parts.values() for vector in part.by_name()]
-            others = [rows for block in right.blocks.values() for rows in block.by_name()]
+            others = [rows for block in right.blocks for rows in block.by_name()]
             found = [one.kernel(other) for one in ones for other in others if one.name == other.name]
         return sum(found[1:], start=found[0])
 
 
-def product(part: Part, block: Block) -> Float[Tensor, "probe out train out_"]:
-    """⟨U, J(x′)⟩ over the parameters of one block."""
-    match part, block:
-        case Matrix(), Factored():
-            return part.kernel(block)
-        case Vector(), Rows():
-            return part.kernel(block)
-    raise TypeError("features of different functions have no common kernel")
+def zero_adjoint(jacobian: Jacobian) -> Adjoint:
+    """U = 0, for Jacobians like this one."""
+    return Adjoint({block.key: zero_part(block) for block in jacobian.blocks})
+
+
+def zero_part(block: Block) -> Part:
+    """U = 0 over the parameters of one block."""
+    match block:
+        case Factored():
+            shape = (*block.gradients, block.rows, block.outputs.shape[3])
+            return Matrix(block.outputs.new_zeros(shape), block.weight, block.bias, block.biases)
+        case Rows():
+            return Vector(torch.zeros_like(block.rows), block.name)
+        case Copies():
+            raise TypeError("an adjoint is of an assembled Jacobian, not of one that is kept use by use")
 
 
 def inner(
@@ -164,19 +188,6 @@ def turns(probes: int, each: int) -> list[slice]:
     """Probes in turns, so many at a time that what is made of them, `each` numbers of one, stays in the cache."""
     step = max(1, CACHED // each)
     return [slice(at, at + step) for at in range(0, probes, step)]
-
-
-def empty(features: Features) -> Bracket:
-    """U = 0, for features like these."""
-    return Bracket({key: empty_part(block) for key, block in features.blocks.items()})
-
-
-def empty_part(block: Block) -> Part:
-    """U = 0 over the parameters of one block."""
-    if isinstance(block, Rows):
-        return Vector(torch.zeros_like(block.rows), block.name)
-    shape = (*block.outputs.shape[:2], block.rows, block.outputs.shape[3])
-    return Matrix(block.outputs.new_zeros(shape), block.weight, block.bias, block.biases)
 
 
 def left_first_is_cheaper(total: Float[Tensor, "probe out in_ features"], right: Factored) -> bool:

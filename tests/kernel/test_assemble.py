@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.arrange import at_places, in_turn
+from ntkexp.kernel.features.assemble import row_index, select_rows
 from ntkexp.library import secant_kernel, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree
@@ -29,14 +29,14 @@ class Twice(nn.Module):
 @pytest.mark.parametrize("owner", [[0, 1, 2, 0, 1, 2], [2, 0, 1, 0, 1, 2], [0, 2, 2, -1, 0, 2]], ids=str)
 def test_rows_of_any_order_come_example_by_example(owner: list[int]) -> None:
     whose, rows = torch.tensor(owner), torch.arange(1.0, 25).view(6, 4)
-    places = in_turn(whose, 3)
+    places = row_index(whose, 3)
     assert places is not None
-    found = at_places(rows, 0, places)
+    found = select_rows(rows, 0, places)
     for example in range(3):
         own = rows[whose == example]
         assert torch.equal(found[example, : len(own)], own)
         assert not found[example, len(own) :].any()
-    assert torch.equal(at_places(rows[None], 1, places), found[None])
+    assert torch.equal(select_rows(rows[None], 1, places), found[None])
 
 
 @pytest.mark.parametrize("factors", [(2.0, 2.0), (2.0, 0.5), (1.0, 0.0)], ids=str)

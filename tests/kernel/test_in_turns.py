@@ -1,4 +1,4 @@
-"""The kernel by strips of parameters is the kernel, however few examples and elements are taken at a time."""
+"""The kernel by chunks of parameters is the kernel, however few examples and elements are taken at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features import use_by_use
+from ntkexp.kernel.features import gram as chapter
 from ntkexp.kernel.features.gram import Sizes
-from ntkexp.kernel.read import batches, reader
+from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel.read import batches, checks, cost
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.library import tangent as library
@@ -24,18 +25,19 @@ EPS = torch.finfo(torch.float64).eps
 
 @pytest.fixture
 def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Features never fit, strips have some elements; how many kernels were made so is counted."""
+    """Jacobian never fit, strips have some elements; how many kernels were made so is counted."""
     made: list[int] = []
 
-    def counted(left: use_by_use.Chunks, right: use_by_use.Chunks) -> torch.Tensor:
+    def counted(left: Jacobian, right: Jacobian) -> torch.Tensor:
         made.append(left.examples)
-        return use_by_use.gram_by_strips(left, right)
+        return chapter.gram(left, right)
 
-    monkeypatch.setattr(batches, "FITS", -1.0)
+    monkeypatch.setattr(cost, "FITS", -1.0)
     monkeypatch.setattr(library, "FITS", -1.0)
-    monkeypatch.setattr(use_by_use, "ROOM", 500)
-    monkeypatch.setattr(use_by_use, "LEAST", 1)
-    monkeypatch.setattr(batches, "gram_by_strips", counted)
+    monkeypatch.setattr(chapter, "WHOLE", 0)
+    monkeypatch.setattr(chapter, "ROOM", 500)
+    monkeypatch.setattr(chapter, "LEAST", 1)
+    monkeypatch.setattr(batches, "gram", counted)
     return made
 
 
@@ -104,7 +106,7 @@ def test_texts_are_asked_once_whose_positions_are(nothing_fits: list[int], monke
         asked.append(len(tape.outputs))
         return owners(tape, trained)
 
-    monkeypatch.setattr(reader, "owners", counted)
+    monkeypatch.setattr(checks, "owners", counted)
     monkeypatch.setattr(batches, "READ", 1.0)
     agree(tangent_kernel(module, x), tangent(module, x, x), 1000 * EPS)
     assert nothing_fits == [6]
@@ -163,10 +165,10 @@ class Many(nn.Module):
         return x * self.first + (x * self.others).sum(1, keepdim=True) * 1.5e-4
 
 
-def test_small_strips_are_not_lost_beside_a_large_sum(nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_chunks_are_not_lost_beside_a_large_sum(nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """K(1, 1) = 1 + 4096 · 2.25e-8, of which float32 would keep 1."""
-    monkeypatch.setattr(use_by_use, "ROOM", 1)
-    monkeypatch.setattr(use_by_use, "LEAST", 1)
+    monkeypatch.setattr(chapter, "ROOM", 1)
+    monkeypatch.setattr(chapter, "LEAST", 1)
     found = tangent_kernel(Many(), torch.ones(2, 1))
     torch.testing.assert_close(found, torch.full_like(found, 1 + 4096 * 1.5e-4**2), rtol=1e-6, atol=0)
     assert nothing_fits == [2]

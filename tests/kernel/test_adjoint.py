@@ -1,4 +1,4 @@
-"""The bracket of the sum backwards is a dense vector that takes in Jacobians and is multiplied with others."""
+"""The adjoint of the sum backwards is a dense vector that takes in Jacobians and is multiplied with others."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features import bracket as chapter
-from ntkexp.kernel.features.blocks import Factored, Features
-from ntkexp.kernel.features.bracket import Bracket, empty
+from ntkexp.kernel.features import adjoint as chapter
+from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
+from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights
 from tests.kernel.compare import agree
@@ -18,31 +19,31 @@ EPS = torch.finfo(torch.float64).eps
 NAMES = ["called twice", "tokens", "an output for every token"]
 
 
-def features(name: str, part: slice) -> tuple[Features, Weights]:
+def features(name: str, part: slice) -> tuple[Jacobian, Weights]:
     """The tangent features at some of a problem's inputs, and the weights."""
     given = problem(name)
     reader, own = reader_of(given.module)
     return reader.tangent(reader.record(own, given.x[part])), own
 
 
-def dense(found: Features, own: Weights) -> dict[str, Tensor]:
+def dense(found: Jacobian, own: Weights) -> dict[str, Tensor]:
     """J of every parameter, [example, out, size]."""
     total = {name: torch.zeros(found.examples, found.outputs, w.numel(), dtype=w.dtype) for name, w in own.items()}
-    for block in found.blocks.values():
+    for block in found.blocks:
         for rows in block.by_name():
             total[rows.name][:, :, : rows.size] += rows.rows
     return total
 
 
-def filled(name: str, times: int) -> tuple[Bracket, dict[str, Tensor], Features, Weights]:
-    """A bracket that took in a Jacobian so many times, the same by dense vectors, the features and the weights."""
+def filled(name: str, times: int) -> tuple[Adjoint, dict[str, Tensor], Jacobian, Weights]:
+    """An adjoint that took in a Jacobian so many times, the same by dense vectors, the features and the weights."""
     found, own = features(name, slice(0, 3))
-    made, rows = empty(found), dense(found, own)
+    made, rows = zero_adjoint(found), dense(found, own)
     total = {name: torch.zeros_like(part) for name, part in rows.items()}
     generator = torch.Generator().manual_seed(2)
     for _ in range(times):
         scale = {name: torch.rand(w.shape, generator=generator, dtype=w.dtype) for name, w in own.items()}
-        made.take(found, scale, 0.75)
+        made.accumulate(found, scale, 0.75)
         total = {name: 0.75 * part + scale[name].flatten() * rows[name] for name, part in total.items()}
     return made, total, found, own
 
@@ -50,7 +51,7 @@ def filled(name: str, times: int) -> tuple[Bracket, dict[str, Tensor], Features,
 @pytest.mark.parametrize("cached", [1, 2**18])
 @pytest.mark.parametrize("cheaper", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bracket_is_its_dense_vector(name: str, cheaper: bool, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adjoint_is_its_dense_vector(name: str, cheaper: bool, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chapter, "left_first_is_cheaper", lambda total, right: cheaper)
     monkeypatch.setattr(chapter, "CACHED", cached)
     made, total, found, own = filled(name, times=3)
@@ -64,8 +65,8 @@ def test_a_bracket_is_its_dense_vector(name: str, cheaper: bool, cached: int, mo
 @pytest.mark.parametrize("name", NAMES)
 def test_features_of_other_keys_meet_parameter_by_parameter(name: str) -> None:
     made, _, found, _ = filled(name, times=1)
-    apart = [rows for block in found.blocks.values() for rows in block.by_name()]
-    other = Features({(rows.name, None): rows for rows in apart}, found.examples, found.outputs)
+    apart = [rows for block in found.blocks for rows in block.by_name()]
+    other = Jacobian(tuple(apart), found.examples, found.outputs)
     assert len(apart) == len(other.blocks)
     agree(made.kernel(other), made.kernel(found), 100 * EPS)
 
