@@ -25,7 +25,14 @@ from ntkexp.foreign_loop.kept.loop import EventWriter, LoopOnDisk
 from ntkexp.foreign_loop.kept.replay import ReplayedSteps
 from ntkexp.foreign_loop.kept.shards import Together, together
 from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
-from ntkexp.foreign_loop.moved import Unmoved, moved_names, named_tensors, unwrapped_model, unwrapped_optimizers
+from ntkexp.foreign_loop.moved import (
+    Unmoved,
+    moved_names,
+    named_tensors,
+    runs_as_it_is,
+    unwrapped_model,
+    unwrapped_optimizers,
+)
 from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, given_now
 from ntkexp.foreign_loop.step import AbstractKeeper, KeeperOfEnds
 from ntkexp.foreign_loop.trace import Trace
@@ -95,7 +102,9 @@ def follow(
     place, keeper = to if now is None else now.place, keeper_without_folder(now, output, every, memory_gb)
     if place is not None:
         keeper = keeper_in(place, ours, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
-    called = CalledModule(module, output)
+    # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
+    same_kernels = ours.world == 1 and not keeper.count and runs_as_it_is(model)
+    called = CalledModule(module, output, same_kernels=same_kernels)
     if now is None:
         refuse_without_rules(called, moved_names(inner, optimizers), asked)
     watch = Watch(
@@ -112,7 +121,8 @@ def follow(
         watch.ids = ids if noted is None else noted.names
         try:
             watch.begin()
-            trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank, memory_gb)
+            steps = keeper.steps_of(module, same_kernels=same_kernels)
+            trace = Trace(steps, module, output, asked, loss, keeper.folder, ours.rank, memory_gb)
             itself = AskedItself(inner, output, asked, trace.ends, keeper) if now is None and not ours.rank else None
             if itself is not None:
                 itself.begin()

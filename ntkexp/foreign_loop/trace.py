@@ -16,7 +16,7 @@ from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.asked import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, StepFound
 from ntkexp.foreign_loop.called_module import CalledModule, CallReaders, away, cost_of_rounding
-from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import loop_effects
 from ntkexp.foreign_loop.kept.save import CASTS, PROOFS, Decode, Gallery, save
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
@@ -26,7 +26,7 @@ from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
-from ntkexp.kernel.record.taping import columns
+from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
@@ -149,7 +149,7 @@ class Trace:
     @cached_property
     def called(self) -> CalledModule:
         """The module as functions of its weights."""
-        return CalledModule(self.module, self.output, self.steps.autocast)
+        return CalledModule(self.module, self.output, self.steps.autocast, self.steps.same_kernels)
 
     @property
     def function(self) -> Function:
@@ -243,16 +243,19 @@ class Trace:
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
         return found
 
-    def asked(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> Replayed:
-        """The queries as the model itself was asked, at weights at which this is what they give; by a model that enters
-        autocast itself, under that."""
+    def asked(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
+        """The queries as the model itself may have been asked, at weights at which this is what they give: by attention
+        without fused kernels, and if the model enters autocast itself, as by libraries, under that."""
         casts = self.called.casts
         if casts is None:
-            return Replayed(self.function, weights, self.queries, outputs)
-        function = function_of(self.module, self.output) if casts.whole else self.called.under_casts
-        with torch.no_grad():
-            outputs = columns(function, weights, self.queries)
-        return Replayed(function, weights, self.queries, outputs, casts.eps)
+            return (Replayed(self.function, weights, self.queries, outputs),)
+        room, found = self.called.room(Circumstances(autocast=casts)), list[Replayed]()
+        for function in (function_of(self.module, self.output), self.called.under_casts):
+            with torch.no_grad(), plain_kernels():
+                outputs = columns(function, weights, self.queries)
+            # casts step: what noise does is found without them
+            found.append(Replayed(self.function, weights, self.queries, outputs, room))
+        return tuple(found)
 
     def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
         """The same, without a run and effects; examples are put where they can be looked at."""

@@ -19,6 +19,7 @@ import ntkexp
 from ntkexp.foreign_loop.calls import SeenCall
 from ntkexp.foreign_loop.follow import trace_in
 from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.signed_outputs import distance
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
@@ -240,3 +241,6 @@ def trained(
     after.load_state_dict(model.state_dict())
     with torch.no_grad():
         closes(seen.trace, after(**TOKENS).logits - before(**TOKENS).logits, CLIPPED)
+    ours = seen.trace.asked(seen.trace.steps.end, after(**TOKENS).logits.flatten(1))[0]
+    assert seen.trace.ends.end is not None
+    assert distance(ours.outputs, seen.trace.ends.end) == 0  # also under the library's autocast, as attention is plain

@@ -246,9 +246,10 @@ class KeeperOnDisk(AbstractKeeper):
     kept: dict[int, int] = field(default_factory=dict)  # the steps before which weights are kept, by event
     waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since weights were kept
 
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         kinds = [type(each).__name__ for each in self.optimizers]
-        return ReplayedSteps(LoopOnDisk(TraceFolder(self.files.folder)), module, self.output, kinds)
+        loop = LoopOnDisk(TraceFolder(self.files.folder))
+        return ReplayedSteps(loop, module, self.output, kinds, same_kernels)
 
     @property
     def folder(self) -> RunFolder:
@@ -399,8 +400,9 @@ class KeeperInMemory(AbstractKeeper):
     def count(self) -> int:
         return len(self.kept.firsts)
 
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
-        return ReplayedSteps(self.kept, module, self.output, [type(each).__name__ for each in self.optimizers])
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
+        kinds = [type(each).__name__ for each in self.optimizers]
+        return ReplayedSteps(self.kept, module, self.output, kinds, same_kernels)
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
         self.optimizers, self.names = optimizers, names
