@@ -127,7 +127,7 @@ class Backwards:
             nothing, outputs = {name: torch.zeros_like(step.start[name]) for name in step.heard}, list[Tensor]()
             found = nothing | self.calls.called.gradient(step.calls, begun, outputs.append)
             replayed = [
-                replace(each, outputs=given, cast_eps=self.calls.called.room(call.how))
+                replace(each, outputs=given.to(each.outputs), cast_eps=self.calls.called.room(call.how))
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
         consumed = {name: step.gradient[name] for name in step.heard}

@@ -252,9 +252,9 @@ class Trace:
         room, found = self.called.room(Circumstances(autocast=casts)), list[Replayed]()
         for function in (function_of(self.module, self.output), self.called.under_casts):
             with torch.no_grad(), plain_kernels():
-                outputs = columns(function, weights, self.queries)
+                given = columns(function, weights, self.queries).to(outputs)  # whose eps they are held to
             # casts step: what noise does is found without them
-            found.append(Replayed(self.function, weights, self.queries, outputs, room))
+            found.append(Replayed(self.function, weights, self.queries, given, room))
         return tuple(found)
 
     def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
