@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.record.taping import Trial, record
 from ntkexp.kernel.secant.ownership import owner, owners
 from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
@@ -201,6 +202,23 @@ def test_the_depth_of_a_network_is_no_coupling() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     reader, own = reader_of(made)
     assert all(torch.equal(row, torch.arange(4)) for row in owners(reader.record(own, x), reader.trained).of_uses)
+
+
+SAID = ("rounding moves outputs of the module by", "couples the examples", "outputs of the module are not finite, so")
+
+
+@pytest.mark.parametrize(("other", "said"), zip((0.0, 1.0, torch.inf), SAID, strict=True))
+def test_what_an_exploding_network_makes_of_rounding_is_no_coupling(other: float, said: str) -> None:
+    """Where all but a few digits are lost, other kernels give other outputs, and some have overflown."""
+
+    def function(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.stack([(2.0**36 * x * weights["w"]).sin(), x], 1)
+
+    weights, x = {"w": torch.tensor(1.1, dtype=torch.float64)}, torch.linspace(1, 2, 6, dtype=torch.float64)
+    tape = record(function, weights, x)
+    apart = function(weights, x * (1 + 8 * EPS)) + torch.tensor([0.0, other])
+    with pytest.raises(Mistake, match=said):
+        Trial(function, tape, weights, tape.outputs).refuse_coupling(apart, tape.outputs, x, tape.outputs)
 
 
 def test_a_wide_deep_network_in_single_precision_is_no_false_alarm() -> None:

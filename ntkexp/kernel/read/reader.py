@@ -23,13 +23,12 @@ from ntkexp.kernel.read.outputs import Answers, Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, outline
 from ntkexp.kernel.record.tape import Slot, Tape, digest, is_whole, part
 from ntkexp.kernel.record.taping import (
-    COUPLED,
     Routes,
+    Trial,
     columns,
     is_out_of_memory,
     plain_kernels,
     record,
-    refuse_change,
     refuse_dependence,
     routes,
     unfused,
@@ -77,12 +76,13 @@ def jacobian(
     leaves = {name: weight for name, weight in weights.items() if name in trained}
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
     together = tape.outputs
+    alone = Trial(function, tape, {name: weight.detach() for name, weight in weights.items()}, together)
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():
             whole = columns(function, weights, tape.given if tape.drawn else part(tape.given, this))
         output = whole[this] if tape.drawn else whole
-        refuse_change(output.detach(), together[this], tape, COUPLED)
+        alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
             raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
         for mixture in mixtures[:, this]:

@@ -34,6 +34,7 @@ from ntkexp.kernel.record.tape import Entry, Slot, Tape, as_inputs, examples, is
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
+from ntkexp.text import short
 
 # --- Taping: a function of weights is run once under a recorder, by operations that have rules and overwrite nothing.
 
@@ -191,6 +192,8 @@ COUPLED = (
     "operations along the first axis"
 )
 
+UNSEEN = "so whether it couples the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
+
 CHANGING = (
     "the module gives other outputs when it is run again on the same inputs, so it has no tangent kernel; look for "
     "random numbers from outside torch, or for something that it counts"
@@ -201,6 +204,9 @@ SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_vi
 
 ROUNDINGS = 100.0
 """How often terms may round before anybody is accused."""
+
+OF_NOISE = 64.0
+"""Times what a relative noise of eps in weights and inputs does: so far rounding may take outputs."""
 
 FEW = 8
 """Examples that are run by themselves, and beside strange ones."""
@@ -241,7 +247,7 @@ class Trial:
                 "whether it couples the examples of a batch cannot be seen; let it take any number of them"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
-        refuse_change(found[list(places)], among, self.tape, COUPLED)
+        self.refuse_coupling(found[list(places)], among, self.tape.given, self.outputs)
 
     def beside_strangers(self) -> None:
         """A few examples, of several sizes, give the same beside copies as beside other numbers, whatever these are."""
@@ -253,7 +259,28 @@ class Trial:
             for number in numbers:
                 found = self.if_it_runs(filled(beside_copies, size, number))
                 if usual is not None and found is not None and bool(found[::2].isfinite().all()):
-                    refuse_change(found[::2], usual[::2], self.tape, COUPLED)
+                    self.refuse_coupling(found[::2], usual[::2], filled(beside_copies, size), usual)
+
+    def refuse_coupling(
+        self,
+        apart: Float[Tensor, "part out"],
+        among: Float[Tensor, "part out"],
+        given: Inputs,
+        usual: Float[Tensor, "example out"],
+    ) -> None:
+        """Examples do not know of others, unless the numbers are such that this cannot be seen: no numbers, or with no
+        digits left after rounding. On what was `given` the function gives the usual outputs."""
+        if are_same(apart, among, self.tape):
+            return
+        if not bool(apart.isfinite().all() and among.isfinite().all()):
+            raise Mistake(f"outputs of the module are not finite, {UNSEEN}")
+        weights = {name: rounding_of(weight) for name, weight in self.weights.items()}
+        near = replace(self, weights=weights).if_it_runs(map_tensors(rounding_of, given))
+        moved = 0.0 if near is None else float((near - usual).abs().max())
+        if float((apart - among).abs().max()) <= OF_NOISE * moved:
+            share = moved / float(usual.abs().max())
+            raise Mistake(f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}")
+        raise Mistake(COUPLED)
 
     def if_it_runs(self, given: Inputs) -> Float[Tensor, "example out"] | None:
         """What the function gives; a module may look at its inputs, and refuse strange numbers."""
@@ -273,7 +300,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     """
     weights, everyone = {name: tape[slot].detach() for slot, name in tape.weights.items()}, range(len(tape.outputs))
     with torch.no_grad():
-        refuse_change(columns(function, weights, tape.given), tape.outputs, tape, CHANGING)
+        if not are_same(columns(function, weights, tape.given), tape.outputs, tape):
+            raise Mistake(CHANGING)
         if len(everyone) == 1:
             return
         own = Trial(function, tape, weights, tape.outputs)
@@ -305,6 +333,14 @@ def nudged(weight: Tensor, noise: torch.Generator) -> Tensor:
         return weight
     size = float(weight.square().mean().sqrt()) or weight[0].numel() ** -0.5 if weight.dim() else 1.0
     return weight + 0.1 * size * torch.randn(weight.shape, generator=noise, dtype=torch.float64).to(weight)
+
+
+def rounding_of(tensor: Tensor) -> Tensor:
+    """The same numbers with a relative noise of their eps."""
+    if not tensor.is_floating_point():
+        return tensor
+    noise = torch.randn(tensor.shape, generator=stream("independence"), dtype=torch.float64).to(tensor)
+    return tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
 
 
 def two_halves(everyone: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -364,15 +400,14 @@ def filled(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
     return map_tensors(replaced, inputs)
 
 
-def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape, reason: str) -> None:
-    """What examples give apart from the others must be what they give among them."""
+def are_same(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape) -> bool:
+    """Whether examples give apart from the others what they give among them."""
     # √eps is far more than what another order of summation changes, and far less than what other examples change; where
     # outputs are differences of larger numbers, as of a network and its start, those are what rounds
     size = max(float(outputs.abs().nan_to_num(0.0, 0.0).max()) for outputs in (tape.outputs, among) if outputs.numel())
     tolerance = tape.eps**0.5 * size + ROUNDINGS * tape.eps * size_of_terms(tape)
     same = ((apart - among).abs() <= tolerance) | (apart == among) | (apart.isnan() & among.isnan())
-    if not bool(same.all()):
-        raise Mistake(reason)
+    return bool(same.all())
 
 
 def size_of_terms(tape: Tape) -> float:
