@@ -207,7 +207,7 @@ def test_the_depth_of_a_network_is_no_coupling() -> None:
 SAID = ("rounding moves outputs of the module by", "couples the examples", "outputs of the module are not finite, so")
 
 
-@pytest.mark.parametrize(("other", "said"), zip((0.0, 1.0, torch.inf), SAID, strict=True))
+@pytest.mark.parametrize(("other", "said"), [*zip((0.0, 1.0, torch.inf), SAID, strict=True)])
 def test_what_an_exploding_network_makes_of_rounding_is_no_coupling(other: float, said: str) -> None:
     """Where all but a few digits are lost, other kernels give other outputs, and some have overflown."""
 
