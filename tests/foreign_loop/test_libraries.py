@@ -243,4 +243,5 @@ def trained(
         closes(seen.trace, after(**TOKENS).logits - before(**TOKENS).logits, CLIPPED)
     ours = seen.trace.asked(seen.trace.steps.end, after(**TOKENS).logits.flatten(1))[0]
     assert seen.trace.ends.end is not None
-    assert distance(ours.outputs, seen.trace.ends.end) == 0  # also under the library's autocast, as attention is plain
+    missed = distance(ours.outputs, seen.trace.ends.end)  # also under the library's autocast, as attention is plain
+    assert missed < 1e-5 * float(ours.outputs.detach().norm())
