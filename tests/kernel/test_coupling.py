@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -211,7 +212,7 @@ SAID = ("rounding moves outputs of the module by", "couples the examples", "outp
 def test_what_an_exploding_network_makes_of_rounding_is_no_coupling(other: float, said: str) -> None:
     """Where all but a few digits are lost, other kernels give other outputs, and some have overflown."""
 
-    def function(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def function(weights: dict[str, Tensor], x: Any) -> Tensor:
         return torch.stack([(2.0**36 * x * weights["w"]).sin(), x], 1)
 
     weights, x = {"w": torch.tensor(1.1, dtype=torch.float64)}, torch.linspace(1, 2, 6, dtype=torch.float64)
