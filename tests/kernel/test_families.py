@@ -202,9 +202,9 @@ def test_eigenvectors_close_or_have_turned_round(dtype: torch.dtype) -> None:
 def test_vectors_of_equal_values_are_refused(end: list[float]) -> None:
     module = Formula(lambda x, w: linalg.eigh(torch.diag_embed(x * w))[1].flatten(1), w=(2,)).double()
     reader, x = Reader(function_of(module), frozenset({"w"})), torch.ones(3, 2).double()
-    tapes = [reader.record({"w": torch.tensor(w).double()}, x) for w in ([1.0, 1.0], end)]
+    first, last = (reader.record({"w": torch.tensor(w).double()}, x) for w in ([1.0, 1.0], end))
     with pytest.raises(NoRule, match=r"this result of aten\._linalg_eigh"):
-        reader.secant(*tapes)
+        reader.secant(first, last)
 
 
 def test_a_short_exponential_closes_to_what_torch_makes_of_it() -> None:

@@ -7,7 +7,7 @@ reflections   a product of I − τvvᵀ, one after the other, by the product ru
 pinv          −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged (Wedin 1973)
 exp           ∫ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the ends exchanged
 determinant   ∫ adj(A₀ + sV) ds: a polynomial, which ⌈n/2⌉ Gauss nodes integrate exactly
-eigenvalues   u₁ᵀVu₀/u₁ᵀu₀ of a symmetric matrix, and likewise singular values; see `values`
+eigenvalues   u₁ᵀVu₀/u₁ᵀu₀ of a symmetric matrix, and likewise singular values; see `values`, `eigenvectors`
 
 Each is exact, the same with its ends exchanged, and the derivative where they are one.
 """
@@ -321,16 +321,19 @@ def eigenvectors(call: AbstractCall, value: Ends) -> Tensor | None:
     """
     values, (u0, u1) = (call.ends[0][0] + call.ends[0][1]) / 2, call.ends[1]
     start, end = value.start.to(u0), value.end.to(u0)
-    mean, size = (u0 + u1) / 2, values.abs().amax(-1)[..., None, None]
+    mean, half = (u0 + u1) / 2, torch.finfo(u0.dtype).eps ** 0.5
+    size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
     apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(u0, u0.shape[-1])
     across, n = mean.mT[..., None], u0.shape[-1]
     above = torch.cat([apart / size[..., None], -across], dim=-1)
     bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
-    if not bool((torch.linalg.cond(bordered) < torch.finfo(u0.dtype).eps ** -0.5).all()):
+    if not bool(bordered.isfinite().all()) or not bool((torch.linalg.cond(bordered) * half < 1).all()):
         return None
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
     # what the solution rounds is brought to the change along V, as with values
     step, rounding = end - start, u1 - u0 - solved(inverses, end - start, mean)
+    if not bool((rounding.abs() <= half).all()):  # of the other triangle, which torch reads if it is asked to
+        return None
     missing = coefficient(call, quotient(rounding, step.square().sum((-2, -1), keepdim=True), 0.0))
     brought = missing * (coefficient(call, step) * value.change).sum((-2, -1), keepdim=True)
     return solved(coefficient(call, inverses), value.change, coefficient(call, mean)) + brought
