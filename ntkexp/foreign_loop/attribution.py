@@ -127,13 +127,14 @@ class Backwards:
             nothing, outputs = {name: torch.zeros_like(step.start[name]) for name in step.heard}, list[Tensor]()
             found = nothing | self.calls.called.gradient(step.calls, begun, outputs.append)
             replayed = [
-                replace(each, outputs=given, cast_eps=call.how.autocast.eps if call.how.autocast else 0.0)
+                replace(each, outputs=given.to(each.outputs), cast_eps=self.calls.called.room(call.how))
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
         consumed = {name: step.gradient[name] for name in step.heard}
-        factors, missed = factors_between(found, consumed, step.index, step.calls)
+        room = max(map(self.calls.called.room, (call.how for call in step.calls)), default=0.0)
+        factors, missed = factors_between(found, consumed, step.index, step.calls, room)
         hold_calls(step, replayed)
-        factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, step.calls))
+        factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, room))
         return dict.fromkeys(step.start, 0.0) | factors, missed
 
     def kernel(self, features: Jacobian, step: FollowedStep, pulled: Jacobian) -> Float[Tensor, "probe out row one"]:
@@ -193,13 +194,13 @@ def relative(part: Weights, whole: Weights) -> float:
 
 
 def factors_between(
-    found: Weights, consumed: Weights, step: int, calls: Sequence[ModelCall]
+    found: Weights, consumed: Weights, step: int, calls: Sequence[ModelCall], room: float
 ) -> tuple[dict[str, float], float]:
     """The factors of the parameters between the gradient that was found, of these calls, and the consumed one, and how
-    far the two differ after all: by no more than rounding."""
+    far the two differ after all: by no more than rounding, also of casts, which have that `room`."""
     if not consumed:
         return {}, 0.0
-    bound = bound_of(consumed, calls)
+    bound = bound_of(consumed, room)
     factor, missed = compared(found, consumed, list(consumed))
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
@@ -214,10 +215,9 @@ def factors_between(
     )
 
 
-def bound_of(consumed: Weights, calls: Sequence[ModelCall]) -> float:
-    """How far rounding may take the gradient of some calls, relative to it."""
-    bound = AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0)
-    return max(bound, *(OF_CASTS * call.how.autocast.eps for call in calls if call.how.autocast), 0.0)
+def bound_of(consumed: Weights, room: float) -> float:
+    """How far rounding may take a gradient, relative to it, and casts that have this room."""
+    return max(AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0), OF_CASTS * room)
 
 
 def compared(found: Weights, consumed: Weights, names: Sequence[str]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, evaluate_at_queries
 from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
-from ntkexp.foreign_loop.parameters import moved_names, unwrapped_model, unwrapped_optimizers
+from ntkexp.foreign_loop.parameters import moved_names, runs_as_it_is, unwrapped_model, unwrapped_optimizers
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.store.disk import DiskStore
@@ -93,7 +93,9 @@ def follow(
     # Where steps are stored, and what is refused of the model itself.
     processes, altered = current_processes(), altered_loop()
     store = choose_store(to, processes, altered, inner, optimizers, queries, output, every, memory_gb)
-    called = CalledModule(module, output)
+    # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
+    same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
+    called = CalledModule(module, output, same_kernels=same_kernels)
     if altered is None:
         refuse_without_rules(called, moved_names(inner, optimizers), queries)
     with recorded_loading() if ids == DATASET else nullcontext() as loading:
@@ -110,7 +112,7 @@ def follow(
         whole = False
         try:
             watch.begin()
-            steps, rank = store.steps_of(module), processes.rank
+            steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
             trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb)
             if altered is not None:
                 altered.traces.append(trace)

@@ -137,6 +137,12 @@ COUNTS = (
 )
 
 
+def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> CallShare:
+    """The share with the scale that was taken back, if any was; of a call of which nothing was left, none."""
+    scale = after.by_weight[0] / before.by_weight[0] if before.by_weight[0] else 0.0
+    return replace(share, factor=share.factor * float(scale))
+
+
 @dataclass
 class MeanTaken:
     """What κ makes of what a call counts, by what may have been counted, as far as all calls agreed."""
@@ -294,8 +300,8 @@ class FollowedTraining(AbstractTrajectory):
         )
         found = self.clipped(followed, step)
         if self.weighing.mean == "renormalised":
-            scale = found.batches[0].by_weight[0] / step.batches[0].by_weight[0] if both else 1.0
-            self.taken.hold(index, [replace(share, factor=share.factor * float(scale)) for _, share in both])
+            each = zip(found.batches, step.batches, (share for _, share in both), strict=True)
+            self.taken.hold(index, [consumed_share(share, after, before) for after, before, share in each])
         return found
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:

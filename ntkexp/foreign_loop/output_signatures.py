@@ -9,7 +9,7 @@ When that changes, so do outputs, and gradients often by one factor alone, as if
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
@@ -119,12 +119,12 @@ class OutputsAtEnds:
     end: Tensor | None = None
     steps: int = -1
 
-    def hold(self, began: Replayed, ended: Replayed, steps: int) -> None:
-        """Refuse outputs at the queries that are not those that the model gave itself."""
+    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int) -> None:
+        """Refuse outputs at the queries that are none of those that the model may have given itself."""
         for when, signed, found in (("began", self.start, began), ("ended", self.end, ended)):
             if signed is None or (signed is self.end and steps != self.steps):
                 continue
-            if missed := found.other(signed):
+            if missed := min(each.other(signed) for each in found):
                 raise Mistake(
                     f"when following {when}, the model gave other outputs at the queries than it does now at the same "
                     f"weights, off by {missed:.2g} of them; {CHANGED}"

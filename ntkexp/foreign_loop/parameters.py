@@ -124,6 +124,16 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
     return unwrapped_model(inner) if isinstance(inner, nn.Module) else called_model(model)
 
 
+def runs_as_it_is(model: nn.Module) -> bool:
+    """Whether the model runs on processors alone, and nothing of it was compiled.
+
+    >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
+    (True, False)
+    """
+    compiled = any(hasattr(each, "_orig_mod") or each._compiled_call_impl is not None for each in model.modules())
+    return not compiled and all(weight.device.type == "cpu" for weight in model.parameters())
+
+
 def called_model(model: nn.Module) -> nn.Module:
     """The module that calls reach in this process, without what averages gradients of several.
 

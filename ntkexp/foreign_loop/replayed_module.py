@@ -40,11 +40,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CalledModule:
-    """A module in evaluation, and its `twins` in other modes, which hold the same tensors; the `casts` of its loop."""
+    """A module in evaluation, and its `twins` in other modes, which hold the same tensors; the `casts` of its loop, and
+    whether that ran by the `same_kernels`, for all that is known."""
 
     module: nn.Module
     output: str | int | None
     casts: Autocast | None = None
+    same_kernels: bool = False
     twins: dict[LayerModes, nn.Module] = field(default_factory=dict)
 
     @cached_property
@@ -52,6 +54,10 @@ class CalledModule:
         """The module in evaluation."""
         function = function_of(self.twin(EVALUATION), self.output)
         return function if self.casts is None else without_casts(function)
+
+    def room(self, how: Circumstances) -> float:
+        """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
+        return 0.0 if how.autocast is None or self.same_kernels else how.autocast.eps
 
     @property
     def under_casts(self) -> Function:

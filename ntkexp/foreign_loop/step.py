@@ -129,6 +129,11 @@ class AbstractSteps(ABC):
         return 1
 
     @property
+    def same_kernels(self) -> bool:
+        """Whether they were taken by the kernels that we have, for all that is known."""
+        return False
+
+    @property
     def autocast(self) -> Autocast | None:
         """The first autocast in which a call was made."""
         found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)
@@ -173,7 +178,7 @@ class AbstractStore(ABC):
         """Watching ends, if it has begun, with the loop, after whose last step this changed, or in the midst of it."""
 
     @abstractmethod
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         """The steps that are kept, of a module of the kind that is watched."""
 
 
@@ -250,5 +255,5 @@ class EndpointStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         """Nothing is left to do."""
 
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         return self.kept

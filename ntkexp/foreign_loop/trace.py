@@ -21,7 +21,7 @@ from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, StepFound
-from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import loop_effects
 from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.outside import outside_sentence
@@ -34,7 +34,7 @@ from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
-from ntkexp.kernel.record.taping import columns
+from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
@@ -154,7 +154,7 @@ class Trace:
     @cached_property
     def called(self) -> CalledModule:
         """The module as functions of its weights."""
-        return CalledModule(self.module, self.output, self.steps.autocast)
+        return CalledModule(self.module, self.output, self.steps.autocast, self.steps.same_kernels)
 
     @property
     def function(self) -> Function:
@@ -248,16 +248,19 @@ class Trace:
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
         return found
 
-    def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> Replayed:
-        """What the model itself should have given at the queries, at weights at which `outputs` are those without
-        casts; a model that enters autocast itself, under that."""
+    def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
+        """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:
+        by attention without fused kernels, and if the model enters autocast itself, as by libraries, under that."""
         casts = self.called.casts
         if casts is None:
-            return Replayed(self.function, weights, self.queries, outputs)
-        function = function_of(self.module, self.output) if casts.whole else self.called.under_casts
-        with torch.no_grad():
-            outputs = columns(function, weights, self.queries)
-        return Replayed(function, weights, self.queries, outputs, casts.eps)
+            return (Replayed(self.function, weights, self.queries, outputs),)
+        room, found = self.called.room(Circumstances(autocast=casts)), list[Replayed]()
+        for function in (function_of(self.module, self.output), self.called.under_casts):
+            with torch.no_grad(), plain_kernels():
+                given = columns(function, weights, self.queries).to(outputs)  # whose eps they are held to
+            # casts step: what noise does is found without them
+            found.append(Replayed(self.function, weights, self.queries, given, room))
+        return tuple(found)
 
     def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
         """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""

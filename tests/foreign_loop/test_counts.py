@@ -173,20 +173,20 @@ def test_leaving_out_is_training_without_what_an_example_counts(mean: Mean, tmp_
     assert abs(removed.shares.sum(2) - change).max() < CLOSE
 
 
+def crawling(model: nn.Sequential) -> loops.Optimizers:
+    return [torch.optim.SGD(model.parameters(), lr=1e-6)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mean", ["class weights", "ragged"])
-def test_one_step_of_one_batch_changes_by_the_removal(mean: str) -> None:
-    """Exactly: after the last step nothing is linearised, and outputs hardly bend where steps are small."""
-
-    def maker(net: nn.Sequential) -> list[torch.optim.Optimizer]:
-        return [torch.optim.SGD(net.parameters(), lr=1e-6)]
-
-    given = counted(MEANS[mean], maker)
+def test_small_steps_change_by_the_removal(mean: str) -> None:
+    """Outputs hardly bend where steps are small."""
+    given = counted(MEANS[mean], crawling)
     with_loss = loss_of(given, MEANS[mean].losses)
     found = followed(given, loops.plain, loss=with_loss).attribute(effects=True)
     name = digests(given.x)[LEFT]
     effect = torch.from_numpy(found["effect"].sel(example=name).to_numpy())
-    ends = [by_hand(MEANS[mean], maker, loops.plain, weighing(LEFT, weight)) for weight in (0.0, 1.0)]
+    ends = [by_hand(MEANS[mean], crawling, loops.plain, weighing(LEFT, weight)) for weight in (0.0, 1.0)]
     assert float((effect - ends[0] + ends[1]).norm()) < 1e-4 * float(effect.norm())
 
 

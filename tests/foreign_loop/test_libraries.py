@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ntkexp
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.output_signatures import signature
 from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
@@ -239,3 +240,7 @@ def trained(
     after.load_state_dict(model.state_dict())
     with torch.no_grad():
         closes(seen.trace, after(**TOKENS).logits - before(**TOKENS).logits, CLIPPED)
+    ours = seen.trace.replayed(seen.trace.steps.end, after(**TOKENS).logits.flatten(1))[0]
+    assert seen.trace.ends.end is not None
+    numbers = signature(ours.outputs)  # also under the library's autocast, as attention is plain
+    assert float((numbers - seen.trace.ends.end).norm()) < 1e-5 * float(numbers.norm())

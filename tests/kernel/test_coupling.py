@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.record.independence import Trial
+from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import owner, owners
 from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
@@ -200,6 +203,23 @@ def test_the_depth_of_a_network_is_no_coupling() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     reader, own = reader_of(made)
     assert all(torch.equal(row, torch.arange(4)) for row in owners(reader.record(own, x), reader.trained).of_uses)
+
+
+SAID = ("rounding moves outputs of the module by", "couples the examples", "outputs of the module are not finite, so")
+
+
+@pytest.mark.parametrize(("other", "said"), [*zip((0.0, 1.0, torch.inf), SAID, strict=True)])
+def test_what_an_exploding_network_makes_of_rounding_is_no_coupling(other: float, said: str) -> None:
+    """Where all but a few digits are lost, other kernels give other outputs, and some have overflown."""
+
+    def function(weights: dict[str, Tensor], x: Any) -> Tensor:
+        return torch.stack([(2.0**36 * x * weights["w"]).sin(), x], 1)
+
+    weights, x = {"w": torch.tensor(1.1, dtype=torch.float64)}, torch.linspace(1, 2, 6, dtype=torch.float64)
+    tape = record(function, weights, x)
+    apart = function(weights, x * (1 + 8 * EPS)) + torch.tensor([0.0, other])
+    with pytest.raises(Mistake, match=said):
+        Trial(function, tape, weights, tape.outputs).refuse_coupling(apart, tape.outputs, x, tape.outputs)
 
 
 def test_a_wide_deep_network_in_single_precision_is_no_false_alarm() -> None:

@@ -109,9 +109,10 @@ class DiskStore(AbstractStore):
     checkpoints: dict[int, int] = field(default_factory=dict)  # the steps before which they are, by event
     waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since the latest checkpoint
 
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         kinds = [type(each).__name__ for each in self.optimizers]
-        return ReplayedSteps(LoopOnDisk(TraceFolder(self.files.folder)), module, self.output, kinds)
+        loop = LoopOnDisk(TraceFolder(self.files.folder))
+        return ReplayedSteps(loop, module, self.output, kinds, same_kernels)
 
     @property
     def folder(self) -> RunFolder:

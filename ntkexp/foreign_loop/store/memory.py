@@ -111,8 +111,9 @@ class MemoryStore(AbstractStore):
     def count(self) -> int:
         return len(self.loop.firsts)
 
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
-        return ReplayedSteps(self.loop, module, self.output, [type(each).__name__ for each in self.optimizers])
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
+        kinds = [type(each).__name__ for each in self.optimizers]
+        return ReplayedSteps(self.loop, module, self.output, kinds, same_kernels)
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
         self.optimizers, self.names = optimizers, names

@@ -149,7 +149,8 @@ class ReplayedLoop:
             return zeros | stored
         found = zeros | self.called.gradient(calls, [start] * len(calls))
         ours = self.signatures.of({name: found[name] for name in signature})
-        factors, _ = factors_between(ours, signature, event["step"], calls)
+        room = max(map(self.called.room, (call.how for call in calls)), default=0.0)
+        factors, _ = factors_between(ours, signature, event["step"], calls, room)
         if all(torch.equal(ours[name], signature[name]) for name in signature):
             factors = dict.fromkeys(signature, 1.0)
         return zeros | stored | {name: factors[name] * found[name] for name in signature}
@@ -246,13 +247,14 @@ class ReplayedSteps(AbstractSteps):
     module: nn.Module
     output: str | int | None
     kinds: Sequence[str]
+    same_kernels: bool = False
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
 
     @cached_property
     def called(self) -> CalledModule:
         """The module as the calls had it."""
-        return CalledModule(self.module, self.output)
+        return CalledModule(self.module, self.output, same_kernels=self.same_kernels)
 
     @property
     def outside(self) -> Outside:

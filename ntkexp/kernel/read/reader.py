@@ -22,7 +22,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.checks import Checks, Findings, dense
 from ntkexp.kernel.read.outputs import Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, Request
-from ntkexp.kernel.record.independence import COUPLED, refuse_change
+from ntkexp.kernel.record.independence import Trial
 from ntkexp.kernel.record.tape import Tape, part
 from ntkexp.kernel.record.taping import columns, record
 from ntkexp.kernel.secant.call import NoRule
@@ -170,12 +170,13 @@ def jacobian_one_by_one(
     leaves = {name: weight for name, weight in weights.items() if name in trained}
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
     together = tape.outputs
+    alone = Trial(function, tape, {name: weight.detach() for name, weight in weights.items()}, together)
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():
             whole = columns(function, weights, tape.given if tape.drawn else part(tape.given, this))
         output = whole[this] if tape.drawn else whole
-        refuse_change(output.detach(), together[this], tape, COUPLED)
+        alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
             raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
         for mixture in mixtures[:, this]:

@@ -24,11 +24,14 @@ from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
+from ntkexp.text import short
 
 COUPLED = (
     "the module couples the examples of a batch, so it has no tangent kernel; look for batch statistics, or for "
     "operations along the first axis"
 )
+
+UNSEEN = "so whether it couples the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
 
 CHANGING = (
     "the module gives other outputs when it is run again on the same inputs, so it has no tangent kernel; look for "
@@ -39,6 +42,7 @@ SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_vi
 """Operations whose result rounds at the size of their arguments."""
 
 ROUNDINGS = 100.0  # of the terms of a sum, before a difference is no rounding
+OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does: so far rounding may take outputs
 FEW = 8  # examples that run by themselves, and beside strange ones
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
 """What fills the inputs of strange examples, times the largest input, and by which factors those of the others come to
@@ -53,7 +57,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     """
     weights, everyone = {name: tape[slot].detach() for slot, name in tape.weights.items()}, range(len(tape.outputs))
     with torch.no_grad():
-        refuse_change(columns(function, weights, tape.given), tape.outputs, tape, CHANGING)
+        if not are_same(columns(function, weights, tape.given), tape.outputs, tape):
+            raise Mistake(CHANGING)
         if len(everyone) == 1:
             return
         trial = Trial(function, tape, weights, tape.outputs)
@@ -104,7 +109,7 @@ class Trial:
                 "whether it couples the examples of a batch cannot be seen; let it take any number of them"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
-        refuse_change(found[list(places)], among, self.tape, COUPLED)
+        self.refuse_coupling(found[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
         """A few examples, of several sizes, give the same beside copies as beside other numbers, whatever these are."""
@@ -124,7 +129,28 @@ class Trial:
             for number in numbers:
                 found = self.run_or_none(with_strangers(copies, size, number))
                 if usual is not None and found is not None and bool(found[::2].isfinite().all()):
-                    refuse_change(found[::2], usual[::2], self.tape, COUPLED)
+                    self.refuse_coupling(found[::2], usual[::2], with_strangers(copies, size), usual)
+
+    def refuse_coupling(
+        self,
+        apart: Float[Tensor, "part out"],
+        among: Float[Tensor, "part out"],
+        given: Inputs,
+        usual: Float[Tensor, "example out"],
+    ) -> None:
+        """Examples do not know of others, unless the numbers are such that this cannot be seen: no numbers, or with no
+        digits left after rounding. On what was `given` the function gives the usual outputs."""
+        if are_same(apart, among, self.tape):
+            return
+        if not bool(apart.isfinite().all() and among.isfinite().all()):
+            raise Mistake(f"outputs of the module are not finite, {UNSEEN}")
+        weights = {name: with_noise(weight) for name, weight in self.weights.items()}
+        near = replace(self, weights=weights).run_or_none(map_tensors(with_noise, given))
+        moved = 0.0 if near is None else float((near - usual).abs().max())
+        if float((apart - among).abs().max()) <= OF_NOISE * moved:
+            share = moved / float(usual.abs().max())
+            raise Mistake(f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}")
+        raise Mistake(COUPLED)
 
     def run_or_none(self, inputs: Inputs) -> Float[Tensor, "example out"] | None:
         """The outputs; None where the module itself refuses its inputs."""
@@ -173,6 +199,14 @@ def selected(inputs: Inputs, rows: Sequence[int]) -> Inputs:
     return map_tensors(lambda tensor: tensor[list(rows)], inputs)
 
 
+def with_noise(tensor: Tensor) -> Tensor:
+    """The same numbers with a relative noise of their eps."""
+    if not tensor.is_floating_point():
+        return tensor
+    noise = torch.randn(tensor.shape, generator=stream("independence"), dtype=torch.float64).to(tensor)
+    return tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
+
+
 def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
     """The same inputs times a size; every second example is filled with a number, times the largest of them."""
 
@@ -187,8 +221,8 @@ def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> 
     return map_tensors(replaced, inputs)
 
 
-def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape, reason: str) -> None:
-    """What examples give apart from the others must be what they give among them, to √eps of the outputs' size, and to
+def are_same(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape) -> bool:
+    """Whether examples give apart from the others what they give among them, to √eps of the outputs' size, and to
     some roundings of the terms that outputs are added up from.
     """
     # √eps is far more than what another order of summation changes, and far less than what other examples change; where
@@ -202,5 +236,4 @@ def refuse_change(apart: Float[Tensor, "part out"], among: Float[Tensor, "part o
     largest = max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
     tolerance = tape.eps**0.5 * size + ROUNDINGS * tape.eps * largest
     same = ((apart - among).abs() <= tolerance) | (apart == among) | (apart.isnan() & among.isnan())
-    if not bool(same.all()):
-        raise Mistake(reason)
+    return bool(same.all())

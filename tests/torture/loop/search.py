@@ -109,6 +109,10 @@ class Case:
                 found = trace.attribute()
             except Mistake as error:
                 return "refused", str(error)
+            except RuntimeError as error:  # PyTorch's own, of a hook on the way back before an activation in place
+                if "is being modified inplace" not in str(error):
+                    raise
+                return "refused", str(error)
         change = torch.from_numpy(found["change"].to_numpy())
         bound = 1e-9 if loop.dtype == torch.float64 else 3e-3
         size = float(begun.norm() + ended.norm())

@@ -12,6 +12,7 @@ from math import ceil
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ntkexp.kernel.secant.call import Call, Ends, NoRule
 from ntkexp.kernel.secant.linear_map import Way
@@ -304,7 +305,40 @@ def eigenvalues(call: Call) -> Result:
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
-    return values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2)), None
+    found = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
+    return found, eigenvectors(call, value) if call.ends[1][0].numel() else None
+
+
+def eigenvectors(call: Call, value: Ends) -> Tensor | None:
+    """Δu by the product rule of Au = λu and uᵀu = 1, whose solution is one where λ is far from other eigenvalues:
+
+        (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
+
+    None where half of the digits or more are lost: where eigenvalues meet, or a vector turns round to its negative.
+    """
+    values, (u0, u1) = (call.ends[0][0] + call.ends[0][1]) / 2, call.ends[1]
+    start, end = value.start.to(u0), value.end.to(u0)
+    mean, half = (u0 + u1) / 2, torch.finfo(u0.dtype).eps ** 0.5
+    size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
+    apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(u0, u0.shape[-1])
+    across, n = mean.mT[..., None], u0.shape[-1]
+    above = torch.cat([apart / size[..., None], -across], dim=-1)
+    bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
+    if not bool(bordered.isfinite().all()) or not bool((torch.linalg.cond(bordered) * half < 1).all()):
+        return None
+    inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
+    # what the solution rounds is brought to the change along V, as with values
+    step, rounding = end - start, u1 - u0 - solved(inverses, end - start, mean)
+    if not bool((rounding.abs() <= half).all()):  # of the other triangle, which torch reads if it is asked to
+        return None
+    missing = coefficient(call, quotient(rounding, step.square().sum((-2, -1), keepdim=True), 0.0))
+    brought = missing * (coefficient(call, step) * value.change).sum((-2, -1), keepdim=True)
+    return solved(coefficient(call, inverses), value.change, coefficient(call, mean)) + brought
+
+
+def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
+    """−M V u for the M of each vector."""
+    return -(inverses @ (v @ vectors).mT[..., None])[..., 0].mT
 
 
 def singular_values(call: Call) -> Result:
