@@ -34,8 +34,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, recorded_gradient, row_gradients
-from ntkexp.effects.trajectory import AbstractTrajectory, Coefficient, Denominator, TakenBatch, TrainedStep, Update
-from ntkexp.optimizer.base import GUARD
+from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
+from ntkexp.optimizer.base import GUARD, Coefficient
 
 # --- What every output would feel of a change of the training's state: of weights, and of what the optimizer
 # remembers.
@@ -63,29 +63,29 @@ class Adjoint:
         """Take one step back, which took this gradient in; what is pulled on that."""
         pulled = torch.zeros_like(self.weights)
         for update in step.updates:
-            place = update.place
-            p = taken[place] + update.coupled * step.weights[place]
+            place, linear = update.place, update.linear
+            p = taken[place] + linear.coupled * step.weights[place]
             pulled[:, place] = self.through(update, p)
-            self.weights[:, place] *= 1 - update.lost
-            if nonzero(update.coupled):
-                self.weights[:, place] += update.coupled * pulled[:, place]
+            self.weights[:, place] *= 1 - linear.lost
+            if linear.coupled:
+                self.weights[:, place] += linear.coupled * pulled[:, place]
         return pulled
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
         """Take an update back: what is pulled on p."""
-        felt = self.weights[:, update.place]
-        moved = update.scale * felt
-        pulled = -update.ahead * felt if nonzero(update.ahead) else torch.zeros_like(felt)
+        felt, linear = self.weights[:, update.place], update.linear
+        moved = linear.scale * felt
+        pulled = -linear.ahead * felt if nonzero(linear.ahead) else torch.zeros_like(felt)
         if update.denominator is not None:
             pulled += self.through_denominator(update.denominator, update.place, moved, p)
-        if not update.carry and self.memory is None:
-            return pulled.sub_(moved, alpha=update.intake)
+        if not linear.carry and self.memory is None:
+            return pulled.sub_(moved, alpha=linear.intake)
         if self.memory is None:
             self.memory = torch.zeros_like(self.weights)
         memory = self.memory[:, update.place]
         memory += moved
-        pulled.sub_(memory, alpha=update.intake)
-        memory *= update.carry
+        pulled.sub_(memory, alpha=linear.intake)
+        memory *= linear.carry
         return pulled
 
     def through_denominator(
@@ -264,7 +264,7 @@ def changes_without(step: TrainedStep, gradient: Float[Tensor, " weight"], mean:
     p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
     found = []
     for update in step.updates:
-        decay = update.coupled * step.weights[update.place]
+        decay = update.linear.coupled * step.weights[update.place]
         found.append(change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay))
     return found
 
@@ -291,20 +291,19 @@ def change_of(
     examples: Int[Tensor, " left"], update: Update, p: Float[Tensor, " part"], left: Float[Tensor, "left part"]
 ) -> Change:
     """What an update does differently that takes in `left` in place of p."""
-    change = left - p
-    remembered = update.intake * change
+    change, linear, by = left - p, update.linear, update.denominator
+    remembered = linear.intake * change
     latest = largest = None
-    by = update.denominator
     if by is None:
-        moved = -update.scale * remembered
+        moved = -linear.scale * remembered
     else:
         u = (by.second * by.latest_before + (1 - by.second) * left.square()).sqrt()
         t = u if by.largest_before is None else torch.maximum(u, by.largest_before.sqrt())
         n = divided(by, by.latest.sqrt() if by.largest is None else by.largest.sqrt())
-        moved = -update.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
+        moved = -linear.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
         latest = u - by.latest.sqrt()
         largest = None if by.largest is None else t - by.largest.sqrt()
-    return Change(examples, update.place, moved - update.ahead * change, -remembered, latest, largest)
+    return Change(examples, update.place, moved - linear.ahead * change, -remembered, latest, largest)
 
 
 def divided(by: Denominator, t: Tensor) -> Tensor:

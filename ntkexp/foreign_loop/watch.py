@@ -27,12 +27,13 @@ from ntkexp.foreign_loop.moved import (
     unwrapped_model,
 )
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import IDLE, AbstractRule, LinearStep, RuleProof, Signed, numbers, rule_of
+from ntkexp.foreign_loop.rule import AbstractRule, RuleProof, Signed, numbers, rule_of
 from ntkexp.foreign_loop.signed_outputs import signature
 from ntkexp.foreign_loop.step import AbstractKeeper, FollowedStep
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import batch_statistics, choose_output
+from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
 # --- Listening to what comes back to an output, which it may be replaced by.

@@ -16,9 +16,10 @@ from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall, digest
 from ntkexp.foreign_loop.kept.shards import Shards
 from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import IDLE, Signed
+from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.tape import map_tensors, tensors
+from ntkexp.optimizer.base import IDLE
 from ntkexp.records.atomic import Damaged
 from ntkexp.shapes import Inputs
 

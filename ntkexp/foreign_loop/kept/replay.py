@@ -17,9 +17,10 @@ from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.kept.loop import AbstractKeptLoop, Event
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import IDLE, ROUNDING, LinearStep, Signatures, distance, named
+from ntkexp.foreign_loop.rule import ROUNDING, Signatures, distance, named
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
 # --- What optimizers hold of the parameters of a model, by the names of these.
