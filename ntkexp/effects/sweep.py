@@ -25,7 +25,7 @@ and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -406,6 +406,67 @@ def sweep_from(
         one_step=one_step,
         sizes=[sum(map(size, adjoints))],
     )
+
+
+# --- The sweeps for many points, a chunk of them at a time, so many that what their outputs feel fits into the memory;
+# every chunk goes over the whole training, whoever trained.
+
+
+@dataclass(kw_only=True)
+class ChunkedSweep:
+    """Where the sweeps stand: `done` chunks of points are behind, `sweep` is that of the next one."""
+
+    training: AbstractTrajectory
+    end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of all outputs of some points
+    chunk: int  # points
+    together: int  # outputs that take a step back together
+    kind: Effects
+    mean: MeanName
+    effects: Float[Tensor, "point out example"]
+    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ from the end on, over the chunks that are done
+    done: int = 0
+    sweep: AdjointSweep | None = None
+    saved: Mapping[str, Any] | None = None  # of a checkpoint, of a sweep under way
+
+    def steps_back(self) -> Iterator[tuple[int, int]]:
+        """Sweep back over what is left; how many steps are done of how many."""
+        points, length = len(self.effects), self.training.length
+        chunks = [slice(at, min(at + self.chunk, points)) for at in range(0, points, self.chunk)]
+        while self.done < len(chunks):
+            here, mean = chunks[self.done], mean_of(self.kind, self.mean)
+            vectors, one_step = self.end_gradients(here), self.kind == "one_step"
+            self.sweep = sweep_from(self.training, vectors, mean, self.together, one_step=one_step)
+            if self.saved is not None:
+                self.sweep.restore(self.saved)
+                self.saved = None
+            for left in self.sweep.steps_back():
+                yield (self.done + 1) * length - left, len(chunks) * length
+            self.effects[here] = self.sweep.effects.view(-1, *self.effects.shape[1:])
+            sizes = torch.tensor(self.sweep.sizes, dtype=torch.float64)
+            self.sizes = sizes if self.sizes is None else self.sizes + sizes
+            self.done, self.sweep = self.done + 1, None
+
+    @property
+    def growth(self) -> float:
+        """How much more outputs feel of the weights at most than of those at the end: max_s ‖a_s‖/‖a_T‖."""
+        if self.sizes is None or not self.sizes.isfinite().all():
+            return float("inf")
+        return float(self.sizes.max() / self.sizes[0])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs, as plain data and tensors."""
+        return {
+            "done": self.done,
+            "effects": self.effects,
+            "sizes": self.sizes,
+            "sweep": None if self.sweep is None else self.sweep.state,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where the checkpoint stood."""
+        self.done, self.sizes, self.saved = state["done"], state["sizes"], state["sweep"]
+        self.effects.copy_(state["effects"])
 
 
 def size(adjoint: Adjoint) -> float:
