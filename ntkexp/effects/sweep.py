@@ -26,7 +26,7 @@ and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -35,8 +35,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, recorded_gradient, row_gradients
-from ntkexp.effects.trajectory import AbstractTrajectory, Coefficient, Denominator, TakenBatch, TrainedStep, Update
-from ntkexp.optimizer.base import GUARD
+from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
+from ntkexp.optimizer.base import GUARD, Coefficient
 
 # --- What every output would feel of a change of the training's state: of weights, and of what the optimizer
 # remembers.
@@ -64,29 +64,29 @@ class Adjoint:
         """Take one step back, which took this gradient in; what is pulled on that."""
         pulled = torch.zeros_like(self.weights)
         for update in step.updates:
-            place = update.place
-            p = taken[place] + update.coupled * step.weights[place]
+            place, linear = update.place, update.linear
+            p = taken[place] + linear.coupled * step.weights[place]
             pulled[:, place] = self.through(update, p)
-            self.weights[:, place] *= 1 - update.lost
-            if nonzero(update.coupled):
-                self.weights[:, place] += update.coupled * pulled[:, place]
+            self.weights[:, place] *= 1 - linear.lost
+            if linear.coupled:
+                self.weights[:, place] += linear.coupled * pulled[:, place]
         return pulled
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
         """Take an update back: what is pulled on p."""
-        felt = self.weights[:, update.place]
-        moved = update.scale * felt
-        pulled = -update.ahead * felt if nonzero(update.ahead) else torch.zeros_like(felt)
+        felt, linear = self.weights[:, update.place], update.linear
+        moved = linear.scale * felt
+        pulled = -linear.ahead * felt if nonzero(linear.ahead) else torch.zeros_like(felt)
         if update.denominator is not None:
             pulled += self.through_denominator(update.denominator, update.place, moved, p)
-        if not update.carry and self.memory is None:
-            return pulled.sub_(moved, alpha=update.intake)
+        if not linear.carry and self.memory is None:
+            return pulled.sub_(moved, alpha=linear.intake)
         if self.memory is None:
             self.memory = torch.zeros_like(self.weights)
         memory = self.memory[:, update.place]
         memory += moved
-        pulled.sub_(memory, alpha=update.intake)
-        memory *= update.carry
+        pulled.sub_(memory, alpha=linear.intake)
+        memory *= linear.carry
         return pulled
 
     def through_denominator(
@@ -266,7 +266,7 @@ def changes_without(step: TrainedStep, gradient: Float[Tensor, " weight"], mean:
     p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
     found = []
     for update in step.updates:
-        decay = update.coupled * step.weights[update.place]
+        decay = update.linear.coupled * step.weights[update.place]
         found.append(change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay))
     return found
 
@@ -293,20 +293,19 @@ def change_of(
     examples: Int[Tensor, " left"], update: Update, p: Float[Tensor, " part"], left: Float[Tensor, "left part"]
 ) -> Change:
     """What an update does differently that takes in `left` in place of p."""
-    change = left - p
-    remembered = update.intake * change
+    change, linear, by = left - p, update.linear, update.denominator
+    remembered = linear.intake * change
     latest = largest = None
-    by = update.denominator
     if by is None:
-        moved = -update.scale * remembered
+        moved = -linear.scale * remembered
     else:
         u = (by.second * by.latest_before + (1 - by.second) * left.square()).sqrt()
         t = u if by.largest_before is None else torch.maximum(u, by.largest_before.sqrt())
         n = divided(by, by.latest.sqrt() if by.largest is None else by.largest.sqrt())
-        moved = -update.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
+        moved = -linear.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
         latest = u - by.latest.sqrt()
         largest = None if by.largest is None else t - by.largest.sqrt()
-    return Change(examples, update.place, moved - update.ahead * change, -remembered, latest, largest)
+    return Change(examples, update.place, moved - linear.ahead * change, -remembered, latest, largest)
 
 
 def divided(by: Denominator, t: Tensor) -> Tensor:
@@ -409,6 +408,67 @@ def sweep_from(
         one_step=one_step,
         sizes=[sum(map(size, adjoints))],
     )
+
+
+# --- The sweeps for many points, a chunk of them at a time, so many that what their outputs feel fits into the memory;
+# every chunk goes over the whole training, whoever trained.
+
+
+@dataclass(kw_only=True)
+class ChunkedSweep:
+    """Where the sweeps stand: `done` chunks of points are behind, `sweep` is that of the next one."""
+
+    training: AbstractTrajectory
+    end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of all outputs of some points
+    chunk: int  # points
+    together: int  # outputs that take a step back together
+    kind: Effects
+    mean: MeanName
+    effects: Float[Tensor, "point out example"]
+    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ from the end on, over the chunks that are done
+    done: int = 0
+    sweep: AdjointSweep | None = None
+    saved: Mapping[str, Any] | None = None  # of a checkpoint, of a sweep under way
+
+    def steps_back(self) -> Iterator[tuple[int, int]]:
+        """Sweep back over what is left; how many steps are done of how many."""
+        points, length = len(self.effects), self.training.length
+        chunks = [slice(at, min(at + self.chunk, points)) for at in range(0, points, self.chunk)]
+        while self.done < len(chunks):
+            here, mean = chunks[self.done], mean_of(self.kind, self.mean)
+            vectors, one_step = self.end_gradients(here), self.kind == "one_step"
+            self.sweep = sweep_from(self.training, vectors, mean, self.together, one_step=one_step)
+            if self.saved is not None:
+                self.sweep.restore(self.saved)
+                self.saved = None
+            for left in self.sweep.steps_back():
+                yield (self.done + 1) * length - left, len(chunks) * length
+            self.effects[here] = self.sweep.effects.view(-1, *self.effects.shape[1:])
+            sizes = torch.tensor(self.sweep.sizes, dtype=torch.float64)
+            self.sizes = sizes if self.sizes is None else self.sizes + sizes
+            self.done, self.sweep = self.done + 1, None
+
+    @property
+    def growth(self) -> float:
+        """How much more outputs feel of the weights at most than of those at the end: max_s ‖a_s‖/‖a_T‖."""
+        if self.sizes is None or not self.sizes.isfinite().all():
+            return float("inf")
+        return float(self.sizes.max() / self.sizes[0])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs, as plain data and tensors."""
+        return {
+            "done": self.done,
+            "effects": self.effects,
+            "sizes": self.sizes,
+            "sweep": None if self.sweep is None else self.sweep.state,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where the checkpoint stood."""
+        self.done, self.sizes, self.saved = state["done"], state["sizes"], state["sweep"]
+        self.effects.copy_(state["effects"])
 
 
 def size(adjoint: Adjoint) -> float:

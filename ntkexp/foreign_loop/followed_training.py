@@ -102,7 +102,8 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     """The parts of a parameter after a step, [part, weight]."""
-    p = step.linear[name].pulled(step.gradient[name], step.start[name]).reshape(-1)
+    coupled = step.linear[name].coupled
+    p = (step.gradient[name] + coupled * step.start[name] if coupled else step.gradient[name]).reshape(-1)
     mean, latest, largest = p.new_zeros(3, len(p)) if before is None else before
     first, second = step.settings[name]["betas"]
     latest = second * latest + (1 - second) * p * p
@@ -336,17 +337,10 @@ class FollowedTraining(AbstractTrajectory):
 
     def update(self, step: FollowedStep, name: str) -> Update:
         """How a parameter took the gradient in."""
-        linear = step.of(name)
-        return Update(
-            place=self.flat.places[name],
-            scale=linear.scale.reshape(-1) if isinstance(linear.scale, Tensor) else linear.scale,
-            carry=linear.carry,
-            intake=linear.intake,
-            ahead=linear.ahead,
-            coupled=linear.coupled,
-            lost=linear.lost,
-            denominator=None if self.memory is None else self.memory.denominator(step, name),
-        )
+        linear, denominator = step.of(name), None if self.memory is None else self.memory.denominator(step, name)
+        if isinstance(linear.scale, Tensor):
+            linear = replace(linear, scale=linear.scale.reshape(-1))
+        return Update(place=self.flat.places[name], linear=linear, denominator=denominator)
 
     def heard(self, step: FollowedStep) -> Float[Tensor, " weight"]:
         """1 for weights whose gradients were consumed, 0 for others."""

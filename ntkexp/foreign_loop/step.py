@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import IDLE, LinearStep, Signed
+from ntkexp.foreign_loop.rule import Signed
+from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
 
@@ -52,44 +53,6 @@ class FollowedStep:
     def of(self, name: str) -> LinearStep:
         """How a parameter moved."""
         return self.linear.get(name, IDLE)
-
-    @property
-    def scale(self) -> Weights:
-        """S, a number for every weight."""
-        return {name: self.spread(weight, self.of(name).scale) for name, weight in self.start.items()}
-
-    @property
-    def carry(self) -> Mapping[str, float]:
-        """β of every parameter."""
-        return {name: self.of(name).carry for name in self.start}
-
-    @property
-    def intake(self) -> Mapping[str, float]:
-        """α of every parameter."""
-        return {name: self.of(name).intake for name in self.start}
-
-    @property
-    def ahead(self) -> Mapping[str, float]:
-        """N of every parameter."""
-        return {name: self.of(name).ahead for name in self.start}
-
-    @property
-    def coupled(self) -> Weights | None:
-        """λθ, if any."""
-        return self.share({name: self.of(name).coupled for name in self.start})
-
-    @property
-    def lost(self) -> Weights | None:
-        """dθ, if any."""
-        return self.share({name: self.of(name).lost for name in self.start})
-
-    def share(self, factors: Mapping[str, float]) -> Weights | None:
-        """Each weight times its factor, unless all of these are zero."""
-        return {name: factors[name] * weight for name, weight in self.start.items()} if any(factors.values()) else None
-
-    def spread(self, weight: Tensor, scale: Tensor | float) -> Tensor:
-        """A scale in the shape of its weight."""
-        return scale if isinstance(scale, Tensor) else torch.full_like(weight, scale)
 
 
 # --- The steps of a loop that was followed, wherever they are held.

@@ -44,12 +44,13 @@ from ntkexp.foreign_loop.output_signatures import left_alone, signature
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors
 from ntkexp.foreign_loop.parameters import ParameterGroups, called_model, refuse_short, unwrapped_model
 from ntkexp.foreign_loop.replayed_module import CalledModule
-from ntkexp.foreign_loop.rule import IDLE, AbstractRule, LinearStep, RuleProof, Signed, numbers, rule_of
+from ntkexp.foreign_loop.rule import AbstractRule, RuleProof, Signed, numbers, rule_of
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part, tensors
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import batch_statistics, choose_output
+from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")

@@ -194,17 +194,19 @@ class StepPair:
 
 def mean_update(first: Update, second: Update, step: int) -> Update:
     """How a parameter took gradients in, in the mean."""
+    one, other = first.linear, second.linear
     for letter in ("carry", "intake", "ahead", "coupled", "lost"):
-        refuse_other_size(getattr(first, letter), getattr(second, letter), step)
+        refuse_other_size(getattr(one, letter), getattr(other, letter), step)
     if first.denominator is None or second.denominator is None:
-        refuse_other_size(first.scale, second.scale, step)
+        refuse_other_size(one.scale, other.scale, step)
         return first
     by = (first.denominator, second.denominator)
     n = Pair(*map(divided, by))
-    size = Pair(first.scale * n.first, second.scale * n.second)
+    size = Pair(one.scale * n.first, other.scale * n.second)
     refuse_other_size(size.first, size.second, step)
     ratio = Pair(by[0].mean / n.first, by[1].mean / n.second).mean
-    return replace(first, scale=size.first / n.mean, denominator=mean_denominator(*by, ratio * n.mean))
+    linear = replace(one, scale=size.first / n.mean)
+    return replace(first, linear=linear, denominator=mean_denominator(*by, ratio * n.mean))
 
 
 def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> Denominator:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.descent import GD
-from ntkexp.path.backward_sum import shares
+from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import StepBlock
 from ntkexp.path.recording import STRETCHES, halves_at_zero
 from ntkexp.run.loop import run
@@ -216,7 +216,7 @@ def test_a_few_points_of_every_split_are_attributed() -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 100])
 @pytest.mark.parametrize("sizes", [(5,), (1, 9), (3, 3, 3), ()])
 def test_shares_are_as_even_as_the_groups_allow(count: int, sizes: tuple[int, ...]) -> None:
-    taken = shares(count, sizes)
+    taken = fair_counts(count, sizes)
     assert sum(taken) == min(count, sum(sizes))
     assert all(t <= size for t, size in zip(taken, sizes, strict=True))
     short = [t for t, size in zip(taken, sizes, strict=True) if t < size]

@@ -10,8 +10,9 @@ import torch
 
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import IDLE, Signed
+from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.optimizer.base import IDLE
 
 Event: TypeAlias = Mapping[str, Any]
 """What is stored of a step of one optimizer; several may be one step."""

@@ -16,10 +16,11 @@ from ntkexp.foreign_loop.attribution import AGREES, factors_between
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.replayed_module import CalledModule
-from ntkexp.foreign_loop.rule import IDLE, ROUNDING, Signatures, distance, named
+from ntkexp.foreign_loop.rule import ROUNDING, Signatures, distance, named
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.events import AbstractStoredLoop, Event
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import IDLE
 from ntkexp.shapes import Weights
 
 # --- How often there is a checkpoint: after every few steps, and more seldom when they take more than their share.
