@@ -52,7 +52,7 @@ from ntkexp.optimizer.base import GUARD, Coefficient
 
 
 @dataclass(kw_only=True)
-class Adjoint:
+class StateAdjoint:
     """The rows a, b, d and e; the last three are made when a step first needs them."""
 
     weights: Float[Tensor, "vector weight"]
@@ -245,7 +245,7 @@ class Change:
     latest: Float[Tensor, "left part"] | None
     largest: Float[Tensor, "left part"] | None
 
-    def felt(self, adjoint: Adjoint) -> Float[Tensor, "vector left"]:
+    def felt(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
         """What it does to every output, as far as the adjoint of the state after the step tells."""
         found = adjoint.weights[:, self.place] @ self.weights.T
         beside = ((adjoint.memory, self.memory), (adjoint.latest, self.latest), (adjoint.largest, self.largest))
@@ -333,7 +333,7 @@ class AdjointSweep:
 
     trajectory: AbstractTrajectory
     mean: AbstractMean
-    adjoints: list[Adjoint]  # of each part
+    adjoints: list[StateAdjoint]  # of each part
     effects: Float[Tensor, "vector example"]  # what would come of F without each example
     left: int
     one_step: bool = False
@@ -386,7 +386,9 @@ class AdjointSweep:
         self.left, self.sizes = state["left"], list(state["sizes"])
         self.effects = state["effects"].to(self.effects.device)
         device = self.effects.device
-        self.adjoints = [Adjoint(**{name: row.to(device) for name, row in each.items()}) for each in state["adjoints"]]
+        self.adjoints = [
+            StateAdjoint(**{name: row.to(device) for name, row in each.items()}) for each in state["adjoints"]
+        ]
 
 
 def sweep_from(
@@ -398,7 +400,7 @@ def sweep_from(
     one_step: bool = False,
 ) -> AdjointSweep:
     """The sweep before its first step back, from ∂F/∂θ_T; so many outputs go back together, all by default."""
-    adjoints = [Adjoint(weights=part.clone()) for part in torch.split(end, together or max(1, len(end)))]
+    adjoints = [StateAdjoint(weights=part.clone()) for part in torch.split(end, together or max(1, len(end)))]
     return AdjointSweep(
         trajectory=trajectory,
         mean=mean,
@@ -471,6 +473,6 @@ class ChunkedSweep:
         self.effects.copy_(state["effects"])
 
 
-def size(adjoint: Adjoint) -> float:
+def size(adjoint: StateAdjoint) -> float:
     """Σ‖a‖ over the outputs."""
     return float(torch.linalg.vector_norm(adjoint.weights, dim=1).sum())

@@ -21,7 +21,7 @@ from ntkexp.kernel.record.tape import Tape, examples, part
 from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.segment import Closure, explained
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
-from ntkexp.library.tangent import AbstractSide, Point, kernel, refuse_pairs
+from ntkexp.library.tangent import AbstractSide, PointSide, kernel, refuse_pairs
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Function, Inputs, Weights
@@ -81,7 +81,7 @@ def secant_kernel(
     left, later, right = reader.record(before, probes), reader.record(after, probes), batches(reader, before, train)
     warn_of(module, output, left, casts)
 
-    probed, trained = SegmentSide(reader, left, later), Point(right)
+    probed, trained = SegmentSide(reader, left, later), PointSide(right)
     refuse_unlike_outputs(probed.outputs, trained.outputs)
     refuse_pairs(probed, trained, outputs)
     found = kernel(probed, trained, outputs)

@@ -73,7 +73,7 @@ class AbstractSide(ABC):
 
 
 @dataclass(frozen=True)
-class Point(AbstractSide):
+class PointSide(AbstractSide):
     """Examples at one set of weights."""
 
     batches: Batches
@@ -256,10 +256,10 @@ def tangent_kernel(
     place = own | named(module, {} if weights is None else weights, "weights")
     if sketch is not None:
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
-    left = Point(batches(reader, place, x1))
+    left = PointSide(batches(reader, place, x1))
     if casts == "ignore":
         warn_of(module, output, left.tape, casts)
-    right = left if x2 is None else Point(batches(reader, place, x2))
+    right = left if x2 is None else PointSide(batches(reader, place, x2))
     refuse_unlike_outputs(left.outputs, right.outputs)
     refuse_pairs(left, right, outputs)
     if outputs != "trace":

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, gradient, recorded_gradient, scores
-from ntkexp.effects.sweep import AbstractMean, Adjoint
+from ntkexp.effects.sweep import AbstractMean, StateAdjoint
 from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
@@ -349,7 +349,7 @@ class TrainingPair:
         """Split the change of the outputs. The number of steps back is told."""
         ends = Pair(self.first.end, self.second.end)
         (before, slopes), (after, others) = map(outputs, ends)
-        adjoint = Adjoint(weights=secant((slopes + others) / 2, after - before, ends.change))
+        adjoint = StateAdjoint(weights=secant((slopes + others) / 2, after - before, ends.change))
         shares = slopes.new_zeros(len(slopes), self.first.examples)
         by_step = slopes.new_zeros(len(slopes), self.first.length)
         magnitude = before.abs() + after.abs() + adjoint.weights.norm(dim=1) * ends.mean.norm()
@@ -369,7 +369,11 @@ class TrainingPair:
         )
 
     def take(
-        self, index: int, adjoint: Adjoint, shares: Float[Tensor, "vector example"], magnitude: Float[Tensor, " vector"]
+        self,
+        index: int,
+        adjoint: StateAdjoint,
+        shares: Float[Tensor, "vector example"],
+        magnitude: Float[Tensor, " vector"],
     ) -> Float[Tensor, " vector"]:
         """Take one step back, and add up what examples did in it; what all of them did."""
         pair = StepPair(first=self.first.step(index), second=self.second.step(index))
@@ -382,7 +386,7 @@ class TrainingPair:
         return done
 
     def curve(
-        self, pair: StepPair, adjoint: Adjoint, pulled: Float[Tensor, "vector weight"]
+        self, pair: StepPair, adjoint: StateAdjoint, pulled: Float[Tensor, "vector weight"]
     ) -> Float[Tensor, " vector"]:
         """Take the secant of the gradient between both weights, with the mean of both shares, back to them; the
         magnitudes of that gradient, and of what examples add to it."""

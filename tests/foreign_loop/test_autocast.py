@@ -90,6 +90,7 @@ def heated(given: Loop) -> None:
     given.model[0].register_forward_hook(lambda *seen: seen[2] * WARM)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("when", [STEPS // 2, STEPS - 1, None])
 @pytest.mark.parametrize("kind", [nn.Sequential, Inside])
 def test_under_casts_the_model_gives_the_same_to_the_bit(kind: type[nn.Sequential], when: int | None) -> None:

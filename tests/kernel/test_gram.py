@@ -124,6 +124,7 @@ def output_gradient(found: Jacobian) -> Tensor:
     return torch.randn(found.examples, found.outputs, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", KINDS)
 def test_contributions_are_the_kernel_contracted(name: str) -> None:
     found = known(name).features

@@ -65,6 +65,7 @@ def same(found: Jacobian, expected: Jacobian) -> None:
             agree(actual, usual, ROUNDING, scale)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_step_by_a_program_has_the_bits_of_the_step_without(name: str) -> None:
     given = problem(name)

@@ -115,6 +115,7 @@ def test_every_rule_has_a_sample() -> None:
     assert set(COMPLEX_SAMPLES) == set(COMPLEX)
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sample_uses_the_rule(name: str) -> None:
     """On a value that changes; a mask does so in a long step alone."""
@@ -123,6 +124,7 @@ def test_the_sample_uses_the_rule(name: str) -> None:
     assert any(entry.name == name and not chord.deltas.keys().isdisjoint(entry.slots) for entry in chord.start.entries)
 
 
+@pytest.mark.sample(200)
 @pytest.mark.parametrize(
     ("name", "size"),
     [(name, size) for name in NAMES for size in ((1e-8, 1e-4, 0.3, 3.0) if name in BREAKS else (1e-8, 3.0))],
@@ -137,6 +139,7 @@ def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     agree(applied(reading.jacobian, problem.step(start, end)), change, 100 * EPS, scale)
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_point_the_replay_is_the_jacobian(name: str) -> None:
     problem = sampled(name)
@@ -145,6 +148,7 @@ def test_on_a_point_the_replay_is_the_jacobian(name: str) -> None:
     agree(applied(problem.reader.secant(tape, tape).jacobian, problem.direction), expected, 100 * EPS)
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", NAMES)
 def test_tiny_steps_lose_no_digits(name: str) -> None:
     """A quotient Δσ/Δz at Δz = 1e-10 would keep six digits; slopes without cancellation differ from σ′ by σ″Δz."""

@@ -76,6 +76,7 @@ def test_the_error_falls_like_the_root_of_the_size(name: str) -> None:
     assert 0.5 < few / many / 8 < 2.0  # √64, from 30 seeds each
 
 
+@pytest.mark.slow
 def test_the_bar_is_as_large_as_the_error_in_95_of_100_cases() -> None:
     """200 cases, of all networks and sizes; the worst there is, an error in one direction, among them."""
     covered = 0

@@ -75,7 +75,7 @@ def contributions(
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterChunk:
     """Some elements of one parameter, in its order."""
 
     name: str
@@ -86,7 +86,7 @@ class Piece:
         return len(self.elements)
 
 
-Column: TypeAlias = tuple[Block | Piece, Block | Piece]
+Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
 """What is multiplied out on either side: whole blocks of one key, in an order of their own, or the same elements."""
 
 COLUMNS = 2**11  # no product of matrices is faster for more; to bring more together takes longer than it saves
@@ -95,7 +95,7 @@ ROOM, LEAST = 2**23, 2**11  # bytes of a piece, and elements: products of matric
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """The products of a kernel."""
 
     factored: Sequence[tuple[Factored, Factored, str]]  # whole blocks, and their way
@@ -104,10 +104,10 @@ class Plan:
 
     @property
     def is_cut(self) -> bool:
-        return any(isinstance(one, Piece) for one, _ in self.chunks)
+        return any(isinstance(one, ParameterChunk) for one, _ in self.chunks)
 
 
-def arrange_products(left: Jacobian, right: Jacobian) -> Plan:
+def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
     """How each parameter is multiplied: by the fewest operations."""
     factored, spread, chunks = list[tuple[Factored, Factored, str]](), list[Key](), list[Column]()
     sizes_of_keys, done = alone(left, right), set[str]()
@@ -132,7 +132,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> Plan:
         if name in right.extents and name not in done:
             elements = range(min(left.extents[name], right.extents[name]))
             chunks += ((piece, piece) for piece in cut(left, name, elements))
-    return Plan(factored, spread, chunks)
+    return ProductPlan(factored, spread, chunks)
 
 
 def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
@@ -149,19 +149,22 @@ def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
     return found
 
 
-def cut(side: Jacobian, name: str, elements: range) -> Iterator[Piece]:
+def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
     """A parameter in pieces of whole lines of it, that stay in caches until they are multiplied."""
     row_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
     width = max((block.line for _, block in side.uses[name][:1]), default=1)
     step = max(1, max(LEAST, ROOM // row_bytes) // width) * width
-    return (Piece(name, range(at, min(at + step, elements.stop))) for at in range(elements.start, elements.stop, step))
+    return (
+        ParameterChunk(name, range(at, min(at + step, elements.stop)))
+        for at in range(elements.start, elements.stop, step)
+    )
 
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
     """Those that are multiplied side by side, small ones first; pieces of a parameter are multiplied alone."""
     group: list[Column] = []
-    yield from ([column] for column in columns if isinstance(column[0], Piece))
-    whole = [column for column in columns if not isinstance(column[0], Piece)]
+    yield from ([column] for column in columns if isinstance(column[0], ParameterChunk))
+    whole = [column for column in columns if not isinstance(column[0], ParameterChunk)]
     for column in sorted(whole, key=lambda column: column[0].size):
         if group and sum(one.size for one, _ in [*group, column]) > COLUMNS:
             yield group
@@ -171,10 +174,10 @@ def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
         yield group
 
 
-def side_by_side(side: Jacobian, columns: Sequence[Block | Piece]) -> Float[Tensor, "row size"]:
+def side_by_side(side: Jacobian, columns: Sequence[Block | ParameterChunk]) -> Float[Tensor, "row size"]:
     """The gradients of some elements, a row for each output of each example."""
     rows = [
-        side.chunk(each.name, each.elements) if isinstance(each, Piece) else multiplied_out(each).flatten(0, 1)
+        side.chunk(each.name, each.elements) if isinstance(each, ParameterChunk) else multiplied_out(each).flatten(0, 1)
         for each in columns
     ]
     return rows[0] if len(rows) == 1 else torch.cat(rows, 1)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows, zeros
-from ntkexp.kernel.features.gram import Piece, cut
+from ntkexp.kernel.features.gram import ParameterChunk, cut
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.batches import KEPT, InTurns
 from ntkexp.kernel.read.cost import kernel_operations, row_operations
@@ -79,12 +79,12 @@ def products(
     return results
 
 
-def thin_pieces(jacobian: Jacobian, piece: Piece) -> Iterator[Piece]:
+def thin_pieces(jacobian: Jacobian, piece: ParameterChunk) -> Iterator[ParameterChunk]:
     """A piece of the weights in pieces that stay in caches; none of a weight that was not used."""
     return cut(jacobian, piece.name, piece.elements) if piece.name in jacobian.uses else iter(())
 
 
-def within(thin: Piece, piece: Piece) -> slice:
+def within(thin: ParameterChunk, piece: ParameterChunk) -> slice:
     """Where a piece lies in a larger one."""
     return slice(thin.elements.start - piece.elements.start, thin.elements.stop - piece.elements.start)
 
@@ -94,7 +94,7 @@ def has_few_uses(some: Jacobian) -> bool:
     return all(isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS for block in some.blocks)
 
 
-def together(weights: Weights, most: int) -> Iterator[list[Piece]]:
+def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
     """Pieces of all weights, so many elements at a time at most.
 
     >>> for some in together({"w": torch.ones(5), "b": torch.ones(1)}, 3):
@@ -102,13 +102,13 @@ def together(weights: Weights, most: int) -> Iterator[list[Piece]]:
     [('w', range(0, 3))]
     [('w', range(3, 5)), ('b', range(0, 1))]
     """
-    some: list[Piece] = []
+    some: list[ParameterChunk] = []
     left = most
     for name, weight in weights.items():
         at = 0
         while at < weight.numel():
             end = min(at + left, weight.numel())
-            some.append(Piece(name, range(at, end)))
+            some.append(ParameterChunk(name, range(at, end)))
             left, at = left - (end - at), end
             if not left:
                 yield some
