@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.cli.main import run as command
-from ntkexp.effects.sweep import MEANS, Adjoint, MeanName
+from ntkexp.effects.sweep import MEANS, StateAdjoint, MeanName
 from ntkexp.foreign_loop.again import Weighing, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import digests
@@ -137,7 +137,7 @@ def skipped(patch: pytest.MonkeyPatch) -> None:
     """A step in the middle is not gone back over."""
     right = TrainingPair.take
 
-    def take(pair: TrainingPair, index: int, adjoint: Adjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
+    def take(pair: TrainingPair, index: int, adjoint: StateAdjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
         return shares.new_zeros(len(shares)) if index == 4 else right(pair, index, adjoint, shares, magnitude)
 
     patch.setattr(TrainingPair, "take", take)
