@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.cli.main import run as command
-from ntkexp.effects.sweep import MEANS, StateAdjoint, MeanName
+from ntkexp.effects.sweep import MEANS, MeanName, StateAdjoint
 from ntkexp.foreign_loop.again import Weighing, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import digests
